@@ -1,0 +1,1 @@
+"""Records of runs as tables, plots and one self-contained page."""

@@ -1,0 +1,1 @@
+"""Tasks: what joins data, model, likelihood and metrics."""

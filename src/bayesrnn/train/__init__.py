@@ -1,0 +1,1 @@
+"""Training: the loop and the run folder it writes to."""

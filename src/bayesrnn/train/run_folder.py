@@ -1,0 +1,96 @@
+"""The folder a run writes to: whole files or none, and nothing of anyone else's is touched."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bayesrnn.errors import UserError
+
+MARKER = ".unfinished"
+RECORD = "record.json"
+
+
+class RunFolder:
+    """Claims a folder for one run.
+
+    While the run lasts the folder holds a file ``.unfinished``; :meth:`finish` writes ``record.json`` and takes the
+    marker away. Files are written beside their final name and moved there, so a killed run leaves no torn file.
+
+    Args:
+        path: the folder; made if it is not there.
+        files: names of the files this run writes, the record aside. With ``force`` these, and no others, are replaced.
+        force: replace the files of an earlier run, finished or not.
+
+    Raises:
+        UserError: the folder is not empty and ``force`` is not given, or its files are not those of an earlier run.
+    """
+
+    def __init__(self, path: str | Path, *, files: Iterable[str], force: bool = False) -> None:
+        self.path = Path(path)
+        own = [*files, RECORD, MARKER]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            present = {p.name for p in self.path.iterdir()}
+            if present:
+                self._check(present, own, force)
+            # The marker goes first: from here on a killed run is recognised.
+            self.write(MARKER, f"{os.getpid()}\n")
+            for name in own:
+                if name != MARKER and name in present:
+                    (self.path / name).unlink()
+                (self.path / f".{name}.tmp").unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f"{self.path} is a file; choose a folder with --out.") from None
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror}); choose another folder with --out."
+            ) from None
+
+    def _check(self, present: set[str], own: list[str], force: bool) -> None:
+        unfinished, finished = MARKER in present, self._has_record()
+        if not force:
+            if unfinished:
+                raise UserError(
+                    f"{self.path} holds an unfinished run; start it over with --force, or choose another --out."
+                )
+            what = "a finished run" if finished else "files"
+            raise UserError(
+                f"{self.path} already holds {what}; replace it with --force, or choose another --out."
+            )
+        foreign = sorted(present & set(own))
+        if foreign and not (unfinished or finished):
+            raise UserError(
+                f"{self.path} has a {foreign[0]} that no run of bayesrnn wrote, and it will not be replaced; "
+                "choose another --out."
+            )
+
+    def _has_record(self) -> bool:
+        try:
+            record = json.loads((self.path / RECORD).read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(record, dict) and record.get("program") == "bayesrnn"
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write one file, atomically."""
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        temporary, final = self.path / f".{name}.tmp", self.path / name
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+        return final
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Add one line of JSON to a file."""
+        with open(self.path / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def finish(self, record: dict[str, Any]) -> Path:
+        """Write the record and take the marker away: the run is complete."""
+        final = self.write(RECORD, json.dumps({"program": "bayesrnn", **record}, indent=2) + "\n")
+        (self.path / MARKER).unlink()
+        return final

@@ -1,0 +1,65 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bayesrnn.data.text import batchify
+from bayesrnn.tasks.language import LanguageModel, perplexity
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return LanguageModel(11, 8, 2)
+
+
+def test_shapes_and_plain_layers(model):
+    logits, (h, c) = model(torch.randint(11, (5, 3)))
+    assert logits.shape == (5, 3, 11)
+    assert h.shape == c.shape == (2, 3, 8)
+    assert type(model.rnn) is nn.LSTM
+    assert type(model.embed) is nn.Embedding
+
+
+def test_perplexity_is_that_of_one_long_pass_whatever_the_window(model):
+    stream = batchify(torch.randint(11, (200,)), 4)
+    logits, _ = model(stream[:-1])
+    expected = math.exp(nn.functional.cross_entropy(logits.flatten(0, 1), stream[1:].flatten()).item())
+    for window in (1, 7, 49, 1000):
+        assert perplexity(model, stream, window=window) == pytest.approx(expected, rel=1e-5)
+
+
+def test_perplexity_of_a_uniform_model_is_the_vocabulary(model):
+    nn.init.zeros_(model.decoder.weight)
+    nn.init.zeros_(model.decoder.bias)
+    assert perplexity(model, batchify(torch.randint(11, (60,)), 1)) == pytest.approx(11, rel=1e-5)
+
+
+def test_perplexity_restores_the_mode(model):
+    stream = torch.randint(11, (20, 1))
+    for mode in (True, False):
+        model.train(mode)
+        perplexity(model, stream)
+        assert model.training is mode
+
+
+class TestVariational:
+    @pytest.fixture
+    def noisy(self):
+        torch.manual_seed(0)
+        return LanguageModel(11, 8, word_dropout=0.2, input_dropout=0.3, recurrent_dropout=0.2)
+
+    def test_same_parameters_as_the_plain_model(self, noisy):
+        plain = LanguageModel(11, 8)
+        plain.load_state_dict(noisy.state_dict())
+        tokens = torch.randint(11, (6, 2))
+        noisy.eval()
+        torch.testing.assert_close(noisy(tokens)[0], plain(tokens)[0])
+
+    def test_random_in_training_and_not_in_evaluation(self, noisy):
+        tokens = torch.randint(11, (6, 2))
+        noisy.train()
+        assert not torch.equal(noisy(tokens)[0], noisy(tokens)[0])
+        noisy.eval()
+        assert torch.equal(noisy(tokens)[0], noisy(tokens)[0])

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.train.run_folder import MARKER, RunFolder
+
+FILES = ["a.txt", "b.jsonl"]
+
+
+def finished(path):
+    run = RunFolder(path, files=FILES)
+    run.write("a.txt", "one")
+    run.append("b.jsonl", {"n": 1})
+    run.append("b.jsonl", {"n": 2})
+    run.finish({"x": 1})
+    return run
+
+
+def test_a_whole_run(tmp_path):
+    finished(tmp_path / "deep" / "run")
+    files = {p.name for p in (tmp_path / "deep" / "run").iterdir()}
+    assert files == {"a.txt", "b.jsonl", "record.json"}
+    record = json.loads((tmp_path / "deep" / "run" / "record.json").read_text())
+    assert record == {"program": "bayesrnn", "x": 1}
+    assert (tmp_path / "deep" / "run" / "b.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
+
+
+def test_a_finished_run_is_kept(tmp_path):
+    finished(tmp_path)
+    with pytest.raises(UserError, match="already holds a finished run; replace it with --force"):
+        RunFolder(tmp_path, files=FILES)
+    assert (tmp_path / "a.txt").read_text() == "one"
+
+
+def test_force_replaces_its_own_files_only(tmp_path):
+    finished(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder(tmp_path, files=FILES, force=True).finish({})
+    assert {p.name for p in tmp_path.iterdir()} == {"notes.txt", "record.json"}
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_killed_run_is_recognised(tmp_path):
+    RunFolder(tmp_path, files=FILES).write("a.txt", "one")
+    assert (tmp_path / MARKER).exists()
+    with pytest.raises(UserError, match="unfinished run; start it over with --force"):
+        RunFolder(tmp_path, files=FILES)
+    RunFolder(tmp_path, files=FILES, force=True)
+    assert not (tmp_path / "a.txt").exists()
+
+
+def test_files_of_others_are_never_taken_for_ours(tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds files"):
+        RunFolder(tmp_path, files=FILES)
+    with pytest.raises(UserError, match="will not be replaced"):
+        RunFolder(tmp_path, files=FILES, force=True)
+    (tmp_path / "record.json").write_text("[]")
+    with pytest.raises(UserError, match="will not be replaced"):
+        RunFolder(tmp_path, files=FILES, force=True)
+    assert (tmp_path / "a.txt").read_text() == "mine"
+
+
+def test_force_into_a_folder_with_other_names(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder(tmp_path, files=FILES, force=True).finish({})
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "run").write_text("")
+    for path in ("run", "run/deeper"):
+        with pytest.raises(UserError, match="is a file"):
+            RunFolder(tmp_path / path, files=FILES)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    with pytest.raises(UserError, match="cannot be written \\(No space left on device\\)"):
+        RunFolder(tmp_path, files=FILES)
