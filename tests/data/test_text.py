@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -35,7 +37,7 @@ class TestPythonDocs:
             assert split[-1] == EOS
             assert all(word == word.lower() for word in split if word != "N")
             assert 5 < len(split) / split.count(EOS) < 25
-            assert not any(a == b == EOS for a, b in zip(split, split[1:], strict=False))
+            assert not any(a == b == EOS for a, b in itertools.pairwise(split))
 
     def test_no_long_sentence_of_valid_or_test_is_in_train(self, docs):
         def sentences(tokens):
@@ -87,9 +89,7 @@ class TestReadFolder:
         with pytest.raises(UserError, match="binary"):
             read_folder(folder(tmp_path, train=b"a\0b c", valid="a", test="a"))
 
-    @pytest.mark.parametrize(
-        ("text", "what"), [("", "no words"), ("\n\n", "no words"), ("a a\na", "only one word")]
-    )
+    @pytest.mark.parametrize(("text", "what"), [("", "no words"), ("\n\n", "no words"), ("a a\na", "only one word")])
     def test_empty_or_one_word(self, tmp_path, text, what):
         with pytest.raises(UserError, match=what):
             read_folder(folder(tmp_path, train=text, valid="a", test="a"))

@@ -47,6 +47,7 @@ def test_the_page_is_self_contained(png):
         [
             html.heading("<h>"),
             html.paragraphs("1 < 2"),
+            html.bullets(["3 > 2"]),
             html.wide(html_table(RECORDS, COLUMNS)),
             html.image(png, alt='the "curves"', caption="caption"),
             html.image(png, alt="no caption"),

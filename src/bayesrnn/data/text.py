@@ -101,9 +101,7 @@ def read_folder(path: str | Path) -> Corpus:
     files = {split: _find_split(folder, split, patterns) for split, patterns in _PATTERNS.items()}
     for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
         if files[a] == files[b]:
-            raise UserError(
-                f"{files[a]} looks like both the {a} and the {b} file; rename it after one of them."
-            )
+            raise UserError(f"{files[a]} looks like both the {a} and the {b} file; rename it after one of them.")
     return Corpus(**{split: _read_tokens(file) for split, file in files.items()})
 
 
@@ -112,9 +110,7 @@ def _find_split(folder: Path, split: str, patterns: Sequence[str]) -> Path:
         found = sorted(p for p in folder.glob(pattern) if p.is_file() and not p.name.startswith("."))
         if len(found) > 1:
             names = ", ".join(p.name for p in found)
-            raise UserError(
-                f"{folder} has several {split} files ({names}); leave one that matches {pattern}."
-            )
+            raise UserError(f"{folder} has several {split} files ({names}); leave one that matches {pattern}.")
         if found:
             return found[0]
     raise UserError(f"{folder} has no {split} file; add one whose name matches {' or '.join(patterns)}.")
@@ -212,6 +208,4 @@ def windows(stream: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
             "use more text, fewer streams or a shorter window."
         )
     # Checked here, not in the generator, so that the error comes from the call and not from the first next().
-    return (
-        (stream[i : min(i + length, steps)], stream[i + 1 : i + 1 + length]) for i in range(0, steps, length)
-    )
+    return ((stream[i : min(i + length, steps)], stream[i + 1 : i + 1 + length]) for i in range(0, steps, length))

@@ -39,6 +39,10 @@ def paragraphs(*texts: str) -> str:
     return "\n".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
+def bullets(texts: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in texts) + "</ul>"
+
+
 def heading(text: str) -> str:
     return f"<h2>{html.escape(text)}</h2>"
 

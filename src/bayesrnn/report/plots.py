@@ -33,9 +33,7 @@ def learning_curves(curves: Mapping[str, Curve], *, ylabel: str = "perplexity") 
         axes.plot(epochs, curve.train, color=colour, linestyle=(0, (4, 2)), linewidth=1.3)
         axes.plot(epochs, curve.valid, color=colour, linewidth=2.2, label=name)
         best = min(epochs, key=lambda epoch: curve.valid[epoch - 1])
-        axes.plot(
-            best, curve.valid[best - 1], "o", color=colour, markersize=8, markeredgecolor="white", zorder=3
-        )
+        axes.plot(best, curve.valid[best - 1], "o", color=colour, markersize=8, markeredgecolor="white", zorder=3)
         axes.annotate(
             f"{curve.valid[-1]:.0f}",
             (len(curve.valid), curve.valid[-1]),

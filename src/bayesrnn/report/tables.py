@@ -42,9 +42,7 @@ def html_table(records: Sequence[Record], columns: Sequence[Column]) -> str:
     rows = []
     for record in records:
         name, *rest = (html.escape(column.text(record)) for column in columns)
-        rows.append(
-            f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
-        )
+        rows.append(f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 

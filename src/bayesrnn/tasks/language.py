@@ -1,7 +1,6 @@
 """Word-level language modelling: predict the next word of a text."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,16 +36,14 @@ class LanguageModel(nn.Module):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.embed: nn.Module
+        self.embed: nn.Embedding
         self.rnn: nn.Module
         self.drop: nn.Module
         if word_dropout or input_dropout or recurrent_dropout:
             import bayesrnn as br
 
             self.embed = br.Embedding(vocabulary, hidden, word_dropout=word_dropout)
-            self.rnn = br.LSTM(
-                hidden, hidden, layers, input_dropout=input_dropout, recurrent_dropout=recurrent_dropout
-            )
+            self.rnn = br.LSTM(hidden, hidden, layers, input_dropout=input_dropout, recurrent_dropout=recurrent_dropout)
             self.drop = br.SequenceDropout(input_dropout)
         else:
             self.embed = nn.Embedding(vocabulary, hidden)

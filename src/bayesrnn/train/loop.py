@@ -23,7 +23,7 @@ class Terms(Protocol):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch came to. ``objective`` is the mean loss per step; ``train`` and ``valid`` are the caller's metrics."""
+    """What one epoch came to: the mean loss per step (``objective``) and the caller's two metrics."""
 
     number: int
     objective: float

@@ -56,9 +56,7 @@ class RunFolder:
                     f"{self.path} holds an unfinished run; start it over with --force, or choose another --out."
                 )
             what = "a finished run" if finished else "files"
-            raise UserError(
-                f"{self.path} already holds {what}; replace it with --force, or choose another --out."
-            )
+            raise UserError(f"{self.path} already holds {what}; replace it with --force, or choose another --out.")
         foreign = sorted(present & set(own))
         if foreign and not (unfinished or finished):
             raise UserError(

@@ -1,0 +1,39 @@
+"""The ``bayesrnn`` command: one file per subcommand, which imports what it needs when it runs (``--help`` is quick)."""
+
+from typing import Annotated
+
+import typer
+
+from bayesrnn._version import __version__
+from bayesrnn.cli import quickstart
+
+app = typer.Typer(
+    name="bayesrnn",
+    help="Bayesian recurrent networks: regularisation, uncertainty and pruning for sequence models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"bayesrnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("quickstart")(quickstart.command)
+
+
+def main() -> None:
+    """Entry point of the ``bayesrnn`` command."""
+    app()
