@@ -34,7 +34,7 @@ MEANING = (
     (
         "train, valid, test",
         "Perplexity, lower is better: at the end of training, and at the epoch with the best validation perplexity. "
-        "The last three columns are measured at that best epoch too.",
+        "The entropy gap and what can go are measured at that best epoch too.",
     ),
     (
         "entropy gap",

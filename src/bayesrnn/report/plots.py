@@ -3,6 +3,10 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's palette: distinguishable with any colour vision. Line styles and markers say the same again.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -14,6 +18,31 @@ class Curve:
 
     train: Sequence[float]
     valid: Sequence[float]
+
+
+def _label_ends(axes: "Axes", curves: Mapping[str, Curve]) -> None:
+    """The last validation value beside each curve, moved apart where two would overlap."""
+    from math import log
+
+    ends = sorted(zip((curve.valid for curve in curves.values()), COLOURS, strict=False), key=lambda end: end[0][-1])
+    # In points; the axes are about 260 high. Good enough to keep labels of 11 points apart.
+    low = min(min(*curve.train, *curve.valid) for curve in curves.values())
+    high = max(max(*curve.train, *curve.valid) for curve in curves.values())
+    scale = 240 / max(log(high / low), 1e-9)
+    previous = float("-inf")
+    for values, colour in ends:
+        natural = log(values[-1] / low) * scale
+        placed = max(natural, previous + 11)
+        previous = placed
+        axes.annotate(
+            f"{values[-1]:.0f}",
+            (len(values), values[-1]),
+            xytext=(7, placed - natural),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            fontweight="bold",
+        )
 
 
 def learning_curves(curves: Mapping[str, Curve], *, ylabel: str = "perplexity") -> bytes:
@@ -34,20 +63,12 @@ def learning_curves(curves: Mapping[str, Curve], *, ylabel: str = "perplexity") 
         axes.plot(epochs, curve.valid, color=colour, linewidth=2.2, label=name)
         best = min(epochs, key=lambda epoch: curve.valid[epoch - 1])
         axes.plot(best, curve.valid[best - 1], "o", color=colour, markersize=8, markeredgecolor="white", zorder=3)
-        axes.annotate(
-            f"{curve.valid[-1]:.0f}",
-            (len(curve.valid), curve.valid[-1]),
-            xytext=(5, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            fontweight="bold",
-        )
         lowest = min(lowest, *curve.train, *curve.valid)
         highest = max(highest, *curve.train, *curve.valid)
         longest = max(longest, len(curve.valid))
 
     axes.set_yscale("log")
+    _label_ends(axes, curves)
     ticks = [m * 10**e for e in range(7) for m in (1, 1.5, 2, 3, 5, 7)]
     axes.yaxis.set_major_locator(FixedLocator([t for t in ticks if lowest / 1.2 <= t <= highest * 1.2]))
     axes.yaxis.set_minor_locator(NullLocator())
