@@ -1,0 +1,95 @@
+"""bayesrnn: recurrent networks that know what they don't know, at the speed of plain ones.
+
+Names are imported on first use, so that `import bayesrnn` (and `bayesrnn --help`) does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bayesrnn._version import __version__
+
+if TYPE_CHECKING:
+    from bayesrnn import kernels, uncertainty
+    from bayesrnn.draws import draw, mean
+    from bayesrnn.dynamic import dynamic_evaluation
+    from bayesrnn.elbo import ELBO, kl
+    from bayesrnn.likelihoods import Categorical, Gaussian
+    from bayesrnn.nn import GRU, LSTM, RNN, Embedding, SequenceDropout
+    from bayesrnn.posteriors import BayesByBackprop, Bayesian, Posterior, PosteriorSharpening
+    from bayesrnn.montecarlo import predict
+    from bayesrnn.prediction import Prediction
+    from bayesrnn.priors import Normal, ScaleMixture
+    from bayesrnn.pruning import prune, signal_to_noise
+    from bayesrnn.uncertainty import entropy_gap
+
+_HOME = {
+    "ELBO": "elbo",
+    "kl": "elbo",
+    "draw": "draws",
+    "mean": "draws",
+    "dynamic_evaluation": "dynamic",
+    "Categorical": "likelihoods",
+    "Gaussian": "likelihoods",
+    "GRU": "nn",
+    "LSTM": "nn",
+    "RNN": "nn",
+    "Embedding": "nn",
+    "SequenceDropout": "nn",
+    "BayesByBackprop": "posteriors",
+    "Bayesian": "posteriors",
+    "Posterior": "posteriors",
+    "PosteriorSharpening": "posteriors",
+    "Prediction": "prediction",
+    "Normal": "priors",
+    "ScaleMixture": "priors",
+    "predict": "montecarlo",
+    "prune": "pruning",
+    "signal_to_noise": "pruning",
+    "entropy_gap": "uncertainty",
+}
+_MODULES = ("kernels", "uncertainty")
+
+__all__ = [
+    "ELBO",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BayesByBackprop",
+    "Bayesian",
+    "Categorical",
+    "Embedding",
+    "Gaussian",
+    "Normal",
+    "Posterior",
+    "PosteriorSharpening",
+    "Prediction",
+    "ScaleMixture",
+    "SequenceDropout",
+    "__version__",
+    "draw",
+    "dynamic_evaluation",
+    "entropy_gap",
+    "kernels",
+    "kl",
+    "mean",
+    "predict",
+    "prune",
+    "signal_to_noise",
+    "uncertainty",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"bayesrnn.{name}")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"bayesrnn.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'bayesrnn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

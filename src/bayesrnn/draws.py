@@ -1,0 +1,266 @@
+"""Draws: one setting of all random weights of a model, held for a whole sequence.
+
+Every random layer asks `source(module)` where its noise comes from:
+
+- inside `draw(model)`: from the held draw, the same noise on every call;
+- inside `mean(model)`: from nowhere (`None`): the posterior mean is used;
+- otherwise: fresh noise from torch's global generator when `module.training`, the posterior mean when not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+_SLOT = "_bayesrnn_source"
+
+
+class Unfoldable(Exception):
+    """A layer's draws cannot be folded into the batch; the caller runs draw after draw instead."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Multiplicative noise of mean 1: Bernoulli(1-p)/(1-p), or N(1, p/(1-p)), which has the same variance."""
+
+    p: float
+    kind: str = "bernoulli"
+
+    def sample(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        out = torch.empty(tuple(shape), device=like.device, dtype=torch.float32)  # same numbers in any dtype
+        if self.kind == "bernoulli":
+            out.bernoulli_(1 - self.p, generator=generator).div_(1 - self.p)
+        else:
+            out.normal_(1.0, (self.p / (1 - self.p)) ** 0.5, generator=generator)
+        return out.to(like.dtype)
+
+
+class Source(Protocol):
+    """Where a random layer takes its noise from."""
+
+    def units(
+        self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
+    ) -> Tensor:
+        """Multipliers held for the sequence: `(rows, *shape)`, or just `shape` where one set serves the batch."""
+        ...
+
+    def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
+        """Multipliers that are new on every call (ordinary dropout), of the given shape."""
+        ...
+
+    def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
+        """Noise of whole weights, made once per draw by `make(generator)`."""
+        ...
+
+
+class Fresh:
+    """New noise on every call, from torch's global generator."""
+
+    def units(
+        self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
+    ) -> Tensor:
+        return noise.sample(shape if shared else (rows, *shape), like)
+
+    def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
+        return noise.sample(shape, like)
+
+    def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
+        return make(None)
+
+
+FRESH = Fresh()
+
+
+class Draw:
+    """One draw of all random weights. Made by `bayesrnn.draw`; the same `seed` gives the same draw again."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
+        self._held: dict[str, Any] = {}
+
+    def _generator(self, key: str, device: torch.device) -> torch.Generator:
+        # Seeded by name, so that neither call order nor other layers matter.
+        digest = hashlib.blake2b(f"{self.seed}/{key}".encode(), digest_size=8).digest()
+        return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+    def stream(self, key: str, device: torch.device) -> torch.Generator:
+        """A generator that goes on from call to call."""
+        generator: torch.Generator = self._held.setdefault(key, None) or self._generator(key, device)
+        self._held[key] = generator
+        return generator
+
+    def units(
+        self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
+    ) -> Tensor:
+        size = tuple(shape) if shared else (rows, *shape)
+        held = self._held.get(key)
+        if held is None:
+            held = noise.sample(size, like, self._generator(key, like.device))
+        elif held.shape != size:
+            raise ValueError(
+                f"this draw was made for a batch of {held.shape[0]} but the input is a batch of {rows}: "
+                "inside one br.draw every call takes the same sequences; start a new draw for another batch"
+            )
+        held = held.to(like)
+        self._held[key] = held
+        return held
+
+    def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
+        generator = self.stream(key, like.device)
+        if batch_dim is None:
+            return noise.sample(shape, like, generator)
+        size = (shape[batch_dim], *(n for d, n in enumerate(shape) if d != batch_dim))
+        return noise.sample(size, like, generator).movedim(0, batch_dim)
+
+    def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
+        if key not in self._held:
+            self._held[key] = make(self._generator(key, device))
+        return self._held[key]
+
+
+class Stacked:
+    """Several draws side by side in one folded batch: rows `s*B .. (s+1)*B` belong to draw `s`."""
+
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        self.draws = list(draws)
+
+    def _each(self, key: str, rows: int) -> int:
+        each, rest = divmod(rows, len(self.draws))
+        if rest:
+            raise Unfoldable(f"{key} sees {rows} rows for {len(self.draws)} draws")
+        return each
+
+    def units(
+        self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
+    ) -> Tensor:
+        each = self._each(key, rows)
+        made = [d.units(key, noise, shape, like, rows=each, shared=shared) for d in self.draws]
+        return torch.cat([m.expand(each, *m.shape) for m in made] if shared else made)
+
+    def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
+        if batch_dim is None:
+            raise Unfoldable(f"{key} has no batch axis to fold draws into")
+        size = list(shape)
+        size[batch_dim] = self._each(key, shape[batch_dim])
+        return torch.cat([d.steps(key, noise, size, like, batch_dim=batch_dim) for d in self.draws], dim=batch_dim)
+
+    def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
+        raise Unfoldable(f"{key} draws whole weights")
+
+
+class Bound:
+    """A source seen from one module of the model: the module's name becomes part of every key."""
+
+    def __init__(self, source: Source | None, name: str) -> None:
+        self.source, self.name = source, name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
+        return self  # a module copied inside the block shares the draw
+
+    def units(self, key: str, *args: Any, **kwargs: Any) -> Tensor:
+        assert self.source is not None
+        return self.source.units(f"{self.name}.{key}", *args, **kwargs)
+
+    def steps(self, key: str, *args: Any, **kwargs: Any) -> Tensor:
+        assert self.source is not None
+        return self.source.steps(f"{self.name}.{key}", *args, **kwargs)
+
+    def weights(self, key: str, *args: Any) -> Any:
+        assert self.source is not None
+        return self.source.weights(f"{self.name}.{key}", *args)
+
+
+def source(module: nn.Module) -> Source | None:
+    """Where `module` takes its noise from now; None: it uses the posterior mean."""
+    bound: Bound | None = module.__dict__.get(_SLOT)
+    if bound is not None:
+        return bound if bound.source is not None else None
+    return FRESH if module.training else None
+
+
+@contextmanager
+def bind(model: nn.Module, to: Source | None) -> Iterator[None]:
+    """Bind every module of `model` to a source (None: the mean) for the length of a `with` block."""
+    before: list[tuple[nn.Module, Bound | None]] = []
+    for name, module in model.named_modules():
+        before.append((module, module.__dict__.get(_SLOT)))
+        module.__dict__[_SLOT] = Bound(to, name)
+    try:
+        yield
+    finally:
+        for module, bound in before:
+            if bound is None:
+                module.__dict__.pop(_SLOT, None)
+            else:
+                module.__dict__[_SLOT] = bound
+
+
+@contextmanager
+def draw(model: nn.Module, seed: int | None = None) -> Iterator[Draw]:
+    """Hold one draw of the model's weights over every call inside the block, in train and in eval mode.
+
+    Ordinary `torch.nn.Dropout` layers have no weights to hold; inside the block they are on, and their noise
+    comes from the draw's seed, new at every call.
+
+    Args:
+        model: any module; its random layers and posteriors, however deep, share the draw.
+        seed: the same seed gives the same draw again, whatever else was called in between. None: a new one,
+            taken from torch's global generator (so `torch.manual_seed` still rules).
+
+    Example::
+
+        with br.draw(model, seed=1):
+            a, state = model(first_window)
+            b, state = model(second_window, state)   # the same weights
+    """
+    held = Draw(seed)
+    with using(model, held):
+        yield held
+
+
+@contextmanager
+def using(model: nn.Module, held: Draw | None) -> Iterator[None]:
+    """As `draw`, with a draw made before (so that several can take turns); None: as `mean`."""
+    from bayesrnn.nn.plain import seeded_torch_noise
+
+    with ExitStack() as stack:
+        if held is None:
+            stack.enter_context(mean(model))
+        else:
+            stack.enter_context(bind(model, held))
+            stack.enter_context(seeded_torch_noise(model, held))
+        yield
+
+
+@contextmanager
+def mean(model: nn.Module) -> Iterator[None]:
+    """Use the posterior mean for every call inside the block, also in train mode."""
+    from bayesrnn.nn.plain import torch_noise_layers
+
+    noisy = [(layer, layer.training) for _, layer in torch_noise_layers(model)]
+    with bind(model, None):
+        try:
+            for layer, _ in noisy:
+                layer.training = False
+            yield
+        finally:
+            for layer, training in noisy:
+                layer.training = training
+
+
+def check_probability(name: str, p: float) -> float:
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
+        raise ValueError(f"{name} must be a number in [0, 1), got {p!r}: it is the probability of dropping")
+    return float(p)
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value

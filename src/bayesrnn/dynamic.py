@@ -1,0 +1,180 @@
+"""Dynamic evaluation: go on learning while being tested (Mikolov et al. 2010; Krause et al. 2018)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import draws
+from bayesrnn.likelihoods import Categorical, Likelihood
+from bayesrnn.nn.plain import differentiable_in_eval
+
+
+@dataclass(frozen=True)
+class DynamicResult:
+    """`nll` is the summed -log p of all targets, each predicted before it was learnt from."""
+
+    nll: float
+    count: int
+    model: nn.Module
+    """The model as it was after the last window."""
+
+    @property
+    def mean_nll(self) -> float:
+        return self.nll / self.count
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.mean_nll, 700.0))
+
+
+def detach(state: Any) -> Any:
+    """The state without its history."""
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, tuple):
+        return tuple(detach(s) for s in state)
+    return state
+
+
+def mean_copy(model: nn.Module) -> nn.Module:
+    """A plain copy of the model's posterior mean, in eval mode."""
+    made = model.mean_module() if hasattr(model, "mean_module") else copy.deepcopy(model)
+    return made.eval()  # type: ignore[no-any-return, operator]
+
+
+def dynamic_evaluation(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    lr: float = 0.1,
+    window: int = 35,
+    likelihood: Likelihood | None = None,
+    rule: str = "sgd",
+    decay: float = 0.0,
+    gradient_scale: nn.Module | dict[str, Tensor] | None = None,
+    epsilon: float = 1e-3,
+    clip: float | None = None,
+    state: Any = None,
+) -> DynamicResult:
+    """Score a stream window by window, taking a gradient step on the posterior mean after each.
+
+    The model itself is not changed: a copy of its mean is, and is returned.
+
+    Args:
+        model: maps (window (T, B), state) to (output, state).
+        inputs, targets: the stream, time first: (N,) for one stream, or (N, B, …).
+        lr: step size on the loss summed over the window's steps and averaged over streams. Choose it on validation data.
+        window: steps per update.
+        rule: "sgd" (Mikolov), or "rms" (Krause): steps divided by `sqrt(gradient_scale) + epsilon`.
+        decay: for both rules, the pull back to the trained weights after each step (Krause's lambda).
+        gradient_scale: for "rms", the mean squared gradients on training data by parameter name, from
+            `br.dynamic.mean_squared_gradients`.
+        clip: largest global norm of a window's gradient; None: no limit.
+
+    Returns:
+        `DynamicResult` with `.nll`, `.count`, `.perplexity` and the adapted `.model`.
+    """
+    draws.check_choice("rule", rule, ("sgd", "rms"))
+    if rule == "rms" and gradient_scale is None:
+        raise ValueError("rule='rms' needs gradient_scale: make it with bayesrnn.dynamic.mean_squared_gradients")
+    if not lr >= 0 or not math.isfinite(lr):
+        raise ValueError(f"lr must be a finite number >= 0, got {lr!r}")
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window!r}")
+    if inputs.shape[0] == 0 or inputs.shape[0] != targets.shape[0]:
+        raise ValueError(
+            f"inputs and targets must be equally long streams of at least one step, got {inputs.shape[0]} and {targets.shape[0]}"
+        )
+    scored = Categorical() if likelihood is None else likelihood
+    adapted = mean_copy(model)
+    weights = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
+    start = {n: p.detach().clone() for n, p in weights.items()} if decay else {}
+    scale = dict(gradient_scale) if isinstance(gradient_scale, dict) else {}
+    if inputs.dim() == 1:
+        inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
+    total, count = 0.0, 0
+    with differentiable_in_eval(adapted), torch.enable_grad():
+        for x, y in zip(inputs.split(window), targets.split(window), strict=True):
+            output, state = _call(adapted, x, state)
+            nll = scored.nll(output, y)
+            value = float(nll.detach())
+            if not math.isfinite(value):
+                raise FloatingPointError(f"dynamic evaluation diverged after {count} targets: lower lr (now {lr:g})")
+            total, count = total + value, count + int(scored.count(y))
+            state = detach(state)
+            gradients = torch.autograd.grad(nll / inputs.shape[1], list(weights.values()), allow_unused=True)
+            _step(weights, gradients, lr, start, decay, scale, epsilon, clip)
+    return DynamicResult(total, count, adapted)
+
+
+def _call(model: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    result = model(x) if state is None else model(x, state)
+    if isinstance(result, tuple):
+        return result[0], result[1]
+    return result, None
+
+
+@torch.no_grad()
+def _step(
+    weights: dict[str, nn.Parameter],
+    gradients: tuple[Tensor | None, ...],
+    lr: float,
+    start: dict[str, Tensor],
+    decay: float,
+    scale: dict[str, Tensor],
+    epsilon: float,
+    clip: float | None,
+) -> None:
+    factor = 1.0
+    if clip is not None:
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients if g is not None))
+        factor = min(1.0, clip / (norm + 1e-12))
+    for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
+        pull = None if not decay else (start[name] - weight) * decay
+        if scale:
+            # Krause et al., Eq. 6: RMS-scaled steps; the pull is stronger where gradients were large
+            rms = scale[name].sqrt()
+            if pull is not None:
+                pull = pull * torch.clamp(rms / rms.mean(), max=1 / decay)
+            if gradient is not None:
+                gradient = gradient / (rms + epsilon)
+        if gradient is not None:
+            weight.sub_(gradient, alpha=lr * factor)
+        if pull is not None:
+            weight.add_(pull)
+
+
+def mean_squared_gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    window: int = 35,
+    likelihood: Likelihood | None = None,
+) -> dict[str, Tensor]:
+    """Mean over windows of the squared gradients of the posterior mean, for `rule="rms"`; run it on training data."""
+    scored = Categorical() if likelihood is None else likelihood
+    copied = mean_copy(model)
+    weights = {n: p for n, p in copied.named_parameters() if p.requires_grad}
+    sums = {n: torch.zeros_like(p, requires_grad=False) for n, p in weights.items()}
+    if inputs.dim() == 1:
+        inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
+    state, windows = None, 0
+    with differentiable_in_eval(copied), torch.enable_grad():
+        for x, y in zip(inputs.split(window), targets.split(window), strict=True):
+            output, state = _call(copied, x, state)
+            loss = scored.nll(output, y) / inputs.shape[1]
+            state = detach(state)
+            gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+            for name, gradient in zip(sums, gradients, strict=True):
+                if gradient is not None:
+                    sums[name] += gradient.square()
+            windows += 1
+    return {name: s / windows for name, s in sums.items()}

@@ -1,0 +1,113 @@
+"""The objective, and the one place where the KL is scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.likelihoods import Likelihood
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One evaluation of the objective. `loss` is what to minimise; the other terms are unscaled sums."""
+
+    loss: Tensor
+    nll: Tensor
+    kl: Tensor
+    sharpening: Tensor
+
+
+class ELBO(nn.Module):
+    r"""The negative evidence lower bound per target.
+
+    .. math:: \text{loss} = \frac{1}{n} \Big( -\sum_{i=1}^{n} \log p(y_i \mid f_w(x_i)) + S \Big)
+              + \frac{1}{N} \mathrm{KL}(q(w) \,\|\, p(w)), \quad w \sim q
+
+    with n targets in this batch, N = `num_data` targets in the whole training set, and S the sharpening KL of this
+    batch (0 but for `br.PosteriorSharpening`). Summed over the batches of an epoch, n * loss is the bound on
+    -log p(all targets): the KL counts once per epoch, however the data is cut (Graves 2011; arXiv 1704.02798, Eq. 7).
+
+    Args:
+        model: the model whose `br.kl` counts.
+        likelihood: `br.Categorical()` or `br.Gaussian()`.
+        num_data: number of targets in the training set (for a language model: its words).
+        length_scale: prior length scale l of dropout posteriors, see `br.kl`.
+        check_finite: raise on a NaN or infinite loss (needs the value; off while a CUDA graph is captured).
+
+    Example::
+
+        q = br.BayesByBackprop(model, prior=br.Normal(0.1))
+        elbo = br.ELBO(q, br.Categorical(), num_data=929_589)
+        terms = elbo(q(x), y)
+        terms.loss.backward()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        *,
+        num_data: int,
+        length_scale: float = 1.0,
+        check_finite: bool = True,
+    ) -> None:
+        super().__init__()
+        if isinstance(num_data, bool) or not isinstance(num_data, (int, float)) or not num_data > 0:
+            raise ValueError(
+                f"num_data must be the number of training targets, at least 1, got {num_data!r}: the KL is divided by it"
+            )
+        self.model, self.likelihood = model, likelihood
+        self.num_data, self.length_scale, self.check_finite = num_data, length_scale, check_finite
+
+    def forward(self, output: Any, target: Tensor) -> Terms:
+        """`output` is what the model returned for the batch (of a tuple, the first part), `target` what it should say."""
+        if isinstance(output, tuple):
+            output = output[0]
+        nll = self.likelihood.nll(output, target)
+        divergence = kl(self.model, length_scale=self.length_scale).to(nll.device)
+        sharpening = nll.new_zeros(())
+        for module in self.model.modules():
+            if hasattr(module, "sharpening_kl"):
+                sharpening = sharpening + module.sharpening_kl()
+        loss = (nll + sharpening) / self.likelihood.count(target) + divergence / self.num_data
+        if self.check_finite and not _capturing(loss) and not bool(torch.isfinite(loss)):
+            blame = "the negative log-likelihood" if not bool(torch.isfinite(nll)) else "the KL"
+            raise FloatingPointError(
+                f"{blame} is not finite: look for NaN in the inputs or targets, or lower the learning rate"
+            )
+        return Terms(loss=loss, nll=nll, kl=divergence, sharpening=sharpening)
+
+
+def _capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
+    """KL(q(w) || p(w)) of all of the model's weights: an unscaled sum, every weight once.
+
+    Closed form for Gaussian posteriors with a `Normal` prior; for other priors the single-sample estimate at the
+    current draw. Dropout layers add their L2 form, (1 - p) l^2 / 2 * ||W||^2 for each matrix W that their noise acts
+    on (arXiv 1506.02142, Eq. 7).
+
+    Args:
+        model: any module; posteriors and noisy layers are found however deep they sit.
+        length_scale: l, the prior length scale of dropout posteriors: the prior is N(0, 1 / l^2).
+    """
+    terms: list[Tensor] = []
+    counted: set[int] = set()
+    for module in model.modules():
+        if hasattr(module, "posterior_kl"):
+            terms.append(module.posterior_kl())
+        if hasattr(module, "dropped_weights"):
+            for weight, keep in module.dropped_weights():
+                if id(weight) not in counted:
+                    counted.add(id(weight))
+                    terms.append((0.5 * keep * length_scale**2) * weight.square().sum())
+    if not terms:
+        first = next(model.parameters(), None)
+        return torch.zeros(()) if first is None else torch.zeros((), device=first.device, dtype=first.dtype)
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()

@@ -1,0 +1,62 @@
+"""Recurrences: for each cell a plain `reference` and a fast version, and the one place that chooses between them.
+
+`BAYESRNN_KERNEL=reference` or `=loop` overrides the choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from bayesrnn.kernels.gru import loop as _gru_loop
+from bayesrnn.kernels.gru import reference as _gru_reference
+from bayesrnn.kernels.lstm import loop as _lstm_loop
+from bayesrnn.kernels.lstm import reference as _lstm_reference
+from bayesrnn.kernels.rnn import loop as _rnn_loop
+from bayesrnn.kernels.rnn import reference as _rnn_reference
+
+_PATHS: dict[str, dict[str, Callable[..., Any]]] = {
+    "reference": {"LSTM": _lstm_reference.lstm, "GRU": _gru_reference.gru, "RNN": _rnn_reference.rnn},
+    "loop": {"LSTM": _lstm_loop.lstm, "GRU": _gru_loop.gru, "RNN": _rnn_loop.rnn},
+}
+_forced: ContextVar[str | None] = ContextVar("bayesrnn_kernel", default=None)
+
+
+@contextmanager
+def force(path: str) -> Iterator[None]:
+    """Run every recurrent layer, noisy or not, on the named path inside the block.
+
+    "reference" can be differentiated twice and runs under `torch.func.vmap`; torch's fused kernels cannot.
+    """
+    token = _forced.set(_check(path, "path"))
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def _check(path: str, what: str) -> str:
+    if path not in _PATHS:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, _PATHS))}, got {path!r}")
+    return path
+
+
+def forced() -> bool:
+    """Whether a `force` block is active: then no layer may take torch's fused kernel."""
+    return _forced.get() is not None
+
+
+def path() -> str:
+    """The path that layers with noise per sequence take now; the others run torch's fused kernel."""
+    chosen = _forced.get()
+    if chosen is not None:
+        return chosen
+    return _check(os.environ.get("BAYESRNN_KERNEL") or "loop", "BAYESRNN_KERNEL")
+
+
+def recurrence(cell: str) -> Callable[..., Any]:
+    """The function that runs one direction of one layer of `cell` ("LSTM", "GRU" or "RNN")."""
+    return _PATHS[path()][cell]

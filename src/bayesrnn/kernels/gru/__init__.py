@@ -1,0 +1,1 @@
+"""The GRU recurrence: `reference` (plain torch, the truth) and `loop` (hand-written backward)."""

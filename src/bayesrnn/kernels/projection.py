@@ -1,0 +1,29 @@
+"""The part of a recurrent layer that does not depend on the state: all input products in one GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bayesrnn.kernels.steps import per_row, times_rows
+
+
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
+    """Gate pre-activations (N, G*H) of time-major rows `x` (N, F).
+
+    Args:
+        weight: (G*H, F), the gates' matrices one under the other.
+        mask: None, (B, F) shared by the gates, or (B, G, F) with one mask per gate (arXiv 1512.05287, Eq. 5).
+    """
+    if mask is None:
+        return F.linear(x, weight, bias)
+    if mask.ndim == 2:
+        return F.linear(times_rows(x, mask, batch_sizes), weight, bias)
+    gates, features = mask.shape[1], x.shape[1]
+    masked = x * per_row(mask, batch_sizes).transpose(0, 1)  # (G, N, F)
+    out = torch.bmm(masked, weight.view(gates, -1, features).transpose(1, 2))
+    out = out.transpose(0, 1).reshape(x.shape[0], -1)
+    return out if bias is None else out + bias

@@ -1,0 +1,301 @@
+"""Monte Carlo prediction: many draws at once, and what they say about the uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bayesrnn import draws, kernels
+from bayesrnn.draws import Draw, Stacked, Unfoldable
+from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
+from bayesrnn.nn import layered
+from bayesrnn.nn.plain import folded_torch_noise, seeded_torch_noise
+from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.prediction import Prediction, Summary
+
+_GIB = 1 << 30
+
+
+def predict(
+    model: nn.Module,
+    x: Any,
+    *args: Any,
+    samples: int = 32,
+    seed: int | None = None,
+    likelihood: Likelihood | None = None,
+    batch_dim: int | None = None,
+    memory_limit: int = _GIB,
+    keep_samples: bool = True,
+    progress: bool | Callable[[int, int], None] = False,
+) -> Prediction:
+    """Predict with `samples` draws of the weights, averaging probabilities (not logits).
+
+    Draws of dropout layers, ours and torch's, are folded into the batch; draws of whole weights are batched where
+    the device gains from it. The result depends on the seed, not on how the work is cut.
+
+    Args:
+        model: any module that returns a tensor or a tuple whose first part is one, such as `(output, state)`.
+        x, *args: its arguments. Tensors among `args` (a state) are repeated for every draw along axis 1, as
+            torch.nn's states lie; tuples of tensors likewise.
+        samples: number of draws.
+        seed: makes the draws repeatable; None: taken from torch's global generator.
+        likelihood: what the output means: `br.Categorical()` (logits over the last axis) or the `br.Gaussian` the
+            model was trained with. None: Categorical if the output's last axis has more than one entry, else a
+            Gaussian without observation noise.
+        batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
+            takes (T, B, …), else 0.
+        memory_limit: bytes that the draws of one chunk may take (roughly).
+        keep_samples: False: keep the running averages only, for outputs too large to hold for every draw; then
+            `.samples` and `.interval` are not available.
+        progress: True: a progress bar; or a function called with (draws done, draws in all).
+
+    Returns:
+        A `Prediction`; its tensors have the shape of the model's output.
+    """
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a whole number of draws, at least 1, got {samples!r}")
+    if memory_limit <= 0:
+        raise ValueError(f"memory_limit must be a positive number of bytes, got {memory_limit!r}")
+    for part in _tensors((x, args)):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise ValueError("the input has NaN or infinite values: clean or mask them before predicting")
+    base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
+    all_draws = [Draw(_mix(base, k)) for k in range(samples)]
+    axis = _batch_dim(model) if batch_dim is None else batch_dim
+    with _Progress(progress, samples) as report, torch.no_grad():
+        summary: Summary | None = None
+        for outputs in _outputs(model, x, args, all_draws, axis, memory_limit):
+            if summary is None:
+                summary = Summary(_likelihood_for(outputs, likelihood), keep_samples)
+            summary.add(outputs)
+            report(summary.count)
+    assert summary is not None
+    return summary.prediction()
+
+
+def _mix(seed: int, k: int) -> int:
+    """Seeds of the single draws: distinct for distinct (seed, k)."""
+    return (seed * 0x9E3779B97F4A7C15 + k * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (1 << 62)
+
+
+def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | None:
+    if given is not None:
+        if not isinstance(given, (Categorical, Gaussian)):
+            raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {type(given).__name__}")
+        return given
+    return Categorical() if outputs.ndim > 1 and outputs.shape[-1] > 1 else None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, PackedSequence):
+        yield value.data
+    elif isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _batch_dim(model: nn.Module) -> int:
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase) or hasattr(module, "word_dropout") or hasattr(module, "share"):
+            return 0 if module.batch_first else 1
+    return 0
+
+
+def _outputs(
+    model: nn.Module, x: Any, args: tuple[Any, ...], all_draws: list[Draw], axis: int, memory_limit: int
+) -> Iterator[Tensor]:
+    """The outputs of all draws, in order, as chunks (draws, *output.shape)."""
+    if _has_weight_draws(model):
+        yield from _weight_draws(model, x, args, all_draws, memory_limit)
+        return
+    chunk = None
+    done = 0
+    foldable = isinstance(x, Tensor) and x.dim() > axis
+    while done < len(all_draws):
+        part = all_draws[done : done + (chunk or 1)]
+        if foldable:
+            try:
+                with _counting(model) as counter:
+                    yield _folded(model, x, args, part, axis)
+                done += len(part)
+                if chunk is None:
+                    chunk = max(1, min(memory_limit // max(counter.bytes, 1), len(all_draws)))
+                continue
+            except Unfoldable:
+                foldable = False
+        yield _one(model, x, args, all_draws[done]).unsqueeze(0)
+        done += 1
+        chunk = 1
+
+
+def _has_weight_draws(model: nn.Module) -> bool:
+    return any(isinstance(m, Bayesian) or (hasattr(m, "rates") and m.rates.weight_dropout > 0) for m in model.modules())
+
+
+def _first(output: Any) -> Tensor:
+    if isinstance(output, (tuple, list)):
+        output = output[0]
+    if isinstance(output, PackedSequence):
+        output = output.data
+    if not isinstance(output, Tensor):
+        raise TypeError(f"the model must return a tensor or a tuple that starts with one, got {type(output).__name__}")
+    return output
+
+
+def _one(model: nn.Module, x: Any, args: tuple[Any, ...], draw: Draw) -> Tensor:
+    """One draw, one pass."""
+    with draws.bind(model, draw), seeded_torch_noise(model, draw):
+        return _first(model(x, *args))
+
+
+def _folded(model: nn.Module, x: Tensor, args: tuple[Any, ...], part: Sequence[Draw], axis: int) -> Tensor:
+    """All draws of `part` in one pass over a batch that repeats the input for each of them."""
+    count, rows = len(part), x.shape[axis]
+    folded = torch.cat([x] * count, dim=axis) if count > 1 else x
+    source = Stacked(part)
+    with draws.bind(model, source), folded_torch_noise(model, source, rows=rows * count, batch_dim=axis):
+        output = _first(model(folded, *_repeat_states(args, count)))
+    for out_axis in (axis, 0):
+        if out_axis < output.dim() and output.shape[out_axis] == rows * count:
+            split = output.unflatten(out_axis, (count, rows))
+            return split.movedim(out_axis, 0)
+    raise Unfoldable("the output has no batch axis")
+
+
+def _repeat_states(args: Any, count: int) -> Any:
+    if count == 1:
+        return args
+    if isinstance(args, Tensor):
+        if args.dim() < 2:
+            raise Unfoldable("an argument has no batch axis")
+        return torch.cat([args] * count, dim=1)
+    if isinstance(args, tuple):
+        return tuple(_repeat_states(a, count) for a in args)
+    return args
+
+
+def _weight_draws(
+    model: nn.Module, x: Any, args: tuple[Any, ...], all_draws: list[Draw], memory_limit: int
+) -> Iterator[Tensor]:
+    """Draws of whole weights: batched by vmap on an accelerator, one after the other on a CPU.
+
+    On a CPU one draw's weights fit in the cache and many do not: batching was measured slower at every size.
+    """
+    q = model if isinstance(model, Bayesian) else None
+    device = next(model.parameters()).device
+    vectorised = q is not None and device.type != "cpu" and not _has_unit_noise(model)
+    done, chunk = 0, 1
+    while done < len(all_draws):
+        part = all_draws[done : done + chunk]
+        if vectorised and q is not None and len(part) > 1:
+            yield batched_weight_draws(q, x, args, part)
+        else:
+            with _counting(model) as counter:
+                yield torch.stack([_one(model, x, args, d) for d in part])
+        done += len(part)
+        if vectorised and chunk == 1:
+            weights = sum(p.numel() * p.element_size() for p in model.parameters())
+            chunk = max(1, min(memory_limit // max(counter.bytes + weights, 1), len(all_draws)))
+
+
+def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Sequence[Draw]) -> Tensor:
+    """All draws of `part` at once: the module mapped over a stack of weights."""
+    sampled = []
+    for draw in part:
+        with draws.bind(q, draw):
+            source = draws.source(q)
+            assert source is not None
+            noise = source.weights("weights", q.posterior.noise, q.means[q._names[0]].device)
+            sampled.append(q.posterior.weights(q.means, noise))
+    stacked = {name: torch.stack([weights[name] for weights in sampled]) for name in sampled[0]}
+
+    def run(weights: dict[str, Tensor]) -> Tensor:
+        with q.placed(weights):
+            return _first(q.module(x, *args))
+
+    with draws.bind(q, None), kernels.force("reference"), _layered_torch_rnns(q):
+        return torch.vmap(run)(stacked)
+
+
+@contextmanager
+def _layered_torch_rnns(model: nn.Module) -> Iterator[None]:
+    """torch's recurrent layers run layer by layer, in operations that vmap knows."""
+    changed = [m for m in model.modules() if isinstance(m, nn.RNNBase) and not hasattr(m, "rates")]
+    with ExitStack() as stack:
+        for module in changed:
+            module.__dict__["forward"] = lambda input, hx=None, m=module: layered.run(
+                m, layered.Rates(), input, hx, None
+            )
+            stack.callback(module.__dict__.pop, "forward", None)
+        yield
+
+
+def _has_unit_noise(model: nn.Module) -> bool:
+    from bayesrnn.nn.plain import torch_noise_layers
+
+    ours = any(hasattr(m, "dropped_weights") and next(iter(_rates(m)), 0) for m in model.modules())
+    return (
+        ours or bool(torch_noise_layers(model)) or any(hasattr(m, "share") and hasattr(m, "p") for m in model.modules())
+    )
+
+
+def _rates(module: nn.Module) -> list[float]:
+    rates = getattr(module, "rates", None)
+    if rates is not None:
+        return [float(rates.any)]
+    return [float(getattr(module, "word_dropout", 0.0))]
+
+
+class _Counter:
+    bytes = 0
+
+
+@contextmanager
+def _counting(model: nn.Module) -> Iterator[_Counter]:
+    """Counts the bytes that the modules' outputs take, an estimate of what one draw needs."""
+    counter = _Counter()
+
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        counter.bytes += sum(t.numel() * t.element_size() for t in _tensors(output))
+
+    handles = [m.register_forward_hook(hook) for m in model.modules()]
+    try:
+        yield counter
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Progress:
+    """Calls the user's function, or moves a bar, as draws are done."""
+
+    def __init__(self, progress: bool | Callable[[int, int], None], total: int) -> None:
+        self.total, self.bar, self.task = total, None, None
+        self.call = progress if callable(progress) else None
+        if progress is True:
+            from rich.progress import Progress
+
+            self.bar = Progress(transient=True)
+            self.task = self.bar.add_task("draws", total=total)
+
+    def __enter__(self) -> Callable[[int], None]:
+        if self.bar is not None:
+            self.bar.start()
+        return self.report
+
+    def report(self, done: int) -> None:
+        if self.call is not None:
+            self.call(done, self.total)
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=done)
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

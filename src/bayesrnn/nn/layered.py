@@ -1,0 +1,241 @@
+"""Run any `torch.nn.RNNBase` layer by layer, so that noise and sampled weights can act where they must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bayesrnn import kernels
+from bayesrnn.draws import Noise, Source
+from bayesrnn.kernels.projection import project
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Which noise acts where in a recurrent layer; all zero for torch's own layers."""
+
+    input_dropout: float = 0.0
+    recurrent_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    cell_dropout: float = 0.0
+    tied: bool = True
+    noise: str = "bernoulli"
+    share: str = "sequence"
+
+    def noise_of(self, p: float) -> Noise:
+        return Noise(p, self.noise)
+
+    @property
+    def units(self) -> bool:
+        return self.input_dropout > 0 or self.recurrent_dropout > 0
+
+    @property
+    def any(self) -> bool:
+        return self.units or self.weight_dropout > 0 or self.cell_dropout > 0
+
+    @property
+    def folds_into_weights(self) -> bool:
+        """Whether one set of weights serves the whole batch, so that torch's fused kernel can run it."""
+        return self.cell_dropout == 0 and (self.share == "batch" or not self.units)
+
+
+def cell_of(module: nn.RNNBase) -> str:
+    return "RNN" if module.mode.startswith("RNN") else module.mode
+
+
+def names(module: nn.RNNBase) -> list[str]:
+    """The suffixes of the parameters' names, layer by layer: `_l0`, `_l0_reverse`, `_l1`, …"""
+    directions = ("", "_reverse") if module.bidirectional else ("",)
+    return [f"_l{layer}{suffix}" for layer in range(module.num_layers) for suffix in directions]
+
+
+@dataclass
+class LayerNoise:
+    """The noise of one direction of one layer, and the weights it leaves."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    z_x: Tensor | None = None
+    z_h: Tensor | None = None
+    z_c: Tensor | None = None
+
+
+def _scaled(weight: Tensor, mask: Tensor) -> Tensor:
+    """Unit noise (F,) or (G, F), one set for the batch, folded into the weight's columns."""
+    if mask.ndim == 1:
+        return weight * mask
+    return (weight.view(mask.shape[0], -1, weight.shape[1]) * mask.unsqueeze(1)).view_as(weight)
+
+
+def layer_noise(
+    module: nn.RNNBase,
+    rates: Rates,
+    suffix: str,
+    source: Source | None,
+    rows: int,
+    sorted_indices: Tensor | None = None,
+) -> LayerNoise:
+    w_ih: Tensor = getattr(module, f"weight_ih{suffix}")
+    w_hh: Tensor = getattr(module, f"weight_hh{suffix}")
+    out = LayerNoise(w_ih, w_hh)
+    if source is None:
+        return out
+    gates = () if rates.tied else (GATES[cell_of(module)],)
+    shared = rates.share == "batch"
+
+    def units(key: str, p: float, shape: tuple[int, ...], like: Tensor, shared: bool) -> Tensor:
+        z = source.units(key + suffix, rates.noise_of(p), shape, like, rows=rows, shared=shared)
+        per_sequence = z.ndim > len(shape)
+        return z.index_select(0, sorted_indices) if per_sequence and sorted_indices is not None else z
+
+    if rates.weight_dropout > 0:
+        noise = rates.noise_of(rates.weight_dropout)
+        mask = source.weights(f"weight{suffix}", lambda g: noise.sample(w_hh.shape, w_hh, g), w_hh.device)
+        out.w_hh = w_hh * mask.to(w_hh)
+    if rates.input_dropout > 0:
+        z = units("input", rates.input_dropout, (*gates, w_ih.shape[1]), w_ih, shared)
+        if z.ndim == 1 + len(gates):
+            out.w_ih = _scaled(w_ih, z)
+        else:
+            out.z_x = z
+    if rates.recurrent_dropout > 0:
+        z = units("recurrent", rates.recurrent_dropout, (*gates, w_hh.shape[1]), w_hh, shared)
+        if z.ndim == 1 + len(gates):
+            out.w_hh = _scaled(out.w_hh, z)
+        else:
+            out.z_h = z
+    if rates.cell_dropout > 0:
+        z = units("cell", rates.cell_dropout, (module.hidden_size,), w_hh, shared)
+        out.z_c = z if z.ndim == 2 else z.expand(rows, -1)
+    return out
+
+
+def flat_weights(module: nn.RNNBase, rates: Rates, source: Source, rows: int) -> list[Tensor]:
+    """The module's weights with noise that the whole batch shares folded in, in torch's order."""
+    replaced: dict[str, Tensor] = {}
+    for suffix in names(module):
+        noise = layer_noise(module, rates, suffix, source, rows)
+        replaced[f"weight_ih{suffix}"], replaced[f"weight_hh{suffix}"] = noise.w_ih, noise.w_hh
+    return [replaced.get(n, w) for n, w in zip(module._flat_weights_names, module._flat_weights, strict=True)]
+
+
+def _direction(
+    module: nn.RNNBase, x: Tensor, state: Sequence[Tensor], noise: LayerNoise, suffix: str, sizes: list[int]
+) -> tuple[Tensor, ...]:
+    cell = cell_of(module)
+    b_ih = getattr(module, f"bias_ih{suffix}") if module.bias else None
+    b_hh = getattr(module, f"bias_hh{suffix}") if module.bias else None
+    reverse = suffix.endswith("reverse")
+    b_hn = None
+    if cell == "GRU" and b_hh is not None:
+        size = module.hidden_size
+        b_hn = b_hh[2 * size :]
+        b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
+    bias = None if b_ih is None else b_ih + b_hh
+    gx = project(x, noise.w_ih, bias, noise.z_x, sizes)
+    run = kernels.recurrence(cell)
+    with torch.autocast(x.device.type, enabled=False):
+        gx, w_hh = gx.to(state[0].dtype), noise.w_hh.to(state[0].dtype)
+        if cell == "LSTM":
+            w_hr = getattr(module, f"weight_hr{suffix}") if module.proj_size else None
+            out = run(gx, *state, w_hh, w_hr, noise.z_h, noise.z_c, batch_sizes=sizes, reverse=reverse)
+        elif cell == "GRU":
+            out = run(gx, *state, w_hh, b_hn, noise.z_h, batch_sizes=sizes, reverse=reverse)
+        else:
+            kind = "tanh" if module.mode == "RNN_TANH" else "relu"
+            out = run(gx, *state, w_hh, noise.z_h, nonlinearity=kind, batch_sizes=sizes, reverse=reverse)
+    return tuple(out)
+
+
+def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) -> tuple[Tensor, ...]:
+    """The initial state as a tuple of (layers * directions, rows, size), zeros where none was given."""
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    if hx is None:
+        out_size = module.proj_size or module.hidden_size
+        h = torch.zeros(count, rows, out_size, dtype=x.dtype, device=x.device)
+        if module.mode != "LSTM":
+            return (h,)
+        return h, torch.zeros(count, rows, module.hidden_size, dtype=x.dtype, device=x.device)
+    states = tuple(hx) if module.mode == "LSTM" else (hx,)
+    if unbatched:
+        if any(s.dim() != 2 for s in states):
+            raise RuntimeError("for unbatched 2-D input the state must be 2-D too: (layers * directions, size)")
+        states = tuple(s.unsqueeze(1) for s in states)
+    return states
+
+
+def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | None) -> tuple[Any, Any]:
+    """`module(input, hx)` layer by layer, with noise from `source` (None: without noise).
+
+    Takes and returns exactly what the torch module does: (T, B, F), batch_first, unbatched or PackedSequence.
+    """
+    packed = input if isinstance(input, PackedSequence) else None
+    unbatched = False
+    if packed is not None:
+        x, sizes = packed.data, packed.batch_sizes.tolist()
+        states = _states(module, hx, x, sizes[0], False)
+        if packed.sorted_indices is not None:
+            states = tuple(s.index_select(1, packed.sorted_indices) for s in states)
+        given = states if module.mode == "LSTM" else states[0]
+        module.check_forward_args(x, given, packed.batch_sizes)
+    else:
+        if input.dim() not in (2, 3):
+            raise ValueError(
+                f"{cell_of(module)}: expected 2-D (unbatched) or 3-D input, got {input.dim()}-D: "
+                "shapes are (T, B, F), or (B, T, F) with batch_first=True"
+            )
+        if unbatched := input.dim() == 2:
+            input = input.unsqueeze(0 if module.batch_first else 1)
+        rows = input.shape[0 if module.batch_first else 1]
+        states = _states(module, hx, input, rows, unbatched)
+        module.check_forward_args(input, states if module.mode == "LSTM" else states[0], None)
+        x = input.transpose(0, 1) if module.batch_first else input
+        if x.shape[0] == 0:
+            raise RuntimeError("expected a sequence of at least one step, got T=0")
+        sizes = [rows] * x.shape[0]
+        x = x.reshape(-1, x.shape[-1])
+    rows = sizes[0]
+    order = packed.sorted_indices if packed is not None else None
+    last: list[tuple[Tensor, ...]] = []
+    directions = 2 if module.bidirectional else 1
+    for layer in range(module.num_layers):
+        outs = []
+        for suffix in names(module)[layer * directions : (layer + 1) * directions]:
+            noise = layer_noise(module, rates, suffix, source, rows, order)
+            out, *state = _direction(module, x, [s[len(last)] for s in states], noise, suffix, sizes)
+            outs.append(out)
+            last.append(tuple(state))
+        x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)
+        if module.dropout > 0 and layer < module.num_layers - 1 and source is not None:
+            x = _between_layers(module, x, sizes, packed is not None, source, layer)
+    final = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+    if packed is not None:
+        if packed.unsorted_indices is not None:
+            final = tuple(s.index_select(1, packed.unsorted_indices) for s in final)
+        result: Any = PackedSequence(x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+    else:
+        result = x.view(len(sizes), rows, -1)
+        if module.batch_first:
+            result = result.transpose(0, 1)
+        if unbatched:
+            result = result.squeeze(0 if module.batch_first else 1)
+            final = tuple(s.squeeze(1) for s in final)
+    return result, final if module.mode == "LSTM" else final[0]
+
+
+def _between_layers(
+    module: nn.RNNBase, x: Tensor, sizes: list[int], packed: bool, source: Source, layer: int
+) -> Tensor:
+    """torch's `dropout` argument: new noise at every step, on the output of every layer but the last."""
+    noise, key = Noise(float(module.dropout)), f"between_l{layer}"
+    if packed:
+        return x * source.steps(key, noise, x.shape, x, batch_dim=None)
+    shape = (len(sizes), sizes[0], x.shape[-1])
+    return x * source.steps(key, noise, shape, x, batch_dim=1).reshape(x.shape)

@@ -1,0 +1,183 @@
+"""Bayes by Backprop: an independent Gaussian for every weight (Blundell et al. 2015; arXiv 1704.02798)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesrnn.kernels.gaussian import fused, reference
+from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.posteriors.base import Bayesian, Weight
+from bayesrnn.priors import Normal, Prior, _check_sigma
+
+Spread = float | tuple[float, float]
+
+
+def inverse_softplus(sigma: float) -> float:
+    """rho with softplus(rho) = sigma."""
+    return sigma + math.log(-math.expm1(-sigma))
+
+
+class ParameterTree(nn.Module):
+    """Parameters under dotted names, as the wrapped module has them, so that checkpoints read well."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._leaves: dict[str, tuple[nn.Module, str]] = {}
+        for name, tensor in tensors.items():
+            *path, leaf = name.split(".")
+            node: nn.Module = self
+            for part in path:
+                if part not in node._modules:
+                    node.add_module(part, nn.Module())
+                child = node._modules[part]
+                assert child is not None
+                node = child
+            node.register_parameter(leaf, nn.Parameter(tensor))
+            self._leaves[name] = (node, leaf)
+
+    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, (node, leaf) in self._leaves.items():
+            parameter = node._parameters[leaf]
+            assert parameter is not None
+            yield name, parameter
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        node, leaf = self._leaves[name]
+        parameter = node._parameters[leaf]
+        assert parameter is not None
+        return parameter
+
+
+class DiagonalGaussian(nn.Module):
+    """q(w) = N(mean, sigma^2) for every weight, sigma = softplus(rho). The `Posterior` behind `BayesByBackprop`."""
+
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        prior: Prior,
+        init_sigma: Spread | Mapping[str, Spread],
+    ) -> None:
+        super().__init__()
+        kinds = {(w.mean.dtype, w.mean.device) for w in weights}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"Bayesian parameters must share one dtype and device, got {sorted(map(str, kinds))}: "
+                "move the module first, or leave some out with exclude"
+            )
+        self.prior = prior
+        self._group_dims = {w.name: w.group_dim for w in weights}
+        self.rho = ParameterTree({w.name: _initial_rho(w, init_sigma) for w in weights})
+        self._pool = Pool()
+        self._latest: tuple[Any, list[int], dict[str, Tensor], Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_latest": None}
+
+    def sigma(self, name: str) -> Tensor:
+        return F.softplus(self.rho[name])
+
+    def noise(self, generator: torch.Generator | None) -> dict[str, Tensor]:
+        made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho.items()}
+        fused.normal_noise(list(made.values()), generator)
+        return made
+
+    def weights(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> dict[str, Tensor]:
+        self._latest = None  # its buffers are free for this draw
+        rhos = dict(self.rho.items())
+        for name, rho in rhos.items():
+            noise[name] = noise[name].to(rho)  # a held draw follows the model's device and dtype
+        eps = [noise[n] for n in rhos]
+        means_ = [means[n] for n in rhos]
+        recorded = torch.is_grad_enabled()
+        made, sums = fused.sample(means_, list(rhos.values()), eps, pool=self._pool, sums=recorded)
+        weights = dict(zip(rhos, made, strict=True))
+        if recorded:
+            self._latest = (noise, self._versions(means), weights, sums)
+        return weights
+
+    def _versions(self, means: Mapping[str, Tensor]) -> list[int]:
+        return [p._version for _, p in self.rho.items()] + [means[n]._version for n, _ in self.rho.items()]
+
+    def kl(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> Tensor:
+        latest = self._latest
+        if latest is None or latest[0] is not noise or latest[1] != self._versions(means):
+            names = [n for n, _ in self.rho.items()]
+            made, sums = reference.sample(
+                [means[n] for n in names], [self.rho[n] for n in names], [noise[n] for n in names]
+            )
+            weights = dict(zip(names, made, strict=True))
+        else:
+            _, _, weights, sums = latest
+        log_sigma, sigma_squared = sums.unbind()
+        count = sum(m.numel() for m in weights.values())
+        if isinstance(self.prior, Normal):
+            squares = sum(torch.linalg.vector_norm(means[n]).square() for n in weights)
+            scale = self.prior.sigma
+            return (sigma_squared + squares) / (2 * scale**2) - log_sigma + count * (math.log(scale) - 0.5)
+        half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in noise.values())
+        log_q = -log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
+        log_p = sum(self.prior.log_prob(w, group_dim=self._group_dims[n]).sum() for n, w in weights.items())
+        return log_q - log_p
+
+
+def _initial_rho(weight: Weight, init_sigma: Spread | Mapping[str, Spread]) -> Tensor:
+    spread: Any = init_sigma
+    if isinstance(init_sigma, Mapping):
+        spread = next((s for pattern, s in init_sigma.items() if fnmatchcase(weight.name, pattern)), None)
+        if spread is None:
+            raise ValueError(f"init_sigma has no pattern for {weight.name!r}: add a last one '*'")
+    low, high = spread if isinstance(spread, tuple) else (spread, spread)
+    low = inverse_softplus(_check_sigma("init_sigma", low))
+    high = inverse_softplus(_check_sigma("init_sigma", high))
+    return torch.empty_like(weight.mean, requires_grad=False).uniform_(low, high)
+
+
+class BayesByBackprop(Bayesian):
+    """Make any module Bayesian: an independent Gaussian posterior for every weight.
+
+    One draw per call in train mode, the posterior mean in eval mode; see `br.draw` to hold a draw.
+
+    Args:
+        module: any `nn.Module`; its present weights are the first means. It is copied, not changed.
+        prior: `br.Normal`, `br.ScaleMixture`, or anything with `log_prob(w)`.
+        init_sigma: first standard deviation of the weights: a number, a pair (low, high) for a random start in
+            between (uniform in rho), or a dict of name patterns to either.
+        include, exclude: which parameters become random, by name pattern; the others stay ordinary.
+
+    Example::
+
+        q = br.BayesByBackprop(model, prior=br.ScaleMixture(0.25, math.exp(-1), math.exp(-7)), exclude="head.bias")
+        elbo = br.ELBO(q, br.Categorical(), num_data=929_589)
+        logits, state = q(x, state)
+        elbo(logits, y).loss.backward()
+    """
+
+    posterior: DiagonalGaussian
+
+    def __init__(
+        self,
+        module: nn.Module,
+        prior: Prior | None = None,
+        init_sigma: Spread | Mapping[str, Spread] = 0.02,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+    ) -> None:
+        chosen = Normal(1.0) if prior is None else prior
+        if not callable(getattr(chosen, "log_prob", None)):
+            raise TypeError(f"prior must have a log_prob(w) method, got {type(chosen).__name__}")
+        make: Callable[[list[Weight]], DiagonalGaussian] = lambda weights: DiagonalGaussian(  # noqa: E731
+            weights, chosen, init_sigma
+        )
+        super().__init__(module, make, include=include, exclude=exclude)
+
+    def named_posteriors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name, mean, sigma) of every Bayesian parameter, under the wrapped module's own names."""
+        for name, mean in self.means.items():
+            yield name, mean, self.posterior.sigma(name)

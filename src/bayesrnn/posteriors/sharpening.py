@@ -1,0 +1,163 @@
+"""Posterior sharpening: a second, data-dependent level of weights (arXiv 1704.02798, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import draws
+from bayesrnn.kernels.gaussian import fused
+from bayesrnn.nn.plain import differentiable_in_eval
+from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, ParameterTree
+from bayesrnn.priors import _check_sigma
+
+
+class PosteriorSharpening(nn.Module):
+    r"""theta ~ N(phi - eta * g, sigma0^2) around phi ~ q(phi), with g the gradient of this batch's -log p at phi.
+
+    The KL of the second level is exact, ||eta * g||^2 / (2 sigma0^2) (Eq. 14 with p(theta | phi) = N(phi, sigma0^2)),
+    counts per batch, and enters `br.ELBO` by itself. g is treated as a constant; eta, one learnt rate per weight,
+    gets its gradient through theta and the KL.
+
+    With g the gradient of the *summed* -log p of the batch the best constant eta is sigma0^2 (minimise
+    -eta g^2 + eta^2 g^2 / (2 sigma0^2)); the start is a tenth of it, since g is huge in the first steps.
+
+    Args:
+        q: a `BayesByBackprop`, the posterior of phi.
+        sigma0: standard deviation of theta around its mean.
+        init_eta: first value of eta; None: sigma0^2 / 10.
+        max_gradient_norm: g is scaled down to this global norm where it is longer; None: never.
+
+    Example::
+
+        s = br.PosteriorSharpening(q)
+        elbo = br.ELBO(s, br.Categorical(), num_data=929_589)
+
+        def nll():                                  # -log p of this batch, summed
+            return elbo.likelihood.nll(s(x, state)[0], y)
+
+        with s.sharpen(nll):                        # draws phi, takes g there, draws theta
+            logits, state = s(x, state)             # runs on theta
+            elbo(logits, y).loss.backward()
+
+    Outside `sharpen` the module predicts from q(phi) like any other posterior: `br.predict(s, x)`. With the targets
+    at hand, `s.bound(nll)` gives the sharpened bound on -log p.
+    """
+
+    def __init__(
+        self,
+        q: BayesByBackprop,
+        sigma0: float = 0.02,
+        *,
+        init_eta: float | None = None,
+        max_gradient_norm: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(q, BayesByBackprop):
+            raise TypeError(f"PosteriorSharpening goes around a br.BayesByBackprop, got {type(q).__name__}")
+        self.q = q
+        self.sigma0 = _check_sigma("sigma0", sigma0)
+        self.max_gradient_norm = max_gradient_norm
+        start = self.sigma0**2 / 10 if init_eta is None else float(init_eta)
+        self.eta = ParameterTree({n: torch.full_like(m, start, requires_grad=False) for n, m in q.means.items()})
+        self._placed: Mapping[str, Tensor] | None = None
+        self._sharpening: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_placed": None, "_sharpening": None}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._placed is None:
+            self._sharpening = None
+            return self.q(*args, **kwargs)
+        with self.q.placed(self._placed):
+            return self.q.module(*args, **kwargs)
+
+    def mean_module(self) -> nn.Module:
+        """A plain deep copy of the module with the means of q(phi) in place."""
+        return self.q.mean_module()
+
+    def sharpening_kl(self) -> Tensor:
+        """||eta * g||^2 / (2 sigma0^2) of the latest `sharpen` block; 0 for predictions from q(phi)."""
+        if self._sharpening is None:
+            first = next(self.eta.parameters())
+            return torch.zeros((), device=first.device, dtype=first.dtype)
+        return self._sharpening
+
+    @contextmanager
+    def sharpen(self, nll: Callable[[], Tensor]) -> Iterator[None]:
+        """Draw phi, take the gradient g of `nll()` there, and run every call inside the block on theta.
+
+        In train mode, or inside `br.draw`, both levels are drawn, with one draw held over both passes. In eval mode
+        both are at their means: phi = mean, theta = phi - eta * g.
+
+        Args:
+            nll: computes the batch's summed -log p by calling this module; it is called once, at phi.
+        """
+        with ExitStack() as stack:
+            if draws.source(self) is draws.FRESH:
+                stack.enter_context(draws.draw(self))
+            if not self.training:
+                stack.enter_context(differentiable_in_eval(self))
+            source = draws.source(self)
+            means = self.q.means
+            if source is None:
+                phi: Mapping[str, Tensor] = means
+            else:
+                device = next(iter(means.values())).device
+                # the key under which q itself would ask, so that br.predict and sharpen see the same phi
+                noise = draws.source(self.q).weights("weights", self.q.posterior.noise, device)  # type: ignore[union-attr]
+                phi = self.q.posterior.weights(means, noise)
+                self.q._current = noise
+            gradient = self._gradient(phi, nll)
+            theta, total = {}, next(iter(means.values())).new_zeros(())
+            for name, value in phi.items():
+                step = self.eta[name] * gradient[name]
+                total = total + step.square().sum()
+                theta[name] = value - step
+            if source is not None:
+                self._perturb(theta, source)
+            self._sharpening = total / (2 * self.sigma0**2)
+            self._placed = theta
+            try:
+                yield
+            finally:
+                self._placed = None
+
+    def _gradient(self, phi: Mapping[str, Tensor], nll: Callable[[], Tensor]) -> dict[str, Tensor]:
+        leaves = {n: w.detach().requires_grad_() for n, w in phi.items()}
+        self._placed = leaves
+        try:
+            with torch.enable_grad():
+                value = nll()
+                if not isinstance(value, Tensor) or value.ndim != 0 or not value.requires_grad:
+                    raise ValueError("nll must return the batch's summed -log p, a scalar made by calling this module")
+                found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        finally:
+            self._placed = None
+        gradient = {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(leaves.items(), found, strict=True)}
+        if self.max_gradient_norm is not None:
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradient.values()]))
+            scale = (self.max_gradient_norm / norm.clamp_min(1e-12)).clamp_max(1.0)
+            gradient = {n: g * scale for n, g in gradient.items()}
+        return gradient
+
+    def _perturb(self, theta: dict[str, Tensor], source: draws.Source) -> None:
+        def make(generator: torch.Generator | None) -> dict[str, Tensor]:
+            noise = {n: torch.empty_like(t, requires_grad=False) for n, t in theta.items()}
+            fused.normal_noise(list(noise.values()), generator)
+            return noise
+
+        device = next(iter(theta.values())).device
+        noise = source.weights("theta", make, device)
+        for name, value in theta.items():
+            theta[name] = value + self.sigma0 * noise[name].to(value)
+
+    def bound(self, nll: Callable[[], Tensor]) -> Tensor:
+        """The sharpened bound on this batch's summed -log p: -log p at theta plus the sharpening KL."""
+        with self.sharpen(nll):
+            return nll() + self.sharpening_kl()

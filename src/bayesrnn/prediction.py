@@ -1,0 +1,160 @@
+"""What Monte Carlo draws say: averages, and uncertainty split into its two kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
+
+
+def entropy_of(probabilities: Tensor) -> Tensor:
+    """-sum p log p over the last axis, in nats; 0 log 0 = 0."""
+    return torch.special.entr(probabilities).sum(-1)
+
+
+class Prediction:
+    """The outcome of `br.predict`.
+
+    Of a classifier: `.mean` (probabilities), `.entropy` = `.aleatoric` (expected entropy) + `.epistemic`
+    (= `.mutual_information`), all in nats, `.variance` of the probabilities over draws.
+    Of a regressor: `.mean`, `.variance` = `.aleatoric` (noise) + `.epistemic` (spread of draws), `.entropy` of a
+    Gaussian of that variance, `.mutual_information` likewise.
+    Of both: `.samples` (draws first) and `.interval(level)`.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        count: int,
+        mean: Tensor,
+        variance_of_draws: Tensor,
+        expected_entropy: Tensor | None,
+        noise_variance: Tensor | None,
+        samples: Tensor | None,
+    ) -> None:
+        self.kind, self.count, self.mean = kind, count, mean
+        self._spread, self._expected_entropy, self._noise = variance_of_draws, expected_entropy, noise_variance
+        self._samples = samples
+
+    @property
+    def samples(self) -> Tensor:
+        """(draws, *output.shape): probabilities of a classifier, means of a regressor."""
+        if self._samples is None:
+            raise RuntimeError("the single draws were not kept: predict with keep_samples=True to have them")
+        return self._samples
+
+    @property
+    def variance(self) -> Tensor:
+        """Of a regressor, aleatoric + epistemic; of a classifier, the variance of the probabilities over draws."""
+        return self._spread if self.kind == "classifier" else self.aleatoric + self._spread
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Noise in the data: expected entropy (classifier), or observation variance (regressor)."""
+        if self._expected_entropy is not None:
+            return self._expected_entropy
+        return torch.zeros_like(self.mean) if self._noise is None else self._noise.expand_as(self.mean)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Not knowing the weights: mutual information (classifier), or variance over draws (regressor)."""
+        return self.mutual_information if self.kind == "classifier" else self._spread
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the averaged prediction, in nats (regressor: of the Gaussian with its mean and variance)."""
+        if self.kind == "classifier":
+            return entropy_of(self.mean)
+        return 0.5 * torch.log(2 * torch.pi * torch.e * self.variance)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Between the prediction and the weights, in nats; never negative."""
+        if self.kind == "classifier":
+            return (self.entropy - self.aleatoric).clamp_min(0)
+        if self._noise is None:
+            raise RuntimeError(
+                "mutual information of a regressor needs the noise: give predict likelihood=br.Gaussian(…)"
+            )
+        return 0.5 * torch.log1p(self._spread / self.aleatoric)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """(low, high) that hold `level` of the predictive distribution.
+
+        Of a regressor with noise, quantiles of the mixture of Gaussians (one per draw); without, of the draws. Of a
+        classifier, quantiles of each probability over draws.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        tail = (1 - level) / 2
+        if self.kind == "classifier" or self._noise is None:
+            low, high = torch.quantile(
+                self.samples.float(), torch.tensor([tail, 1 - tail], device=self.mean.device), dim=0
+            )
+            return low.to(self.mean), high.to(self.mean)
+        return self._mixture_quantile(tail), self._mixture_quantile(1 - tail)
+
+    def _mixture_quantile(self, q: float) -> Tensor:
+        """Root of the mixture's distribution function, by bisection on all outputs at once."""
+        means = self.samples.double()
+        scale = self.aleatoric.double().sqrt()
+        reach = 12 * scale
+        low, high = means.amin(0) - reach, means.amax(0) + reach
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = torch.special.ndtr((middle - means) / scale).mean(0) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return ((low + high) / 2).to(self.mean.dtype)
+
+    def __repr__(self) -> str:
+        return f"Prediction({self.kind}, {self.count} draws, shape {tuple(self.mean.shape)})"
+
+
+class Summary:
+    """Running averages over draws, so that single draws need not be kept."""
+
+    def __init__(self, likelihood: Likelihood | None, keep_samples: bool) -> None:
+        self.likelihood, self.keep = likelihood, keep_samples
+        self.count = 0
+        self._mean: Any = None
+        self._square: Any = None
+        self._entropy: Any = None
+        self._samples: list[Tensor] = []
+
+    def add(self, outputs: Tensor) -> None:
+        """`outputs` (draws, *shape), as the model gives them."""
+        if not bool(torch.isfinite(outputs).all()):
+            raise FloatingPointError("the model's output has NaN or infinite values: check its weights and the input")
+        values = outputs.softmax(-1) if isinstance(self.likelihood, Categorical) else outputs
+        n = values.shape[0]
+        mean = values.mean(0)
+        square = (values - mean).square().sum(0)  # Welford's update, chunk by chunk
+        if self._mean is None:
+            self._mean, self._square = mean, square
+        else:
+            delta, total = mean - self._mean, self.count + n
+            self._mean = self._mean + delta * (n / total)
+            self._square = self._square + square + delta.square() * (self.count * n / total)
+        if isinstance(self.likelihood, Categorical):
+            entropy = entropy_of(values).sum(0)
+            self._entropy = entropy if self._entropy is None else self._entropy + entropy
+        self.count += n
+        if self.keep:
+            self._samples.append(values)
+
+    def prediction(self) -> Prediction:
+        classifier = isinstance(self.likelihood, Categorical)
+        noise = self.likelihood.sigma.detach().square() if isinstance(self.likelihood, Gaussian) else None
+        return Prediction(
+            kind="classifier" if classifier else "regressor",
+            count=self.count,
+            mean=self._mean,
+            variance_of_draws=self._square / self.count,
+            expected_entropy=self._entropy / self.count if classifier else None,
+            noise_variance=None if noise is None else noise.to(self._mean),
+            samples=torch.cat(self._samples) if self.keep else None,
+        )

@@ -1,0 +1,118 @@
+"""Priors p(w) over weights. Each has `log_prob(w)`; sums over weights are taken by the posterior's KL."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesrnn.draws import check_choice
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Prior(Protocol):
+    """What a posterior needs of a prior: log-densities of a weight tensor, whose sum is log p(w)."""
+
+    def log_prob(self, w: Tensor, *, group_dim: int | None = None) -> Tensor:
+        """Log-density of `w`. `group_dim` is the axis of the input units, for priors that group weights by it."""
+        ...
+
+
+def _check_sigma(name: str, sigma: float) -> float:
+    if not isinstance(sigma, (int, float)) or not math.isfinite(sigma) or sigma <= 0:
+        raise ValueError(f"{name} must be a positive number, got {sigma!r}: it is a standard deviation")
+    return float(sigma)
+
+
+class Normal:
+    """N(0, sigma^2) on every weight.
+
+    Args:
+        sigma: standard deviation.
+    """
+
+    def __init__(self, sigma: float = 1.0) -> None:
+        self.sigma = _check_sigma("sigma", sigma)
+
+    def log_prob(self, w: Tensor, *, group_dim: int | None = None) -> Tensor:
+        """Elementwise, the shape of `w`."""
+        return -0.5 * (w / self.sigma).square() - math.log(self.sigma) - 0.5 * _LOG_2PI
+
+    def __repr__(self) -> str:
+        return f"Normal(sigma={self.sigma:g})"
+
+
+class ScaleMixture:
+    """pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2) (Blundell et al. 2015; arXiv 1704.02798, Eq. 18).
+
+    Args:
+        pi: weight of the first component, in (0, 1).
+        sigma1, sigma2: standard deviations.
+        group: what shares one mixture indicator. "input": all outgoing weights of one input unit (for an embedding
+            one word's row, for a bias the whole vector), as in the authors' released code: with it whole units can
+            leave the model. "weight": every weight its own, as Eq. 18 is written.
+    """
+
+    def __init__(self, pi: float, sigma1: float, sigma2: float, group: str = "input") -> None:
+        if not isinstance(pi, (int, float)) or not 0 < pi < 1:
+            raise ValueError(f"pi must be a number in (0, 1), got {pi!r}: it is the weight of the first component")
+        self.pi = float(pi)
+        self.sigma1, self.sigma2 = _check_sigma("sigma1", sigma1), _check_sigma("sigma2", sigma2)
+        self.group = check_choice("group", group, ("input", "weight"))
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of one weight under the mixture."""
+        return math.sqrt(self.pi * self.sigma1**2 + (1 - self.pi) * self.sigma2**2)
+
+    def log_prob(self, w: Tensor, *, group_dim: int | None = None) -> Tensor:
+        """Per weight (the shape of `w`), or per group: one value for each input unit, one for a vector.
+
+        Args:
+            group_dim: the axis of the input units; None: 1 for matrices (out, in) and convolutions (out, in, …).
+        """
+        if self.group == "weight":
+            return self._mix(w.square(), 1)
+        if w.ndim < 2:
+            return self._mix(_SumOfSquares.apply(w, None), w.numel())
+        axis = 1 if group_dim is None else group_dim % w.ndim
+        return self._mix(_SumOfSquares.apply(w, axis), w.numel() // w.shape[axis])
+
+    def _mix(self, squares: Tensor, n: int) -> Tensor:
+        """log of the mixture of n independent normals each, given the sum of squares; in log space throughout."""
+        parts = []
+        for weight, sigma in ((self.pi, self.sigma1), (1 - self.pi, self.sigma2)):
+            constant = math.log(weight) - n * (math.log(sigma) + 0.5 * _LOG_2PI)
+            parts.append(constant - squares * (0.5 / sigma**2))
+        return torch.logaddexp(*parts)
+
+    def __repr__(self) -> str:
+        return f"ScaleMixture(pi={self.pi:g}, sigma1={self.sigma1:g}, sigma2={self.sigma2:g}, group={self.group!r})"
+
+
+class _SumOfSquares(torch.autograd.Function):
+    """Sum of squares over all axes but one (None: over all), without a temporary of the size of `w`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(w: Tensor, axis: int | None) -> Tensor:
+        dims = None if axis is None else [d for d in range(w.ndim) if d != axis]
+        return torch.linalg.vector_norm(w, dim=dims).square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        w, ctx.axis = inputs
+        ctx.save_for_backward(w)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (w,) = ctx.saved_tensors
+        if ctx.axis is not None:
+            grad = grad.view([-1 if d == ctx.axis else 1 for d in range(w.ndim)])
+        return (2 * grad) * w, None

@@ -1,0 +1,111 @@
+"""Pruning by signal-to-noise: weights whose posterior is mostly noise can go (arXiv 1704.02798, section 5.3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
+
+_GONE = -40.0  # rho of a pruned weight: sigma = 4e-18, a point mass at 0
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What went where."""
+
+    name: str
+    removed: int
+    total: int
+
+    @property
+    def fraction(self) -> float:
+        return self.removed / self.total
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """The outcome of `br.prune`.
+
+    `threshold` is the largest |mean| / sigma that was removed (per tensor: of all tensors), `tensors` has a line for
+    each Bayesian parameter.
+    """
+
+    fraction: float
+    threshold: float
+    tensors: tuple[Pruned, ...]
+
+    @property
+    def removed(self) -> int:
+        return sum(t.removed for t in self.tensors)
+
+    @property
+    def total(self) -> int:
+        return sum(t.total for t in self.tensors)
+
+    def __str__(self) -> str:
+        width = max(len(t.name) for t in self.tensors)
+        lines = [f"{t.name:<{width}}  {t.removed:>12,} of {t.total:>12,}  {t.fraction:7.1%}" for t in self.tensors]
+        share = self.removed / self.total
+        return "\n".join([*lines, f"{'all':<{width}}  {self.removed:>12,} of {self.total:>12,}  {share:7.1%}"])
+
+
+def _posterior(q: BayesByBackprop | PosteriorSharpening) -> BayesByBackprop:
+    inner = q.q if isinstance(q, PosteriorSharpening) else q
+    if not isinstance(inner, BayesByBackprop):
+        raise TypeError(
+            f"signal-to-noise needs a br.BayesByBackprop, got {type(q).__name__}: other posteriors have no sigma"
+        )
+    return inner
+
+
+@torch.no_grad()
+def signal_to_noise(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
+    """|mean| / sigma of every weight, by parameter name, in the parameter's shape."""
+    return {name: mean.abs() / sigma for name, mean, sigma in _posterior(q).named_posteriors()}
+
+
+@torch.no_grad()
+def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tensor: bool = False) -> PruneReport:
+    """Remove the given fraction of the weights, those of lowest |mean| / sigma, in place.
+
+    A removed weight has mean 0 and no noise: it is 0 in the mean and in every draw. Pruning again removes further;
+    `copy.deepcopy(q)` first keeps the original.
+
+    Args:
+        fraction: of all Bayesian weights, in [0, 1].
+        per_tensor: remove this fraction of every parameter, instead of ranking all weights together.
+    """
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be a number in [0, 1], got {fraction!r}: 0.8 removes 80% of the weights")
+    inner = _posterior(q)
+    ratios = signal_to_noise(inner)
+    names = list(ratios)
+    if per_tensor:
+        masks = {n: _lowest(ratios[n].flatten(), fraction) for n in names}
+    else:
+        flat = _lowest(torch.cat([ratios[n].flatten() for n in names]), fraction)
+        masks = dict(zip(names, flat.split([ratios[n].numel() for n in names]), strict=True))
+    threshold, report = 0.0, []
+    for name in names:
+        mask = masks[name].view_as(ratios[name])
+        inner.means[name].masked_fill_(mask, 0.0)
+        inner.posterior.rho[name].masked_fill_(mask, _GONE)
+        removed = int(mask.sum())
+        if removed:
+            threshold = max(threshold, float(ratios[name][mask].max()))
+        report.append(Pruned(name, removed, mask.numel()))
+    return PruneReport(float(fraction), threshold, tuple(report))
+
+
+def _lowest(values: Tensor, fraction: float) -> Tensor:
+    """A mask of exactly round(fraction * n) entries, the lowest (of equal ones, the first)."""
+    count = math.floor(fraction * values.numel() + 0.5)
+    mask = torch.zeros_like(values, dtype=torch.bool)
+    if count:
+        mask[torch.argsort(values, stable=True)[:count]] = True
+    return mask

@@ -1,0 +1,161 @@
+"""Measures of whether the uncertainty can be trusted: reversed text, calibration, selective prediction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import draws
+from bayesrnn.prediction import entropy_of
+
+
+@dataclass(frozen=True)
+class EntropyGap:
+    """Mean entropy per word, in nats, of the predictions on a stream read forwards and backwards."""
+
+    forward: float
+    reversed: float
+
+    @property
+    def gap(self) -> float:
+        """How much less certain the model is on reversed text."""
+        return self.reversed - self.forward
+
+    def __float__(self) -> float:
+        return self.gap
+
+
+def entropy_gap(
+    model: nn.Module, stream: Tensor, *, samples: int = 0, window: int = 35, seed: int | None = None
+) -> EntropyGap:
+    """Entropy of predictions on reversed text minus that on the text itself (arXiv 1704.02798, section 5.2).
+
+    A model that knows what it does not know is less certain on text that makes no sense.
+
+    Args:
+        model: maps (tokens (T, B), state) to (logits (T, B, V), state).
+        stream: tokens, (N,) for one stream or (N, B); at least two steps.
+        samples: 0: the posterior mean. N: entropy of the average over N draws, each held over the whole stream.
+        window: steps per call; the state is carried on.
+    """
+    if stream.dim() not in (1, 2) or stream.shape[0] < 2:
+        raise ValueError(f"stream must be tokens of shape (N,) or (N, B) with N >= 2, got {tuple(stream.shape)}")
+    if samples < 0:
+        raise ValueError(f"samples must be 0 (posterior mean) or a number of draws, got {samples!r}")
+    tokens = stream.unsqueeze(1) if stream.dim() == 1 else stream
+    base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
+    return EntropyGap(
+        forward=_mean_entropy(model, tokens[:-1], samples, window, base),
+        reversed=_mean_entropy(model, tokens.flip(0)[:-1], samples, window, base),
+    )
+
+
+@torch.no_grad()
+def _mean_entropy(model: nn.Module, tokens: Tensor, samples: int, window: int, seed: int) -> float:
+    held: list[draws.Draw | None] = [draws.Draw(seed + k) for k in range(samples)] or [None]
+    states: list[Any] = [None] * len(held)
+    total = 0.0
+    for x in tokens.split(window):
+        mean: Any = 0.0
+        for k, one in enumerate(held):
+            with draws.using(model, one):
+                logits, states[k] = model(x) if states[k] is None else model(x, states[k])
+            mean = mean + logits.softmax(-1) / len(held)
+        total += float(entropy_of(mean).sum())
+    return total / tokens.numel()
+
+
+def calibration_error(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> float:
+    """Expected calibration error: |confidence - accuracy| averaged over bins of confidence (torchmetrics).
+
+    Args:
+        probabilities: (..., classes), such as `Prediction.mean`. targets: (...) class indices.
+    """
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    flat, labels = _flat(probabilities, targets)
+    return float(multiclass_calibration_error(flat, labels, num_classes=flat.shape[-1], n_bins=bins))
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """One row per bin of confidence that has any predictions."""
+
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor
+
+
+def reliability(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> Reliability:
+    """Mean confidence and accuracy in equal bins of confidence: the points of a reliability diagram."""
+    flat, labels = _flat(probabilities, targets)
+    confidence, predicted = flat.max(-1)
+    index = (confidence * bins).long().clamp(0, bins - 1)
+    count = torch.bincount(index, minlength=bins)
+    used = count > 0
+    sums = torch.zeros(bins, dtype=flat.dtype, device=flat.device).index_add(0, index, confidence)
+    right = torch.zeros_like(sums).index_add(0, index, (predicted == labels).to(flat.dtype))
+    return Reliability((sums / count)[used], (right / count)[used], count[used])
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """Error rate (or mean loss) of the most certain part of the predictions, for every size of that part."""
+
+    coverage: Tensor
+    risk: Tensor
+
+    @property
+    def area(self) -> float:
+        """Area under the curve (AURC): lower is better."""
+        return float(self.risk.mean())
+
+    def risk_at(self, coverage: float) -> float:
+        """Risk of the most certain `coverage` of the predictions."""
+        if not 0 < coverage <= 1:
+            raise ValueError(f"coverage must be in (0, 1], got {coverage!r}")
+        return float(self.risk[max(math.ceil(coverage * len(self.risk)) - 1, 0)])
+
+
+def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
+    """Selective prediction: keep the predictions that `uncertainty` trusts most, and see the mean loss of those.
+
+    Args:
+        uncertainty: (...), any score that is larger where the model knows less. losses: (...), 0/1 errors or any loss.
+    """
+    if uncertainty.shape != losses.shape or uncertainty.numel() == 0:
+        raise ValueError(
+            f"uncertainty and losses must have one shape and at least one entry, got {tuple(uncertainty.shape)} and {tuple(losses.shape)}"
+        )
+    order = uncertainty.flatten().argsort(stable=True)
+    sorted_losses = losses.flatten()[order].double()
+    n = torch.arange(1, len(order) + 1, device=order.device, dtype=torch.float64)
+    return RiskCoverage(coverage=n / len(order), risk=sorted_losses.cumsum(0) / n)
+
+
+def detection_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
+    """Area under the ROC curve of telling unfamiliar inputs from familiar ones by their uncertainty (torchmetrics)."""
+    from torchmetrics.functional.classification import binary_auroc
+
+    scores = torch.cat([uncertainty_in.flatten(), uncertainty_out.flatten()])
+    labels = torch.cat([torch.zeros(uncertainty_in.numel()), torch.ones(uncertainty_out.numel())]).long()
+    _, inverse = torch.unique(scores, return_inverse=True)  # ranks: torchmetrics takes scores in [0, 1]
+    ranks = inverse.float() / max(int(inverse.max()), 1)
+    return float(binary_auroc(ranks, labels.to(ranks.device)))
+
+
+def interval_coverage(low: Tensor, high: Tensor, targets: Tensor) -> float:
+    """Share of targets inside their interval; compare with the interval's level."""
+    return float(((targets >= low) & (targets <= high)).double().mean())
+
+
+def _flat(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    if probabilities.shape[:-1] != targets.shape or targets.numel() == 0:
+        raise ValueError(
+            f"probabilities (..., classes) and targets (...) do not go together: {tuple(probabilities.shape)} and {tuple(targets.shape)}"
+        )
+    return probabilities.flatten(0, -2), targets.flatten()
