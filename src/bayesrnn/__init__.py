@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from bayesrnn.dynamic import dynamic_evaluation
     from bayesrnn.elbo import ELBO, kl
     from bayesrnn.likelihoods import Categorical, Gaussian
+    from bayesrnn.montecarlo import predict
     from bayesrnn.nn import GRU, LSTM, RNN, Embedding, SequenceDropout
     from bayesrnn.posteriors import BayesByBackprop, Bayesian, Posterior, PosteriorSharpening
-    from bayesrnn.montecarlo import predict
     from bayesrnn.prediction import Prediction
     from bayesrnn.priors import Normal, ScaleMixture
     from bayesrnn.pruning import prune, signal_to_noise

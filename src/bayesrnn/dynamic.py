@@ -44,8 +44,8 @@ def detach(state: Any) -> Any:
 
 def mean_copy(model: nn.Module) -> nn.Module:
     """A plain copy of the model's posterior mean, in eval mode."""
-    made = model.mean_module() if hasattr(model, "mean_module") else copy.deepcopy(model)
-    return made.eval()  # type: ignore[no-any-return, operator]
+    make: Any = getattr(model, "mean_module", None) or (lambda: copy.deepcopy(model))
+    return make().eval()
 
 
 def dynamic_evaluation(
@@ -70,7 +70,7 @@ def dynamic_evaluation(
     Args:
         model: maps (window (T, B), state) to (output, state).
         inputs, targets: the stream, time first: (N,) for one stream, or (N, B, …).
-        lr: step size on the loss summed over the window's steps and averaged over streams. Choose it on validation data.
+        lr: step size on the loss summed over the window's steps, averaged over streams. Choose it on validation data.
         window: steps per update.
         rule: "sgd" (Mikolov), or "rms" (Krause): steps divided by `sqrt(gradient_scale) + epsilon`.
         decay: for both rules, the pull back to the trained weights after each step (Krause's lambda).
@@ -90,7 +90,8 @@ def dynamic_evaluation(
         raise ValueError(f"window must be at least 1, got {window!r}")
     if inputs.shape[0] == 0 or inputs.shape[0] != targets.shape[0]:
         raise ValueError(
-            f"inputs and targets must be equally long streams of at least one step, got {inputs.shape[0]} and {targets.shape[0]}"
+            "inputs and targets must be equally long streams of at least one step, "
+            f"got {inputs.shape[0]} and {targets.shape[0]}"
         )
     scored = Categorical() if likelihood is None else likelihood
     adapted = mean_copy(model)

@@ -58,21 +58,23 @@ class ELBO(nn.Module):
         super().__init__()
         if isinstance(num_data, bool) or not isinstance(num_data, (int, float)) or not num_data > 0:
             raise ValueError(
-                f"num_data must be the number of training targets, at least 1, got {num_data!r}: the KL is divided by it"
+                f"num_data must be the number of training targets, at least 1, got {num_data!r}: "
+                "the KL is divided by it"
             )
         self.model, self.likelihood = model, likelihood
         self.num_data, self.length_scale, self.check_finite = num_data, length_scale, check_finite
 
     def forward(self, output: Any, target: Tensor) -> Terms:
-        """`output` is what the model returned for the batch (of a tuple, the first part), `target` what it should say."""
+        """`output` is what the model returned (of a tuple, the first part), `target` what it should say."""
         if isinstance(output, tuple):
             output = output[0]
         nll = self.likelihood.nll(output, target)
         divergence = kl(self.model, length_scale=self.length_scale).to(nll.device)
         sharpening = nll.new_zeros(())
-        for module in self.model.modules():
-            if hasattr(module, "sharpening_kl"):
-                sharpening = sharpening + module.sharpening_kl()
+        part: Any
+        for part in self.model.modules():
+            if hasattr(part, "sharpening_kl"):
+                sharpening = sharpening + part.sharpening_kl()
         loss = (nll + sharpening) / self.likelihood.count(target) + divergence / self.num_data
         if self.check_finite and not _capturing(loss) and not bool(torch.isfinite(loss)):
             blame = "the negative log-likelihood" if not bool(torch.isfinite(nll)) else "the KL"
@@ -99,6 +101,7 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
     """
     terms: list[Tensor] = []
     counted: set[int] = set()
+    module: Any
     for module in model.modules():
         if hasattr(module, "posterior_kl"):
             terms.append(module.posterior_kl())

@@ -129,7 +129,8 @@ def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
     """
     if uncertainty.shape != losses.shape or uncertainty.numel() == 0:
         raise ValueError(
-            f"uncertainty and losses must have one shape and at least one entry, got {tuple(uncertainty.shape)} and {tuple(losses.shape)}"
+            "uncertainty and losses must have one shape and at least one entry, "
+            f"got {tuple(uncertainty.shape)} and {tuple(losses.shape)}"
         )
     order = uncertainty.flatten().argsort(stable=True)
     sorted_losses = losses.flatten()[order].double()
@@ -156,6 +157,7 @@ def interval_coverage(low: Tensor, high: Tensor, targets: Tensor) -> float:
 def _flat(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if probabilities.shape[:-1] != targets.shape or targets.numel() == 0:
         raise ValueError(
-            f"probabilities (..., classes) and targets (...) do not go together: {tuple(probabilities.shape)} and {tuple(targets.shape)}"
+            "probabilities (..., classes) and targets (...) do not go together: "
+            f"{tuple(probabilities.shape)} and {tuple(targets.shape)}"
         )
     return probabilities.flatten(0, -2), targets.flatten()

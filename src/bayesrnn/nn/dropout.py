@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import draws
@@ -53,7 +53,7 @@ class SequenceDropout(nn.Module):
         one = input.dim() == 2
         rows = 1 if one else input.shape[0 if self.batch_first else 1]
         shape = input.shape[1:] if one else input.shape[2:]
-        mask: Tensor = source.units("units", noise, shape, input, rows=rows, shared=shared)
+        mask = source.units("units", noise, shape, input, rows=rows, shared=shared)
         if mask.ndim > len(shape) and not one:
             mask = mask.unsqueeze(1 if self.batch_first else 0)
         return input * mask

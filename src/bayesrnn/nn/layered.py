@@ -123,7 +123,10 @@ def flat_weights(module: nn.RNNBase, rates: Rates, source: Source, rows: int) ->
     for suffix in names(module):
         noise = layer_noise(module, rates, suffix, source, rows)
         replaced[f"weight_ih{suffix}"], replaced[f"weight_hh{suffix}"] = noise.w_ih, noise.w_hh
-    return [replaced.get(n, w) for n, w in zip(module._flat_weights_names, module._flat_weights, strict=True)]
+    flat: list[Any] = [
+        replaced.get(n, w) for n, w in zip(module._flat_weights_names, module._flat_weights, strict=True)
+    ]
+    return flat
 
 
 def _direction(
@@ -183,7 +186,7 @@ def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | 
         states = _states(module, hx, x, sizes[0], False)
         if packed.sorted_indices is not None:
             states = tuple(s.index_select(1, packed.sorted_indices) for s in states)
-        given = states if module.mode == "LSTM" else states[0]
+        given: Any = states if module.mode == "LSTM" else states[0]
         module.check_forward_args(x, given, packed.batch_sizes)
     else:
         if input.dim() not in (2, 3):
@@ -195,7 +198,8 @@ def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | 
             input = input.unsqueeze(0 if module.batch_first else 1)
         rows = input.shape[0 if module.batch_first else 1]
         states = _states(module, hx, input, rows, unbatched)
-        module.check_forward_args(input, states if module.mode == "LSTM" else states[0], None)
+        given = states if module.mode == "LSTM" else states[0]
+        module.check_forward_args(input, given, None)
         x = input.transpose(0, 1) if module.batch_first else input
         if x.shape[0] == 0:
             raise RuntimeError("expected a sequence of at least one step, got T=0")

@@ -76,7 +76,7 @@ class _Noisy(_Base):
         """torch's own forward, on `weights` where given."""
         kept = self._flat_weights
         if weights is not None:
-            self._flat_weights = weights
+            self._flat_weights = list(weights)
         try:
             result: tuple[Any, Any] = super().forward(input, hx)
         finally:

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from bayesrnn.kernels.gaussian.pool import Pool
 
 _BLOCK = 1 << 17  # elements worked on at a time: a few such arrays stay in a core's L2 cache
+_softplus: Any = torch._C._nn.softplus
 _NOISE_BLOCK = 1 << 19  # elements per generator: fixes the numbers, whatever the number of threads
 
 
@@ -75,7 +76,7 @@ class _Sample(torch.autograd.Function):
             if mean.device.type != "cpu":
                 scratch = torch.empty(mean.numel(), dtype=mean.dtype, device=mean.device)
             for m, r, e, w, s in _blocks(mean, rho, eps, weight, sigma):
-                torch._C._nn.softplus(r, out=s)
+                _softplus(r, out=s)
                 torch.addcmul(m, s, e, out=w)
                 if sums_wanted:
                     logs = torch.clamp_min(s, tiny, out=scratch[: s.numel()]).log_()
@@ -102,7 +103,7 @@ class _Sample(torch.autograd.Function):
         sigmas, ctx.sigmas = ctx.sigmas, None
         if sigmas is None:  # a second backward through the same draw: the first one used the buffers up
             sigmas = [torch.nn.functional.softplus(r) for r in ctx.rhos]
-        d_rhos = []
+        d_rhos: list[Tensor | None] = []
         for rho, sigma, eps, d_weight in zip(ctx.rhos, sigmas, ctx.noise, d_weights, strict=True):
             if d_weight is None and d_sums is None:
                 d_rhos.append(None)

@@ -13,5 +13,6 @@ def sample(means: Sequence[Tensor], rhos: Sequence[Tensor], noise: Sequence[Tens
     """theta = mean + sigma * noise with sigma = softplus(rho), and the sums (sum log sigma, sum sigma^2)."""
     sigmas = [F.softplus(rho) for rho in rhos]
     weights = [m + s * e.to(m) for m, s, e in zip(means, sigmas, noise, strict=True)]
-    sums = torch.stack([sum(s.log().sum() for s in sigmas), sum(s.square().sum() for s in sigmas)])
-    return weights, sums
+    logs = torch.stack([s.log().sum() for s in sigmas]).sum()
+    squares = torch.stack([s.square().sum() for s in sigmas]).sum()
+    return weights, torch.stack([logs, squares])

@@ -87,10 +87,10 @@ class _LSTM(torch.autograd.Function):
         torch.addcmul(o, o, o, value=-1, out=l_o).mul_(tanh_cells)
         to_cell = torch.addcmul(o, tanh_cells * tanh_cells, o, value=-1)
 
-        if ragged := not is_rectangular(sizes):
+        ragged = not is_rectangular(sizes)
+        dh: Any = d_h
+        if ragged:
             dh = torch.zeros_like(h0) if d_h is None else d_h.clone()
-        else:
-            dh = None if d_h is None else d_h
         dc = torch.zeros_like(c0) if d_c is None else d_c.clone()
         d_outs = None if d_out is None else d_out.split(sizes)
         product = backward_product(w_hh, z_h, rows=batch, repeats=steps)
