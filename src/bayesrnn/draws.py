@@ -13,6 +13,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import torch
@@ -34,7 +36,9 @@ class Noise:
 
     def sample(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         out = torch.empty(tuple(shape), device=like.device, dtype=torch.float32)  # same numbers in any dtype
-        if self.kind == "bernoulli":
+        if self.p == 1:
+            out.zero_()  # torch's own dropout layers allow it
+        elif self.kind == "bernoulli":
             out.bernoulli_(1 - self.p, generator=generator).div_(1 - self.p)
         else:
             out.normal_(1.0, (self.p / (1 - self.p)) ** 0.5, generator=generator)
@@ -81,6 +85,8 @@ class Draw:
     """One draw of all random weights. Made by `bayesrnn.draw`; the same `seed` gives the same draw again."""
 
     def __init__(self, seed: int | None = None) -> None:
+        if seed is not None and not isinstance(seed, Integral):
+            raise ValueError(f"seed must be a whole number, or None for a new draw, got {seed!r}")
         self.seed = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
         self._held: dict[str, Any] = {}
 
@@ -101,15 +107,19 @@ class Draw:
         size = tuple(shape) if shared else (rows, *shape)
         held = self._held.get(key)
         if held is None:
-            held = noise.sample(size, like, self._generator(key, like.device))
-        elif held.shape != size:
+            held = noise.sample(size, like.new_empty(0, dtype=torch.float32), self._generator(key, like.device))
+        elif not shared and held.shape[0] != rows:
             raise ValueError(
                 f"this draw was made for a batch of {held.shape[0]} but the input is a batch of {rows}: "
                 "inside one br.draw every call takes the same sequences; start a new draw for another batch"
             )
-        held = held.to(like)
-        self._held[key] = held
-        return held
+        elif held.shape != size:
+            raise ValueError(
+                f"this draw has noise for units of shape {tuple(held.shape[len(size) - len(shape) :])} but the input "
+                f"has {tuple(shape)}: use one layer for each size, or a new draw"
+            )
+        self._held[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
+        return self._held[key].to(like.dtype)
 
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
         generator = self.stream(key, like.device)
@@ -155,13 +165,19 @@ class Stacked:
 
 
 class Bound:
-    """A source seen from one module of the model: the module's name becomes part of every key."""
+    """A source seen from one module of the model: the module's name becomes part of every key.
 
-    def __init__(self, source: Source | None, name: str) -> None:
-        self.source, self.name = source, name
+    It is `live` until its block ends; a copy of the module made inside the block shares the draw until then.
+    """
+
+    def __init__(self, source: Source | None, name: str, outer: Bound | None = None, *, live: bool = True) -> None:
+        self.source, self.name, self.outer, self.live = source, name, outer, live
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
-        return self  # a module copied inside the block shares the draw
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Bound, None, self.name, live=False), ()  # a saved module is outside the block
 
     def units(self, key: str, *args: Any, **kwargs: Any) -> Tensor:
         assert self.source is not None
@@ -179,6 +195,8 @@ class Bound:
 def source(module: nn.Module) -> Source | None:
     """Where `module` takes its noise from now; None: it uses the posterior mean."""
     bound: Bound | None = module.__dict__.get(_SLOT)
+    while bound is not None and not bound.live:
+        bound = bound.outer
     if bound is not None:
         return bound if bound.source is not None else None
     return FRESH if module.training else None
@@ -187,18 +205,19 @@ def source(module: nn.Module) -> Source | None:
 @contextmanager
 def bind(model: nn.Module, to: Source | None) -> Iterator[None]:
     """Bind every module of `model` to a source (None: the mean) for the length of a `with` block."""
-    before: list[tuple[nn.Module, Bound | None]] = []
+    changed: list[tuple[nn.Module, Bound]] = []
     for name, module in model.named_modules():
-        before.append((module, module.__dict__.get(_SLOT)))
-        module.__dict__[_SLOT] = Bound(to, name)
+        bound = Bound(to, name, module.__dict__.get(_SLOT))
+        changed.append((module, bound))
+        module.__dict__[_SLOT] = bound
     try:
         yield
     finally:
-        for module, bound in before:
-            if bound is None:
-                module.__dict__.pop(_SLOT, None)
-            else:
-                module.__dict__[_SLOT] = bound
+        for module, bound in changed:
+            bound.live = False
+            module.__dict__.pop(_SLOT, None)
+            if bound.outer is not None:
+                module.__dict__[_SLOT] = bound.outer
 
 
 @contextmanager
@@ -241,26 +260,19 @@ def using(model: nn.Module, held: Draw | None) -> Iterator[None]:
 @contextmanager
 def mean(model: nn.Module) -> Iterator[None]:
     """Use the posterior mean for every call inside the block, also in train mode."""
-    from bayesrnn.nn.plain import torch_noise_layers
+    from bayesrnn.nn.plain import no_torch_noise
 
-    noisy = [(layer, layer.training) for _, layer in torch_noise_layers(model)]
-    with bind(model, None):
-        try:
-            for layer, _ in noisy:
-                layer.training = False
-            yield
-        finally:
-            for layer, training in noisy:
-                layer.training = training
+    with bind(model, None), no_torch_noise(model):
+        yield
 
 
 def check_probability(name: str, p: float) -> float:
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p < 1:
+    if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= p < 1:
         raise ValueError(f"{name} must be a number in [0, 1), got {p!r}: it is the probability of dropping")
     return float(p)
 
 
-def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value

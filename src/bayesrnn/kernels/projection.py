@@ -25,5 +25,5 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None,
     gates, features = mask.shape[1], x.shape[1]
     masked = x * per_row(mask, batch_sizes).transpose(0, 1)  # (G, N, F)
     out = torch.bmm(masked, weight.view(gates, -1, features).transpose(1, 2))
-    out = out.transpose(0, 1).reshape(x.shape[0], -1)
+    out = out.transpose(0, 1).flatten(1)
     return out if bias is None else out + bias

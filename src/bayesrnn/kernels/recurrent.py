@@ -54,5 +54,5 @@ def weight_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes:
         return d.t() @ times_rows(h_prev, mask, batch_sizes)
     gates = mask.shape[1]
     masked = h_prev * per_row(mask, batch_sizes).transpose(0, 1)  # (G, N, P)
-    by_gate = d.view(d.shape[0], gates, -1).permute(1, 2, 0)  # (G, H, N)
+    by_gate = d.unflatten(1, (gates, -1)).permute(1, 2, 0)  # (G, H, N)
     return torch.bmm(by_gate, masked).flatten(0, 1)

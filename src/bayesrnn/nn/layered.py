@@ -157,6 +157,14 @@ def _direction(
     return tuple(out)
 
 
+def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:
+    if module.mode == "LSTM":
+        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+            raise TypeError("an LSTM's state is a pair of tensors (h, c): pass what the layer returned, or nothing")
+    elif not isinstance(hx, Tensor):
+        raise TypeError(f"the state of a {cell_of(module)} is one tensor h: pass what the layer returned, or nothing")
+
+
 def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) -> tuple[Tensor, ...]:
     """The initial state as a tuple of (layers * directions, rows, size), zeros where none was given."""
     count = module.num_layers * (2 if module.bidirectional else 1)
@@ -166,6 +174,7 @@ def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) 
         if module.mode != "LSTM":
             return (h,)
         return h, torch.zeros(count, rows, module.hidden_size, dtype=x.dtype, device=x.device)
+    check_kind_of_state(module, hx)
     states = tuple(hx) if module.mode == "LSTM" else (hx,)
     if unbatched:
         if any(s.dim() != 2 for s in states):
@@ -184,10 +193,10 @@ def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | 
     if packed is not None:
         x, sizes = packed.data, packed.batch_sizes.tolist()
         states = _states(module, hx, x, sizes[0], False)
-        if packed.sorted_indices is not None:
-            states = tuple(s.index_select(1, packed.sorted_indices) for s in states)
         given: Any = states if module.mode == "LSTM" else states[0]
         module.check_forward_args(x, given, packed.batch_sizes)
+        if packed.sorted_indices is not None:
+            states = tuple(s.index_select(1, packed.sorted_indices) for s in states)
     else:
         if input.dim() not in (2, 3):
             raise ValueError(
@@ -225,7 +234,7 @@ def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | 
             final = tuple(s.index_select(1, packed.unsorted_indices) for s in final)
         result: Any = PackedSequence(x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
     else:
-        result = x.view(len(sizes), rows, -1)
+        result = x.view(len(sizes), rows, x.shape[-1])
         if module.batch_first:
             result = result.transpose(0, 1)
         if unbatched:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,44 +31,99 @@ def torch_noise_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+Change = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+
+
+class _Forward:
+    """A module's forward inside a block. Copies of the module get one of their own; it ends with the block."""
+
+    def __init__(self, module: nn.Module, change: Change, block: list[bool], outer: Callable[..., Any] | None) -> None:
+        self.module, self.change, self.block, self.outer = module, change, block, outer
+        self.plain = partial(type(module).forward, module) if outer is None else outer
+        self.changed = change(module, self.plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self.changed if self.block else self.plain)(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        module = memo.get(id(self.module), self.module)
+        return _Forward(module, self.change, self.block, copy.deepcopy(self.outer, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (type(self.module).forward, self.module)  # a saved module is outside the block
+
+
 @contextmanager
-def _replaced(changes: list[tuple[nn.Module, Callable[..., Any] | None]]) -> Iterator[None]:
-    """Put each module in training mode, and its forward (where given) in place, for the length of the block."""
-    before = [(m, m.training, m.__dict__.get("forward")) for m, _ in changes]
+def _changed(changes: list[tuple[nn.Module, Change]]) -> Iterator[None]:
+    """Put the changed forwards in place for the length of the block."""
+    block, before = [True], [(m, m.__dict__.get("forward")) for m, _ in changes]
+    # torch's fused transformer layers, taken in eval mode, would not ask their dropout layers
+    fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        for module, forward in changes:
-            module.training = True
-            if forward is not None:
-                module.__dict__["forward"] = forward
+        if changes:
+            torch.backends.mha.set_fastpath_enabled(False)
+        for (module, change), (_, outer) in zip(changes, before, strict=True):
+            module.__dict__["forward"] = _Forward(module, change, block, outer)
         yield
     finally:
-        for module, training, forward in before:
-            module.training = training
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        block.clear()
+        for module, forward in before:
             module.__dict__.pop("forward", None)
             if forward is not None:
                 module.__dict__["forward"] = forward
 
 
 @contextmanager
-def seeded_torch_noise(model: nn.Module, draw: Draw) -> Iterator[None]:
-    """torch's noise layers on, each with random numbers of its own from the draw's seed."""
+def _set(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    kept = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, kept)
 
-    def seeded(name: str, module: nn.Module) -> Callable[..., Any]:
-        forward = module.forward
+
+@contextmanager
+def no_torch_noise(model: nn.Module) -> Iterator[None]:
+    """torch's noise layers off, also in train mode."""
+
+    def off(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        # by the rate where there is one: cuDNN's recurrent kernels have no backward in eval mode
+        name, value = ("dropout", 0.0) if hasattr(module, "dropout") else ("training", False)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
-            generator = draw.stream(f"{name}.torch", device)
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                _set_state(generator, device)
-                out = forward(*args, **kwargs)
-                _keep_state(generator, device)
-            return out
+            with _set(module, name, value):
+                return forward(*args, **kwargs)
 
         return call
 
-    ours = [(n, m) for n, m in torch_noise_layers(model) if not hasattr(m, "rates")]
-    with _replaced([(m, seeded(n, m)) for n, m in ours]):
+    with _changed([(m, off) for _, m in torch_noise_layers(model)]):
+        yield
+
+
+@contextmanager
+def seeded_torch_noise(model: nn.Module, draw: Draw) -> Iterator[None]:
+    """torch's noise layers on, each with random numbers of its own from the draw's seed."""
+
+    def seeded(name: str) -> Change:
+        def change(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
+                generator = draw.stream(f"{name}.torch", device)
+                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                    _set_state(generator, device)
+                    with _set(module, "training", True):
+                        out = forward(*args, **kwargs)
+                    _keep_state(generator, device)
+                return out
+
+            return call
+
+        return change
+
+    theirs = [(n, m) for n, m in torch_noise_layers(model) if not hasattr(m, "rates")]
+    with _changed([(m, seeded(n)) for n, m in theirs]):
         yield
 
 
@@ -97,7 +154,7 @@ def folded_torch_noise(model: nn.Module, folded: Draw | Stacked, *, rows: int, b
     Raises `Unfoldable` inside, where a layer's input has no recognisable batch axis, or for noise of other kinds.
     """
 
-    def unit_dropout(name: str, module: nn.Module) -> Callable[..., Any]:
+    def unit_dropout(name: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         noise = Noise(float(module.p))  # type: ignore[arg-type]
         channel_dims = next((d for kind, d in _CHANNEL_DIMS.items() if isinstance(module, kind)), None)
 
@@ -114,20 +171,21 @@ def folded_torch_noise(model: nn.Module, folded: Draw | Stacked, *, rows: int, b
 
         return call
 
-    def between_layers(name: str, module: nn.RNNBase) -> Callable[..., Any]:
+    def between_layers(name: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        assert isinstance(module, nn.RNNBase)
         bound = Bound(folded, name)
         return lambda input, hx=None: layered.run(module, layered.Rates(), input, hx, bound)
 
-    changes: list[tuple[nn.Module, Callable[..., Any] | None]] = []
+    changes: list[tuple[nn.Module, Change]] = []
     for name, module in torch_noise_layers(model):
         if isinstance(module, _UNIT_DROPOUT):
-            changes.append((module, unit_dropout(name, module)))
+            changes.append((module, partial(unit_dropout, name)))
         elif isinstance(module, nn.RNNBase):
             if not hasattr(module, "rates"):
-                changes.append((module, between_layers(name, module)))
+                changes.append((module, partial(between_layers, name)))
         else:
             raise Unfoldable(f"{name} ({type(module).__name__}) has noise that cannot be folded")
-    with _replaced(changes):
+    with _changed(changes):
         yield
 
 

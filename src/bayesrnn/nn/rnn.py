@@ -51,10 +51,15 @@ class _Noisy(_Base):
             rates[name] = draws.check_probability(name, rates[name])
         draws.check_choice("noise", rates["noise"], ("bernoulli", "gaussian"))
         draws.check_choice("share", rates["share"], ("sequence", "batch"))
+        draws.check_choice("tied", rates["tied"], (True, False))
         rates["cell_dropout"] = draws.check_probability("cell_dropout", cell_dropout)
         self.rates = layered.Rates(**rates)
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:  # type: ignore[override]
+        if hx is not None:
+            layered.check_kind_of_state(self, hx)
+            if isinstance(input, PackedSequence):  # torch would sort the state's rows before it counts them
+                self.check_forward_args(input.data, hx, input.batch_sizes)
         source = draws.source(self)
         noisy = source is not None and (self.rates.any or (self.dropout > 0 and source is not draws.FRESH))
         if kernels.forced():
