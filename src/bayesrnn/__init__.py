@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bayesrnn._version import __version__
 
 if TYPE_CHECKING:
-    from bayesrnn import kernels, uncertainty
+    from bayesrnn import dynamic, kernels, uncertainty
     from bayesrnn.draws import draw, mean
     from bayesrnn.dynamic import dynamic_evaluation
     from bayesrnn.elbo import ELBO, kl
@@ -49,7 +49,7 @@ _HOME = {
     "signal_to_noise": "pruning",
     "entropy_gap": "uncertainty",
 }
-_MODULES = ("kernels", "uncertainty")
+_MODULES = ("dynamic", "kernels", "uncertainty")
 
 __all__ = [
     "ELBO",
@@ -69,6 +69,7 @@ __all__ = [
     "SequenceDropout",
     "__version__",
     "draw",
+    "dynamic",
     "dynamic_evaluation",
     "entropy_gap",
     "kernels",

@@ -58,7 +58,7 @@ def dynamic_evaluation(
     likelihood: Likelihood | None = None,
     rule: str = "sgd",
     decay: float = 0.0,
-    gradient_scale: nn.Module | dict[str, Tensor] | None = None,
+    gradient_scale: dict[str, Tensor] | None = None,
     epsilon: float = 1e-3,
     clip: float | None = None,
     state: Any = None,
@@ -97,13 +97,15 @@ def dynamic_evaluation(
     adapted = mean_copy(model)
     weights = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
     start = {n: p.detach().clone() for n, p in weights.items()} if decay else {}
-    scale = dict(gradient_scale) if isinstance(gradient_scale, dict) else {}
+    scale = dict(gradient_scale or {}) if rule == "rms" else {}
+    if rule == "rms" and (missing := weights.keys() - scale.keys()):
+        raise ValueError(f"gradient_scale has nothing for {sorted(missing)[0]!r}: make it from this same model")
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     total, count = 0.0, 0
     with differentiable_in_eval(adapted), torch.enable_grad():
         for x, y in zip(inputs.split(window), targets.split(window), strict=True):
-            output, state = _call(adapted, x, state)
+            output, state = call(adapted, x, state)
             nll = scored.nll(output, y)
             value = float(nll.detach())
             if not math.isfinite(value):
@@ -115,7 +117,8 @@ def dynamic_evaluation(
     return DynamicResult(total, count, adapted)
 
 
-def _call(model: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+def call(model: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Output and next state (None where the model returns the output alone)."""
     result = model(x) if state is None else model(x, state)
     if isinstance(result, tuple):
         return result[0], result[1]
@@ -134,6 +137,9 @@ def _step(
     clip: float | None,
 ) -> None:
     factor = 1.0
+    rms_mean: Any = 1.0
+    if scale and decay:
+        rms_mean = sum(s.sqrt().sum() for s in scale.values()) / sum(s.numel() for s in scale.values())
     if clip is not None:
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients if g is not None))
         factor = min(1.0, clip / (norm + 1e-12))
@@ -143,7 +149,7 @@ def _step(
             # Krause et al., Eq. 6: RMS-scaled steps; the pull is stronger where gradients were large
             rms = scale[name].sqrt()
             if pull is not None:
-                pull = pull * torch.clamp(rms / rms.mean(), max=1 / decay)
+                pull = pull * torch.clamp(rms / rms_mean, max=1 / decay)
             if gradient is not None:
                 gradient = gradient / (rms + epsilon)
         if gradient is not None:
@@ -170,7 +176,7 @@ def mean_squared_gradients(
     state, windows = None, 0
     with differentiable_in_eval(copied), torch.enable_grad():
         for x, y in zip(inputs.split(window), targets.split(window), strict=True):
-            output, state = _call(copied, x, state)
+            output, state = call(copied, x, state)
             loss = scored.nll(output, y) / inputs.shape[1]
             state = detach(state)
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)

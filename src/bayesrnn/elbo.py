@@ -66,7 +66,7 @@ class ELBO(nn.Module):
 
     def forward(self, output: Any, target: Tensor) -> Terms:
         """`output` is what the model returned (of a tuple, the first part), `target` what it should say."""
-        if isinstance(output, tuple):
+        if isinstance(output, (tuple, list)):
             output = output[0]
         nll = self.likelihood.nll(output, target)
         divergence = kl(self.model, length_scale=self.length_scale).to(nll.device)
@@ -77,6 +77,8 @@ class ELBO(nn.Module):
                 sharpening = sharpening + part.sharpening_kl()
         loss = (nll + sharpening) / self.likelihood.count(target) + divergence / self.num_data
         if self.check_finite and not _capturing(loss) and not bool(torch.isfinite(loss)):
+            if not bool(torch.as_tensor(self.likelihood.count(target))):
+                raise ValueError("no target of this batch counts: it is empty, or all of it is padding; leave it out")
             blame = "the negative log-likelihood" if not bool(torch.isfinite(nll)) else "the KL"
             raise FloatingPointError(
                 f"{blame} is not finite: look for NaN in the inputs or targets, or lower the learning rate"
@@ -100,8 +102,10 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
         length_scale: l, the prior length scale of dropout posteriors: the prior is N(0, 1 / l^2).
     """
     terms: list[Tensor] = []
-    counted: set[int] = set()
     module: Any
+    # a weight with a posterior of its own has its KL there, also inside a layer with dropout
+    owners: list[Any] = [m for m in model.modules() if hasattr(m, "posterior_kl") and hasattr(m, "means")]
+    counted = {id(mean) for owner in owners for mean in owner.means.values()}
     for module in model.modules():
         if hasattr(module, "posterior_kl"):
             terms.append(module.posterior_kl())

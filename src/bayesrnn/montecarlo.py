@@ -36,7 +36,8 @@ def predict(
     """Predict with `samples` draws of the weights, averaging probabilities (not logits).
 
     Draws of dropout layers, ours and torch's, are folded into the batch; draws of whole weights are batched where
-    the device gains from it. The result depends on the seed, not on how the work is cut.
+    the device gains from it. The result depends on the seed, not on how the work is cut. The model runs in eval mode
+    (batch norm and the like change nothing and mix nothing) and comes back in the mode it was in.
 
     Args:
         model: any module that returns a tensor or a tuple whose first part is one, such as `(output, state)`.
@@ -65,11 +66,11 @@ def predict(
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise ValueError("the input has NaN or infinite values: clean or mask them before predicting")
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
-    all_draws = [Draw(_mix(base, k)) for k in range(samples)]
+    seeds = [_mix(base, k) for k in range(samples)]
     axis = _batch_dim(model) if batch_dim is None else batch_dim
-    with _Progress(progress, samples) as report, torch.no_grad():
+    with _Progress(progress, samples) as report, torch.no_grad(), _in_eval(model):
         summary: Summary | None = None
-        for outputs in _outputs(model, x, args, all_draws, axis, memory_limit):
+        for outputs in _outputs(model, x, args, seeds, axis, memory_limit):
             if summary is None:
                 summary = Summary(_likelihood_for(outputs, likelihood), keep_samples)
             summary.add(outputs)
@@ -87,6 +88,8 @@ def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | N
     if given is not None:
         if not isinstance(given, (Categorical, Gaussian)):
             raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {type(given).__name__}")
+        if isinstance(given, Categorical) and (outputs.ndim < 2 or outputs.shape[-1] < 2):
+            raise ValueError("br.Categorical needs logits of at least two classes on the output's last axis")
         return given
     return Categorical() if outputs.ndim > 1 and outputs.shape[-1] > 1 else None
 
@@ -108,35 +111,69 @@ def _batch_dim(model: nn.Module) -> int:
     return 0
 
 
+@contextmanager
+def _in_eval(model: nn.Module) -> Iterator[None]:
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 def _outputs(
-    model: nn.Module, x: Any, args: tuple[Any, ...], all_draws: list[Draw], axis: int, memory_limit: int
+    model: nn.Module, x: Any, args: tuple[Any, ...], seeds: list[int], axis: int, memory_limit: int
 ) -> Iterator[Tensor]:
     """The outputs of all draws, in order, as chunks (draws, *output.shape)."""
     if _has_weight_draws(model):
-        yield from _weight_draws(model, x, args, all_draws, memory_limit)
+        yield from _weight_draws(model, x, args, seeds, memory_limit)
         return
-    chunk = None
-    done = 0
-    foldable = isinstance(x, Tensor) and x.dim() > axis
-    while done < len(all_draws):
-        part = all_draws[done : done + (chunk or 1)]
-        if foldable:
-            try:
-                with _counting(model) as counter:
-                    yield _folded(model, x, args, part, axis)
-                done += len(part)
-                if chunk is None:
-                    chunk = max(1, min(memory_limit // max(counter.bytes, 1), len(all_draws)))
-                continue
-            except Unfoldable:
-                foldable = False
-        yield _one(model, x, args, all_draws[done]).unsqueeze(0)
-        done += 1
-        chunk = 1
+    if not isinstance(x, Tensor) or x.dim() <= axis:
+        yield from (_one(model, x, args, Draw(seed)).unsqueeze(0) for seed in seeds)
+        return
+    try:
+        with _counting(model) as counter:
+            first = _folded(model, x, args, seeds[:1], axis)
+    except Unfoldable:
+        yield from (_one(model, x, args, Draw(seed)).unsqueeze(0) for seed in seeds)
+        return
+    yield first
+    chunk = max(1, min(memory_limit // max(counter.bytes, 1), len(seeds)))
+    checked, done = {1}, 1
+    while done < len(seeds):
+        count = min(chunk, len(seeds) - done)
+        # A model may put its batch where no rule finds it. So the first draw runs again as the last of the first
+        # chunk of each size, and folding goes on only where it gives the same output as alone.
+        again = count not in checked
+        if again and count < chunk:
+            count += 1
+        part = seeds[done : done + count - again] + seeds[:1] * again
+        try:
+            outputs = _folded(model, x, args, part, axis, alone=first.shape[1:])
+        except Exception:
+            if len(part) == 1:
+                raise
+            chunk = 1  # alone each draw ran: the model does not take a longer batch
+            continue
+        if again and not _alike(outputs[-1], first[0]):
+            chunk = 1
+            continue
+        checked.add(count)
+        done += count - again
+        yield outputs[: count - again]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal but for the order of sums."""
+    tolerance = torch.finfo(b.dtype).eps ** 0.5 if b.is_floating_point() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()) if b.numel() else 0.0)
 
 
 def _has_weight_draws(model: nn.Module) -> bool:
-    return any(isinstance(m, Bayesian) or (hasattr(m, "rates") and m.rates.weight_dropout > 0) for m in model.modules())
+    rates: list[Any] = [getattr(m, "rates", None) for m in model.modules()]
+    return any(isinstance(m, Bayesian) for m in model.modules()) or any(r and r.weight_dropout > 0 for r in rates)
 
 
 def _first(output: Any) -> Tensor:
@@ -155,17 +192,20 @@ def _one(model: nn.Module, x: Any, args: tuple[Any, ...], draw: Draw) -> Tensor:
         return _first(model(x, *args))
 
 
-def _folded(model: nn.Module, x: Tensor, args: tuple[Any, ...], part: Sequence[Draw], axis: int) -> Tensor:
-    """All draws of `part` in one pass over a batch that repeats the input for each of them."""
-    count, rows = len(part), x.shape[axis]
+def _folded(
+    model: nn.Module, x: Tensor, args: tuple[Any, ...], seeds: Sequence[int], axis: int, alone: torch.Size | None = None
+) -> Tensor:
+    """The draws of all `seeds` in one pass over a batch that repeats the input; one alone has shape `alone`."""
+    count, rows = len(seeds), x.shape[axis]
     folded = torch.cat([x] * count, dim=axis) if count > 1 else x
-    source = Stacked(part)
+    source = Stacked([Draw(seed) for seed in seeds])
     with draws.bind(model, source), folded_torch_noise(model, source, rows=rows * count, batch_dim=axis):
         output = _first(model(folded, *_repeat_states(args, count)))
-    for out_axis in (axis, 0):
-        if out_axis < output.dim() and output.shape[out_axis] == rows * count:
-            split = output.unflatten(out_axis, (count, rows))
-            return split.movedim(out_axis, 0)
+    if count == 1:
+        return output.unsqueeze(0)
+    for out_axis, size in enumerate(alone or ()):
+        if output.shape == (*alone[:out_axis], size * count, *alone[out_axis + 1 :]):  # type: ignore[index]
+            return output.unflatten(out_axis, (count, size)).movedim(out_axis, 0)
     raise Unfoldable("the output has no batch axis")
 
 
@@ -176,13 +216,13 @@ def _repeat_states(args: Any, count: int) -> Any:
         if args.dim() < 2:
             raise Unfoldable("an argument has no batch axis")
         return torch.cat([args] * count, dim=1)
-    if isinstance(args, tuple):
+    if isinstance(args, (tuple, list)):
         return tuple(_repeat_states(a, count) for a in args)
     return args
 
 
 def _weight_draws(
-    model: nn.Module, x: Any, args: tuple[Any, ...], all_draws: list[Draw], memory_limit: int
+    model: nn.Module, x: Any, args: tuple[Any, ...], seeds: list[int], memory_limit: int
 ) -> Iterator[Tensor]:
     """Draws of whole weights: batched by vmap on an accelerator, one after the other on a CPU.
 
@@ -192,17 +232,18 @@ def _weight_draws(
     device = next(model.parameters()).device
     vectorised = q is not None and device.type != "cpu" and not _has_unit_noise(model)
     done, chunk = 0, 1
-    while done < len(all_draws):
-        part = all_draws[done : done + chunk]
+    while done < len(seeds):
+        part = seeds[done : done + chunk]
         if vectorised and q is not None and len(part) > 1:
-            yield batched_weight_draws(q, x, args, part)
+            yield batched_weight_draws(q, x, args, [Draw(seed) for seed in part])
         else:
             with _counting(model) as counter:
-                yield torch.stack([_one(model, x, args, d) for d in part])
+                outputs = torch.stack([_one(model, x, args, Draw(seed)) for seed in part])
+            yield outputs
         done += len(part)
         if vectorised and chunk == 1:
             weights = sum(p.numel() * p.element_size() for p in model.parameters())
-            chunk = max(1, min(memory_limit // max(counter.bytes + weights, 1), len(all_draws)))
+            chunk = max(1, min(memory_limit // max(counter.bytes + weights, 1), len(seeds)))
 
 
 def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Sequence[Draw]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
+from bayesrnn.dynamic import call
 from bayesrnn.prediction import entropy_of
 
 
@@ -63,7 +64,7 @@ def _mean_entropy(model: nn.Module, tokens: Tensor, samples: int, window: int, s
         mean: Any = 0.0
         for k, one in enumerate(held):
             with draws.using(model, one):
-                logits, states[k] = model(x) if states[k] is None else model(x, states[k])
+                logits, states[k] = call(model, x, states[k])
             mean = mean + logits.softmax(-1) / len(held)
         total += float(entropy_of(mean).sum())
     return total / tokens.numel()

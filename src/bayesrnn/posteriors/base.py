@@ -58,11 +58,11 @@ def _group_dim(owner: nn.Module, parameter: Tensor) -> int | None:
 
 
 def _refuse_unconvertible(module: nn.Module) -> None:
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("a TorchScript module cannot be made Bayesian: wrap the Python module it came from")
     for name, part in module.named_modules():
         where = f"module {name!r}" if name else "the module"
         kind = type(part).__name__
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TypeError(f"{where} is TorchScript and cannot be made Bayesian: wrap the Python module it came from")
         if isinstance(part, Bayesian) or hasattr(part, "posterior_kl"):
             raise TypeError(f"{where} is Bayesian already: wrap each weight once, or only the outer module")
         if kind in ("DataParallel", "DistributedDataParallel", "OptimizedModule", "FullyShardedDataParallel"):
@@ -80,6 +80,7 @@ def find_weights(
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     weights: dict[int, Weight] = {}
     used: set[str] = set()
+    kept_out: set[int] = set()
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner._parameters.items():
             if parameter is None:
@@ -91,10 +92,9 @@ def find_weights(
             misses = [p for p in excluded or [] if fnmatchcase(name, p)]
             used.update(hits, misses)
             if misses:
+                kept_out.add(id(parameter))  # in all its places, where it is tied
                 weights.pop(id(parameter), None)
-                places[id(parameter)] = []
-                continue
-            if id(parameter) in weights or (included is not None and not hits):
+            if id(parameter) in weights or id(parameter) in kept_out or (included is not None and not hits):
                 continue
             if not parameter.requires_grad and included is None:
                 continue

@@ -42,7 +42,7 @@ class ParameterTree(nn.Module):
             node.register_parameter(leaf, nn.Parameter(tensor))
             self._leaves[name] = (node, leaf)
 
-    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _items(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, (node, leaf) in self._leaves.items():
             parameter = node._parameters[leaf]
             assert parameter is not None
@@ -84,13 +84,13 @@ class DiagonalGaussian(nn.Module):
         return F.softplus(self.rho[name])
 
     def noise(self, generator: torch.Generator | None) -> dict[str, Tensor]:
-        made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho.items()}
+        made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho._items()}
         fused.normal_noise(list(made.values()), generator)
         return made
 
     def weights(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> dict[str, Tensor]:
         self._latest = None  # its buffers are free for this draw
-        rhos = dict(self.rho.items())
+        rhos = dict(self.rho._items())
         for name, rho in rhos.items():
             noise[name] = noise[name].to(rho)  # a held draw follows the model's device and dtype
         eps = [noise[n] for n in rhos]
@@ -103,12 +103,12 @@ class DiagonalGaussian(nn.Module):
         return weights
 
     def _versions(self, means: Mapping[str, Tensor]) -> list[int]:
-        return [p._version for _, p in self.rho.items()] + [means[n]._version for n, _ in self.rho.items()]
+        return [p._version for _, p in self.rho._items()] + [means[n]._version for n, _ in self.rho._items()]
 
     def kl(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> Tensor:
         latest = self._latest
         if latest is None or latest[0] is not noise or latest[1] != self._versions(means):
-            names = [n for n, _ in self.rho.items()]
+            names = [n for n, _ in self.rho._items()]
             made, sums = reference.sample(
                 [means[n] for n in names], [self.rho[n] for n in names], [noise[n] for n in names]
             )

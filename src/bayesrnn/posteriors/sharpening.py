@@ -148,7 +148,7 @@ class PosteriorSharpening(nn.Module):
 
     def _perturb(self, theta: dict[str, Tensor], source: draws.Source) -> None:
         def make(generator: torch.Generator | None) -> dict[str, Tensor]:
-            noise = {n: torch.empty_like(t, requires_grad=False) for n, t in theta.items()}
+            noise = {n: torch.empty(t.shape, dtype=t.dtype, device=t.device) for n, t in theta.items()}
             fused.normal_noise(list(noise.values()), generator)
             return noise
 

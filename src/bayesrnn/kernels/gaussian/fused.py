@@ -52,7 +52,7 @@ def normal_noise(buffers: Sequence[Tensor], generator: torch.Generator | None) -
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Matching pieces of tensors of one size."""
-    flat = [t.view(-1) for t in tensors]
+    flat = [t.reshape(-1) for t in tensors]  # a copy only of parameters in another layout, which are read
     if flat[0].numel() <= _BLOCK or flat[0].device.type != "cpu":
         yield tuple(flat)
     else:
