@@ -57,7 +57,7 @@ class Table(nn.Module):
     def __init__(self):
         super().__init__()
         weight = torch.zeros(10, 10)
-        weight[torch.arange(10), (torch.arange(10) + 1) % 10] = 9.0
+        weight[torch.arange(10), (torch.arange(10) + 1) % 10] = 4.0
         noise = torch.full((10, 10), 1.0)
         noise[:, :3] = 0.001
         self.weight = nn.Parameter(torch.where(weight > 0, weight, -noise))
@@ -70,8 +70,8 @@ def test_prunable_finds_how_much_can_go():
     model = Table()
     stream = torch.arange(10).repeat(6).unsqueeze(1)
     before = model.weight.detach().clone()
-    # Of the small ones three lie on the path of the text, where they are 9: 27 remain.
-    assert prunable(model, stream, tolerance=1e-4) == pytest.approx(0.27)
+    # Of the small ones three lie on the path of the text, where they are 4: 27 remain.
+    assert prunable(model, stream, tolerance=3e-4) == pytest.approx(0.27)
     assert prunable(model, stream, tolerance=10.0) >= 0.9
     assert torch.equal(model.weight, before)
 

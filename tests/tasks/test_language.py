@@ -44,6 +44,12 @@ def test_perplexity_restores_the_mode(model):
         assert model.training is mode
 
 
+def test_tied_weights_are_one_parameter():
+    model = LanguageModel(11, 8, tied=True)
+    assert model.decoder.weight is model.embed.weight
+    assert "decoder.weight" not in dict(model.named_parameters())
+
+
 class TestVariational:
     @pytest.fixture
     def noisy(self):

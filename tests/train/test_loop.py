@@ -117,6 +117,14 @@ def test_refuses_a_loss_that_is_not_a_number(bad):
         run(Recorder(), mean_square, lambda: batches)
 
 
+def test_names_the_step_when_the_objective_itself_refuses():
+    def refuses(output, target):
+        raise FloatingPointError("not finite")
+
+    with pytest.raises(UserError, match="at epoch 1, step 1"):
+        run(Recorder(), refuses, lambda: [(torch.ones(2), torch.ones(2))])
+
+
 def test_refuses_no_batches_and_no_epochs():
     with pytest.raises(UserError, match="nothing to train on"):
         run(Recorder(), mean_square, list)

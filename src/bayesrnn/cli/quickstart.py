@@ -119,13 +119,13 @@ def _run(
 
         def on_model(method: str, model: "nn.Module", row: dict[str, Any]) -> None:
             rows.append(row)
-            folder.write(WEIGHTS.format(method), save({k: v.contiguous() for k, v in model.state_dict().items()}))
+            folder.write(WEIGHTS.format(method), save({k: v.clone() for k, v in model.state_dict().items()}))
 
         compare(text, settings, seed=seed, on_step=progress.step, on_epoch=on_epoch, on_model=on_model)
 
     said = findings(rows, epochs=settings.epochs)
     if fast:
-        said.insert(0, "This was --fast, a smoke run: the models have hardly begun to learn, so compare nothing.")
+        said = ["This was --fast, a smoke run: the models have hardly begun to learn, so compare nothing."]
     png = learning_curves({METHODS[method]: Curve(**curve) for method, curve in curves.items()})
     record = {
         "command": invocation,

@@ -30,10 +30,13 @@ class Settings:
 
     hidden: int = 200
     layers: int = 1
+    tied: bool = True
     batch_size: int = 20
     window: int = 35
     epochs: int = 25
     clip: float = 1.0
+    decay: float = 0.85
+    decay_after: int = 12
     min_count: int = 2
     learning_rate: float = 2e-3
     word_dropout: float = 0.2
@@ -49,7 +52,9 @@ class Settings:
     max_valid: int | None = None
 
 
-FAST = Settings(hidden=24, epochs=3, learning_rate=1e-2, bayes_learning_rate=1e-2, entropy_samples=2, max_train=8000)
+FAST = Settings(
+    hidden=24, epochs=3, learning_rate=1e-2, bayes_learning_rate=1e-2, entropy_samples=2, max_train=8000, max_valid=1500
+)
 
 
 class Text:
@@ -89,11 +94,12 @@ def build(method: str, vocabulary: int, settings: Settings) -> nn.Module:
             vocabulary,
             settings.hidden,
             settings.layers,
+            tied=settings.tied,
             word_dropout=settings.word_dropout,
             input_dropout=settings.input_dropout,
             recurrent_dropout=settings.recurrent_dropout,
         )
-    plain = LanguageModel(vocabulary, settings.hidden, settings.layers)
+    plain = LanguageModel(vocabulary, settings.hidden, settings.layers, tied=settings.tied)
     if method == "plain":
         return plain
     prior = br.ScaleMixture(settings.prior_pi, settings.prior_sigma1, settings.prior_sigma2, group="input")
@@ -120,6 +126,7 @@ def train(
         optimizer=torch.optim.Adam(model.parameters(), lr=rate),
         epochs=settings.epochs,
         clip=settings.clip,
+        learning_rate=lambda epoch: settings.decay ** max(0, epoch - settings.decay_after),
         validate=lambda: (perplexity(model, text.train), perplexity(model, text.valid)),
         on_step=on_step,
         on_epoch=on_epoch,
@@ -163,7 +170,8 @@ def row(
     """What the table says of one model. What is not called "end" is measured with the best epoch's weights."""
     import bayesrnn as br
 
-    gap = br.entropy_gap(model, text.test[:-1], samples=settings.entropy_samples, seed=seed)
+    samples = 0 if method == "plain" else settings.entropy_samples
+    gap = br.entropy_gap(model, text.test, samples=samples, seed=seed)
     return {
         "method": method,
         "model": METHODS[method],
@@ -186,11 +194,9 @@ def weight_scores(model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
     import bayesrnn as br
 
     if isinstance(model, br.BayesByBackprop):
-        scores = {name: mean.detach().abs() / sigma.detach() for name, mean, sigma in model.named_posteriors()}
-        copy = model.mean_module()
+        copy, scores = model.mean_module(), br.signal_to_noise(model)
     else:
-        scores = {name: weight.detach().abs() for name, weight in model.named_parameters()}
-        copy = deepcopy(model)
+        copy, scores = deepcopy(model), {name: weight.detach().abs() for name, weight in model.named_parameters()}
     return copy.eval(), {name: score for name, score in scores.items() if score.dim() > 1}
 
 
@@ -201,15 +207,18 @@ def prunable(model: nn.Module, stream: Tensor, *, tolerance: float = 0.01) -> fl
     """
     limit = perplexity(model, stream) * (1 + tolerance)
     module, scores = weight_scores(model)
-    order = torch.cat([score.flatten() for score in scores.values()]).sort().values
+    order = torch.cat([score.flatten() for score in scores.values()]).argsort(stable=True)
+    shapes = [score.shape for score in scores.values()]
     parameters = dict(module.named_parameters())
     whole = {name: parameters[name].detach().clone() for name in scores}
 
     def fits(percent: int) -> bool:
-        threshold = order[order.numel() * percent // 100]
+        kept = torch.ones(order.numel())
+        kept[order[: order.numel() * percent // 100]] = 0
+        parts = kept.split([shape.numel() for shape in shapes])
         with torch.no_grad():
-            for name, score in scores.items():
-                parameters[name].copy_(whole[name] * (score >= threshold))
+            for name, shape, part in zip(scores, shapes, parts, strict=True):
+                parameters[name].copy_(whole[name] * part.view(shape))
         return perplexity(module, stream) <= limit
 
     percent = 0
@@ -230,15 +239,17 @@ def findings(rows: list[dict[str, Any]], *, epochs: int) -> list[str]:
             ending = f"overfits: best in epoch {r['best_epoch']}, {rise:.0%} worse at the end"
         else:
             ending = f"does not overfit: best in epoch {r['best_epoch']}, {rise:.1%} above that at the end"
+        subject = f"The {r['model']}" if r["model"].endswith("LSTM") else r["model"]
         sentences.append(
-            f"The {r['model']} {ending} (validation {r['valid_best']:.1f}, then {r['valid_end']:.1f}; "
+            f"{subject} {ending} (validation {r['valid_best']:.1f}, then {r['valid_end']:.1f}; "
             f"training {r['train_end']:.1f})."
         )
     plain, *others = rows
     for r in others:
         change = r["valid_best"] / plain["valid_best"] - 1
         verb = "beats" if change < 0 else "does not beat"
+        subject = f"The {r['model']}" if r["model"].endswith("LSTM") else r["model"]
         sentences.append(
-            f"{r['model']} {verb} the {plain['model']} stopped at its best epoch: validation perplexity {change:+.1%}."
+            f"{subject} {verb} the {plain['model']} stopped at its best epoch: validation perplexity {change:+.1%}."
         )
     return sentences

@@ -17,6 +17,7 @@ class LanguageModel(nn.Module):
         vocabulary: number of words V.
         hidden: units of the embedding and of each LSTM layer, H.
         layers: LSTM layers, L.
+        tied: the decoder's weights are the embedding's, counted once.
         word_dropout: whole word types go, per sequence.
         input_dropout: one mask per sequence on each layer's input, and one on what the decoder sees.
         recurrent_dropout: one mask per sequence on each layer's recurrent input (arXiv 1512.05287, Eq. 7).
@@ -31,6 +32,7 @@ class LanguageModel(nn.Module):
         hidden: int,
         layers: int = 1,
         *,
+        tied: bool = False,
         word_dropout: float = 0.0,
         input_dropout: float = 0.0,
         recurrent_dropout: float = 0.0,
@@ -50,6 +52,8 @@ class LanguageModel(nn.Module):
             self.rnn = nn.LSTM(hidden, hidden, layers)
             self.drop = nn.Identity()
         self.decoder = nn.Linear(hidden, vocabulary)
+        if tied:
+            self.decoder.weight = self.embed.weight
         # torch's N(0, 1) rows are far larger than what an LSTM of this width wants to see.
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
 

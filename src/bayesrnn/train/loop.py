@@ -103,8 +103,11 @@ def fit(
         for step, (x, y) in enumerate(batches(), start=1):
             output, state = model(x, state)
             state = detach(state)
-            loss = objective(output, y).loss
-            value = float(loss.detach())
+            try:
+                loss = objective(output, y).loss
+                value = float(loss.detach())
+            except FloatingPointError:  # the objective checks for itself
+                value = math.nan
             if not math.isfinite(value):
                 raise UserError(
                     f"The loss is {value} at epoch {number}, step {step}; "
