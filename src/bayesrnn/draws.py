@@ -81,6 +81,13 @@ class Fresh:
 FRESH = Fresh()
 
 
+@contextmanager
+def _noise_to_keep() -> Iterator[None]:
+    """Noise made here serves later calls of any kind, also where this one is in `torch.inference_mode`."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 class Draw:
     """One draw of all random weights. Made by `bayesrnn.draw`; the same `seed` gives the same draw again."""
 
@@ -107,7 +114,8 @@ class Draw:
         size = tuple(shape) if shared else (rows, *shape)
         held = self._held.get(key)
         if held is None:
-            held = noise.sample(size, like.new_empty(0, dtype=torch.float32), self._generator(key, like.device))
+            with _noise_to_keep():
+                held = noise.sample(size, like.new_empty(0, dtype=torch.float32), self._generator(key, like.device))
         elif not shared and held.shape[0] != rows:
             raise ValueError(
                 f"this draw was made for a batch of {held.shape[0]} but the input is a batch of {rows}: "
@@ -130,7 +138,8 @@ class Draw:
 
     def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
         if key not in self._held:
-            self._held[key] = make(self._generator(key, device))
+            with _noise_to_keep():
+                self._held[key] = make(self._generator(key, device))
         return self._held[key]
 
 
