@@ -1,0 +1,132 @@
+"""The objective, and the KL that it scales in one place."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesrnn as br
+
+
+def test_loss_is_nll_per_target_plus_kl_per_datum_exactly():
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(nn.LSTM(4, 7).double(), br.Normal(0.3), init_sigma=0.1)
+    x, y = torch.randn(5, 3, 4, dtype=torch.float64), torch.randint(7, (5, 3))
+    for num_data in (1, 15, 929_589):
+        out = q(x)
+        terms = br.ELBO(q, br.Categorical(), num_data=num_data)(out, y)
+        nll = nn.functional.cross_entropy(out[0].flatten(0, 1), y.flatten(), reduction="sum")
+        torch.testing.assert_close(terms.nll, nll, rtol=1e-14, atol=0)
+        torch.testing.assert_close(terms.kl, br.kl(q), rtol=1e-14, atol=0)
+        torch.testing.assert_close(terms.loss, nll / 15 + br.kl(q) / num_data, rtol=1e-14, atol=0)
+        assert float(terms.sharpening) == 0
+
+
+def test_batches_of_an_epoch_add_up_to_the_bound():
+    q = br.BayesByBackprop(nn.Linear(3, 1).double(), br.Normal(0.3))
+    x, y = torch.randn(10, 3, dtype=torch.float64), torch.randn(10, 1, dtype=torch.float64)
+    elbo = br.ELBO(q.eval(), br.Gaussian(0.5, learn=False), num_data=10)
+    whole = elbo(q(x), y)
+    cut = sum(len(a) * elbo(q(a), b).loss for a, b in zip(x.split(4), y.split(4), strict=True))
+    torch.testing.assert_close(cut, whole.nll + whole.kl)
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, lambda o: (o, None), lambda o: (o, (o, o)), lambda o: [o]])
+def test_first_part_of_what_the_model_returns_is_the_output(wrap):
+    elbo = br.ELBO(nn.Identity(), br.Categorical(), num_data=3)
+    out, y = torch.randn(4, 5), torch.randint(5, (4,))
+    torch.testing.assert_close(elbo(wrap(out), y).loss, nn.functional.cross_entropy(out, y))
+
+
+def test_padding_counts_neither_above_nor_below():
+    out, y = torch.randn(6, 5), torch.randint(5, (6,))
+    y[4:] = -100
+    elbo = br.ELBO(nn.Identity(), br.Categorical(), num_data=3)
+    torch.testing.assert_close(elbo(out, y).loss, nn.functional.cross_entropy(out[:4], y[:4]))
+    y[:] = -100
+    with pytest.raises(ValueError, match="no target of this batch counts"):
+        elbo(out, y)
+
+
+@pytest.mark.parametrize("num_data", [0, -5, math.nan, True, "many", None])
+def test_num_data_must_be_a_number_of_targets(num_data):
+    with pytest.raises(ValueError, match="num_data must be the number of training targets"):
+        br.ELBO(nn.Identity(), br.Categorical(), num_data=num_data)
+
+
+def test_num_data_is_keyword_only():
+    with pytest.raises(TypeError):
+        br.ELBO(nn.Identity(), br.Categorical(), 10)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_an_error_that_names_the_part(bad):
+    q = br.BayesByBackprop(nn.Linear(2, 1))
+    elbo = br.ELBO(q, br.Gaussian(), num_data=3)
+    with pytest.raises(FloatingPointError, match="the negative log-likelihood is not finite"):
+        elbo(q(torch.tensor([[bad, 1.0]])), torch.zeros(1, 1))
+    with torch.no_grad():
+        q.module.bias.fill_(bad)
+    with pytest.raises(FloatingPointError, match="the KL is not finite"):
+        elbo(torch.zeros(1, 1), torch.zeros(1, 1))
+    unchecked = br.ELBO(q, br.Gaussian(), num_data=3, check_finite=False)
+    assert not torch.isfinite(unchecked(torch.zeros(1, 1), torch.zeros(1, 1)).loss)
+
+
+# ---- br.kl of models without a Gaussian posterior
+
+
+def test_kl_of_a_plain_module_is_zero_in_its_dtype():
+    assert float(br.kl(nn.LSTM(3, 4, num_layers=2, dropout=0.5))) == 0
+    assert br.kl(nn.Linear(2, 2).double()).dtype == torch.float64
+    assert float(br.kl(nn.Identity())) == 0
+    assert float(br.kl(br.LSTM(3, 4))) == 0
+
+
+@pytest.mark.parametrize("length_scale", [1.0, 0.1, 3.0])
+def test_kl_of_dropout_is_the_l2_form_with_length_scale(length_scale):
+    model = nn.Sequential(
+        br.Embedding(9, 4, word_dropout=0.2),
+        br.LSTM(4, 3, num_layers=2, input_dropout=0.35, recurrent_dropout=0.25, bidirectional=True),
+    ).double()
+    expected = 0.8 * model[0].weight.square().sum()
+    for name, weight in model[1].named_parameters():
+        keep = 0.65 if "weight_ih" in name else 0.75 if "weight_hh" in name else 0.0
+        expected = expected + keep * weight.square().sum()
+    torch.testing.assert_close(br.kl(model, length_scale=length_scale), 0.5 * length_scale**2 * expected)
+    elbo = br.ELBO(model, br.Categorical(), num_data=50, length_scale=length_scale)
+    terms = elbo(model(torch.randint(9, (5, 2))), torch.randint(6, (5, 2)))
+    torch.testing.assert_close(terms.kl, 0.5 * length_scale**2 * expected)
+    torch.testing.assert_close(terms.loss, terms.nll / 10 + terms.kl / 50)
+
+
+def test_kl_of_dropout_is_the_same_in_any_mode_for_any_length_and_in_a_draw():
+    model = br.GRU(4, 3, recurrent_dropout=0.25, weight_dropout=0.5, share="batch")
+    expected = 0.5 * 0.75 * 0.5 * model.weight_hh_l0.square().sum()
+    torch.testing.assert_close(br.kl(model), expected)
+    model(torch.randn(50, 2, 4))
+    torch.testing.assert_close(br.kl(model), expected)
+    torch.testing.assert_close(br.kl(nn.Sequential(nn.Sequential(model.eval()))), expected)
+    with br.draw(model):
+        torch.testing.assert_close(br.kl(model), expected)
+    torch.testing.assert_close(br.kl(model.double()), expected.double())
+
+
+def test_kl_of_dropout_counts_tied_weights_once():
+    a, b = br.Embedding(9, 4, word_dropout=0.2), br.Embedding(9, 4, word_dropout=0.2)
+    b.weight = a.weight
+    torch.testing.assert_close(br.kl(nn.ModuleList([a, b])), 0.5 * 0.8 * a.weight.square().sum())
+
+
+def test_kl_of_a_mixed_model_adds_up():
+    drop = br.LSTM(3, 4, recurrent_dropout=0.5)
+    q = br.BayesByBackprop(nn.Linear(4, 2))
+    torch.testing.assert_close(br.kl(nn.ModuleList([drop, q])), br.kl(drop) + br.kl(q))
+
+
+def test_kl_gradients_are_weight_decay():
+    model = br.LSTM(3, 4, input_dropout=0.2)
+    br.kl(model, length_scale=2.0).backward()
+    torch.testing.assert_close(model.weight_ih_l0.grad, 0.8 * 4.0 * model.weight_ih_l0.detach())
+    assert model.weight_hh_l0.grad is None

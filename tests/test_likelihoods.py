@@ -1,0 +1,93 @@
+"""Likelihoods: sums of -log p, counts, and what they refuse."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal
+
+import bayesrnn as br
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (5, 3), (2, 3, 4)])
+def test_categorical_is_the_sum_of_log_probabilities(shape):
+    logits, target = torch.randn(*shape, 7, dtype=torch.float64), torch.randint(7, shape)
+    likelihood = br.Categorical()
+    torch.testing.assert_close(likelihood.nll(logits, target), -Categorical(logits=logits).log_prob(target).sum())
+    assert int(likelihood.count(target)) == math.prod(shape)
+
+
+@pytest.mark.parametrize("padding", [-100, 0, -1])
+def test_padding_does_not_count(padding):
+    logits, target = torch.randn(5, 3, 7, requires_grad=True), torch.randint(1, 7, (5, 3))
+    target[2:, 1] = padding
+    likelihood = br.Categorical(ignore_index=padding)
+    real = target != padding
+    expected = -Categorical(logits=logits[real]).log_prob(target[real]).sum()
+    torch.testing.assert_close(likelihood.nll(logits, target), expected)
+    assert int(likelihood.count(target)) == 12
+    likelihood.nll(logits, target).backward()
+    assert not logits.grad[~real].any()
+    target[:] = padding
+    assert int(likelihood.count(target)) == 0
+
+
+@pytest.mark.parametrize("sigma", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("learn", [True, False])
+def test_gaussian_is_the_sum_of_log_densities(sigma, learn):
+    output, target = torch.randn(2, 5, 3, dtype=torch.float64)
+    likelihood = br.Gaussian(sigma, learn=learn).double()
+    torch.testing.assert_close(
+        likelihood.nll(output, target), -Normal(output, torch.full_like(output, sigma)).log_prob(target).sum()
+    )
+    assert likelihood.count(target) == 15
+    assert len(list(likelihood.parameters())) == int(learn)
+    assert float(likelihood.sigma.detach()) == pytest.approx(sigma)
+    assert "log_sigma" in likelihood.state_dict()
+
+
+def test_learnt_noise_finds_the_maximum_likelihood():
+    torch.manual_seed(0)
+    output, target = torch.zeros(200, 1), 0.37 * torch.randn(200, 1) + 0.1
+    likelihood = br.Gaussian(3.0)
+    elbo = br.ELBO(nn.Identity(), likelihood, num_data=200)
+    assert set(elbo.parameters()) == {likelihood.log_sigma}
+    optimiser = torch.optim.LBFGS(elbo.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimiser.zero_grad()
+        loss = elbo(output, target).loss
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    assert float(likelihood.sigma.detach()) == pytest.approx(float(target.square().mean().sqrt()), rel=1e-3)
+
+
+def test_gaussian_gradients_match_finite_differences():
+    output, target = torch.randn(2, 4, dtype=torch.float64)
+    likelihood = br.Gaussian(0.7).double()
+
+    def f(output, log_sigma):
+        likelihood._parameters["log_sigma"] = log_sigma
+        return likelihood.nll(output, target)
+
+    log_sigma = likelihood.log_sigma
+    assert torch.autograd.gradcheck(f, (output.requires_grad_(), log_sigma))
+
+
+def test_wrong_shapes_and_types_say_what_to_do():
+    with pytest.raises(
+        ValueError, match=r"without its last axis, \(5, 3\), got \(5, 3, 7\): targets are class indices"
+    ):
+        br.Categorical().nll(torch.randn(5, 3, 7), torch.zeros(5, 3, 7))
+    with pytest.raises(ValueError, match=r"\(5, 3\), got \(3, 5\)"):
+        br.Categorical().nll(torch.randn(5, 3, 7), torch.zeros(3, 5).long())
+    with pytest.raises(ValueError, match=r"for real values use br.Gaussian"):
+        br.Categorical().nll(torch.randn(5, 7), torch.zeros(5))
+    with pytest.raises(ValueError, match=r"output's shape \(5, 1\), got \(5,\).*not broadcast"):
+        br.Gaussian().nll(torch.randn(5, 1), torch.zeros(5))
+    for sigma in (0, -1, math.nan):
+        with pytest.raises(ValueError, match="sigma must be a positive number"):
+            br.Gaussian(sigma)
