@@ -39,11 +39,12 @@ class _Forward:
 
     def __init__(self, module: nn.Module, change: Change, block: list[bool], outer: Callable[..., Any] | None) -> None:
         self.module, self.change, self.block, self.outer = module, change, block, outer
-        self.plain = partial(type(module).forward, module) if outer is None else outer
-        self.changed = change(module, self.plain)
+        self.after: Callable[..., Any] = partial(type(module).forward, module) if outer is None else outer
+        self.own: Callable[..., Any] = outer.own if isinstance(outer, _Forward) else self.after
+        self.changed = change(module, self.own)  # of nested blocks the innermost rules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.changed if self.block else self.plain)(*args, **kwargs)
+        return (self.changed if self.block else self.after)(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
         module = memo.get(id(self.module), self.module)
@@ -98,7 +99,7 @@ def no_torch_noise(model: nn.Module) -> Iterator[None]:
 
         return call
 
-    with _changed([(m, off) for _, m in torch_noise_layers(model)]):
+    with _changed([(m, off) for _, m in torch_noise_layers(model) if not hasattr(m, "rates")]):
         yield
 
 
@@ -140,8 +141,8 @@ def _keep_state(generator: torch.Generator, device: torch.device) -> None:
 
 
 def _batch_axis(x: Tensor, rows: int, preferred: int) -> int | None:
-    """The axis of `x` that holds the batch: the model input's own, else the first, if it has the right size."""
-    for axis in (preferred, 0):
+    """The axis of `x` that holds the batch: the model input's own, else the first or second, if of the right size."""
+    for axis in (preferred, 0, 1):
         if axis < x.dim() and x.shape[axis] == rows:
             return axis
     return None
