@@ -76,6 +76,11 @@ def make_problem(
     return Problem([gx, h, w_hh], [z_h], {**options, "nonlinearity": nonlinearity})
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def problem() -> Callable[..., Problem]:
     return make_problem

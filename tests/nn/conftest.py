@@ -86,6 +86,11 @@ class PlainLoop:
         return torch.stack(xs), [torch.stack(last_h)] + ([] if c0 is None else [torch.stack(last_c)])
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def plain_loop() -> Callable[..., PlainLoop]:
     return PlainLoop

@@ -65,7 +65,7 @@ class _Noisy(_Base):
         if kernels.forced():
             return layered.run(self, self.rates, input, hx, source)
         if source is None or not noisy:
-            return self._fused(input, hx, None)
+            return self._fused(input, hx, None, quiet=source is None)
         plain_dropout = self.dropout == 0 or source is draws.FRESH
         stacked = isinstance(getattr(source, "source", None), draws.Stacked)
         if self.rates.folds_into_weights and plain_dropout and not (stacked and self.rates.units):
@@ -77,15 +77,16 @@ class _Noisy(_Base):
             return int(input.batch_sizes[0])
         return 1 if input.dim() < 3 else int(input.shape[0 if self.batch_first else 1])
 
-    def _fused(self, input: Any, hx: Any, weights: list[Tensor] | None) -> tuple[Any, Any]:
-        """torch's own forward, on `weights` where given."""
-        kept = self._flat_weights
+    def _fused(self, input: Any, hx: Any, weights: list[Tensor] | None, *, quiet: bool = False) -> tuple[Any, Any]:
+        """torch's own forward, on `weights` where given; quiet: without dropout between layers, in train mode too."""
+        kept, dropout = self._flat_weights, self.dropout
+        self.dropout = 0.0 if quiet else dropout
         if weights is not None:
             self._flat_weights = list(weights)
         try:
             result: tuple[Any, Any] = super().forward(input, hx)
         finally:
-            self._flat_weights = kept
+            self._flat_weights, self.dropout = kept, dropout
         return result
 
     def check_hidden_size(
