@@ -1,0 +1,238 @@
+"""Dynamic evaluation: predict first, learn after, leave the model alone."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesrnn as br
+from bayesrnn.dynamic import mean_squared_gradients
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, rnn=None, vocabulary=8, size=6):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, size)
+        self.rnn = rnn or nn.LSTM(size, size)
+        self.head = nn.Linear(size, vocabulary)
+
+    def forward(self, x, state=None):
+        out, state = self.rnn(self.embed(x), state)
+        return self.head(out), state
+
+
+def model(seed=0, **kwargs):
+    torch.manual_seed(seed)
+    return LanguageModel(**kwargs).double()
+
+
+def stream(n=71, batch=None):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(8, (n,) if batch is None else (n, batch), generator=generator)
+
+
+def ordinary(model, inputs, targets):
+    model = model.eval()
+    with torch.no_grad():
+        logits, _ = model(inputs if inputs.dim() == 2 else inputs.unsqueeze(1))
+    return float(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("window", [1, 7, 35, 1000])
+def test_without_learning_it_is_ordinary_evaluation(batch, window):
+    s, m = stream(batch=batch), model()
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.0, window=window)
+    assert result.nll == pytest.approx(ordinary(m, s[:-1], s[1:]), rel=1e-10)
+    assert result.count == s[1:].numel()
+    assert result.mean_nll == pytest.approx(result.nll / result.count)
+    assert result.perplexity == pytest.approx(math.exp(result.mean_nll))
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_each_window_is_scored_before_it_is_learnt_from(batch):
+    s, m, lr, window = stream(30, batch), model(), 0.3, 8
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr, window=window)
+    hand, state, total = model(), None, 0.0
+    s = s if batch else s.unsqueeze(1)
+    for x, y in zip(s[:-1].split(window), s[1:].split(window), strict=True):
+        out, state = hand(x, state)
+        state = tuple(v.detach() for v in state)
+        nll = nn.functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum")
+        total += float(nll.detach())
+        hand.zero_grad()
+        (nll / (batch or 1)).backward()
+        with torch.no_grad():
+            for p in hand.parameters():
+                p.sub_(lr * p.grad)
+    assert result.nll == pytest.approx(total, rel=1e-10)
+    for a, b in zip(result.model.parameters(), hand.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["plain", "variational", "bayes", "sharpened"])
+def test_the_model_is_not_changed(kind):
+    m = model(rnn=br.LSTM(6, 6, input_dropout=0.3, recurrent_dropout=0.3) if kind == "variational" else None)
+    if kind in ("bayes", "sharpened"):
+        m = br.BayesByBackprop(m, init_sigma=0.3)
+    if kind == "sharpened":
+        m = br.PosteriorSharpening(m)
+    before = {k: v.clone() for k, v in m.state_dict().items()}
+    random, s = torch.get_rng_state(), stream()
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1)
+    again = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1)
+    assert result.nll == again.nll  # the posterior mean: nothing is drawn, also in train mode
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in m.state_dict().items())
+    assert all(p.grad is None for p in m.parameters())
+    assert m.training
+    mean = m.mean_module() if hasattr(m, "mean_module") else m
+    still = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.0)
+    assert still.nll == pytest.approx(ordinary(mean, s[:-1], s[1:]), rel=1e-10)
+
+
+def test_it_helps_on_a_repetitive_stream():
+    s, m = torch.arange(8).repeat(60), model()
+    plain = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.0, window=10)
+    sgd = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1, window=10)
+    assert sgd.perplexity < 0.6 * plain.perplexity
+    scale = mean_squared_gradients(m, s[:-1], s[1:], window=10)
+    rms = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.02, window=10, rule="rms", gradient_scale=scale)
+    assert rms.perplexity < 0.6 * plain.perplexity
+
+
+def test_mean_squared_gradients_by_hand():
+    s, m = stream(17, batch=2), model()
+    found = mean_squared_gradients(m, s[:-1], s[1:], window=8)
+    sums, state = {n: 0.0 for n, _ in m.named_parameters()}, None
+    for x, y in zip(s[:-1].split(8), s[1:].split(8), strict=True):
+        out, state = m(x, state)
+        state = tuple(v.detach() for v in state)
+        m.zero_grad()
+        (nn.functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum") / 2).backward()
+        sums = {n: sums[n] + p.grad.square() for n, p in m.named_parameters()}
+    for name, total in sums.items():
+        torch.testing.assert_close(found[name], total / 2)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_one_step_of_each_rule_by_hand(rule):
+    # Krause et al. 2018: theta - lr g / (sqrt(MS) + eps) + decay (theta_0 - theta) * sqrt(MS) / mean sqrt(MS); the
+    # pull is zero on the first step, so the second window shows it.
+    s, m, lr, decay, eps = stream(17), model(), 0.05, 0.02, 1e-3
+    scale = mean_squared_gradients(m, s[:-1], s[1:], window=8)
+    extra = {"gradient_scale": scale, "epsilon": eps} if rule == "rms" else {}
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr, window=8, rule=rule, decay=decay, **extra)
+    hand, state = model(), None
+    start = {n: p.detach().clone() for n, p in hand.named_parameters()}
+    average = torch.cat([v.sqrt().flatten() for v in scale.values()]).mean()
+    for x, y in zip(s[:-1].unsqueeze(1).split(8), s[1:].unsqueeze(1).split(8), strict=True):
+        out, state = hand(x, state)
+        state = tuple(v.detach() for v in state)
+        hand.zero_grad()
+        nn.functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum").backward()
+        with torch.no_grad():
+            for n, p in hand.named_parameters():
+                rms = scale[n].sqrt()
+                strength = (rms / average).clamp(max=1 / decay) if rule == "rms" else 1.0
+                pull = decay * (start[n] - p) * strength
+                p.sub_(lr * (p.grad / (rms + eps) if rule == "rms" else p.grad)).add_(pull)
+    for (name, a), b in zip(result.model.named_parameters(), hand.parameters(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+
+
+def test_rms_with_parameters_that_never_get_a_gradient():
+    m = model()
+    m.spare = nn.Linear(2, 2).double()
+    s = stream()
+    scale = mean_squared_gradients(m, s[:-1], s[1:])
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.01, rule="rms", gradient_scale=scale, decay=0.01)
+    assert all(torch.isfinite(p).all() for p in result.model.parameters())
+    torch.testing.assert_close(result.model.spare.weight, m.spare.weight)
+
+
+def test_the_sgd_rule_does_not_use_a_gradient_scale():
+    s, m = stream(), model()
+    scale = mean_squared_gradients(m, s[:-1], s[1:])
+    a = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.05)
+    b = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.05, gradient_scale=scale)
+    assert a.nll == b.nll
+
+
+def test_decay_pulls_back_and_clip_limits():
+    s, m = stream(), model()
+
+    def distance(**kwargs):
+        adapted = br.dynamic_evaluation(m, s[:-1], s[1:], window=10, **kwargs).model
+        moved = zip(adapted.parameters(), m.parameters(), strict=True)
+        return math.sqrt(sum(float((a - b).detach().square().sum()) for a, b in moved))
+
+    assert distance(lr=0.1, decay=0.5) < distance(lr=0.1)
+    assert distance(lr=0.1, clip=0.01) <= 7 * 0.1 * 0.01 + 1e-9
+    assert distance(lr=0.0) == 0
+
+
+def test_a_given_state_and_other_likelihoods():
+    s, m = stream(), model()
+    _, state = m(s[:20].unsqueeze(1))
+    state = tuple(v.detach() for v in state)
+    whole = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.0, window=10)
+    first = br.dynamic_evaluation(m, s[:20], s[1:21], lr=0.0, window=10)
+    rest = br.dynamic_evaluation(m, s[20:-1], s[21:], lr=0.0, window=10, state=state)
+    assert first.nll + rest.nll == pytest.approx(whole.nll)
+
+    class Forecaster(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.GRU(1, 4), nn.Linear(4, 1)
+
+        def forward(self, x, state=None):
+            out, state = self.rnn(x, state)
+            return self.head(out), state
+
+    torch.manual_seed(0)
+    wave = torch.sin(torch.arange(200) / 5).view(-1, 1, 1)
+    results = [
+        br.dynamic_evaluation(
+            Forecaster(), wave[:-1], wave[1:], lr=lr, window=10, likelihood=br.Gaussian(0.3, learn=False)
+        ).nll
+        for lr in (0.0, 0.003)
+    ]
+    assert results[1] < results[0]
+
+
+def test_a_model_without_state():
+    m = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+    s = stream()
+    assert br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1).count == 70
+
+
+def test_runs_where_gradients_are_off():
+    s, m = stream(), model()
+    with torch.no_grad():
+        a = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1)
+    assert a.nll == br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1).nll
+
+
+def test_arguments_are_checked():
+    s, m = stream(), model()
+    with pytest.raises(ValueError, match="rule must be one of 'sgd', 'rms', got 'adam'"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], rule="adam")
+    with pytest.raises(ValueError, match="rule='rms' needs gradient_scale"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], rule="rms")
+    with pytest.raises(ValueError, match=r"gradient_scale has nothing for 'embed.weight'"):
+        scale = mean_squared_gradients(m, s[:-1], s[1:])
+        del scale["embed.weight"]
+        br.dynamic_evaluation(m, s[:-1], s[1:], rule="rms", gradient_scale=scale)
+    for lr in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="lr must be a finite number >= 0"):
+            br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr)
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], window=0)
+    for inputs, targets in ((s, s[1:]), (s[:0], s[:0])):
+        with pytest.raises(ValueError, match="equally long streams of at least one step"):
+            br.dynamic_evaluation(m, inputs, targets)
+    with pytest.raises(FloatingPointError, match=r"diverged after \d+ targets: lower lr"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], lr=1e300, window=5)
+    assert br.dynamic.mean_squared_gradients is mean_squared_gradients
