@@ -76,14 +76,14 @@ class ScaleMixture:
             group_dim: the axis of the input units; None: 1 for matrices (out, in) and convolutions (out, in, …).
         """
         if self.group == "weight":
-            return self._mix(w.square(), 1)
+            return self.of_squares(w.square(), 1)
         if w.ndim < 2:
-            return self._mix(_SumOfSquares.apply(w, None), w.numel())
+            return self.of_squares(_SumOfSquares.apply(w, None), w.numel())
         axis = 1 if group_dim is None else group_dim % w.ndim
-        return self._mix(_SumOfSquares.apply(w, axis), w.numel() // w.shape[axis])
+        return self.of_squares(_SumOfSquares.apply(w, axis), w.numel() // w.shape[axis])
 
-    def _mix(self, squares: Tensor, n: int) -> Tensor:
-        """log of the mixture of n independent normals each, given the sum of squares; in log space throughout."""
+    def of_squares(self, squares: Tensor, n: int) -> Tensor:
+        """Log-density of groups of n weights, given each group's sum of squared weights; in log space throughout."""
         parts = []
         for weight, sigma in ((self.pi, self.sigma1), (1 - self.pi, self.sigma2)):
             constant = math.log(weight) - n * (math.log(sigma) + 0.5 * _LOG_2PI)

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 from bayesrnn import kernels
-from bayesrnn.kernels.matmul import times_transposed
-from bayesrnn.kernels.projection import project
+from bayesrnn.kernels.matmul import repeated_product
+from bayesrnn.kernels.projection import fast as project
 from bayesrnn.kernels.steps import is_rectangular, offsets, order, per_row, previous_rows, times_rows
 
 batch_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(lambda sizes: sorted(sizes, reverse=True))
@@ -76,7 +76,7 @@ def test_order_and_offsets():
 def test_repeated_products_with_one_matrix(shape, repeats, dtype):
     weight = torch.randn(*shape, dtype=dtype)
     for matrix in (weight, weight.t()):
-        product = times_transposed(matrix, rows=6, repeats=repeats)
+        product = repeated_product(matrix, rows=6, repeats=repeats)
         for rows in (6, 4, 1):
             x = torch.randn(rows, matrix.shape[1], dtype=dtype)
             assert_close(product(x), x @ matrix.t(), rtol=1e-4, atol=1e-4)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from bayesrnn.kernels import projection as _projection
 from bayesrnn.kernels.gru import loop as _gru_loop
 from bayesrnn.kernels.gru import reference as _gru_reference
 from bayesrnn.kernels.lstm import loop as _lstm_loop
@@ -19,8 +20,18 @@ from bayesrnn.kernels.rnn import loop as _rnn_loop
 from bayesrnn.kernels.rnn import reference as _rnn_reference
 
 _PATHS: dict[str, dict[str, Callable[..., Any]]] = {
-    "reference": {"LSTM": _lstm_reference.lstm, "GRU": _gru_reference.gru, "RNN": _rnn_reference.rnn},
-    "loop": {"LSTM": _lstm_loop.lstm, "GRU": _gru_loop.gru, "RNN": _rnn_loop.rnn},
+    "reference": {
+        "LSTM": _lstm_reference.lstm,
+        "GRU": _gru_reference.gru,
+        "RNN": _rnn_reference.rnn,
+        "input": _projection.reference,
+    },
+    "loop": {
+        "LSTM": _lstm_loop.lstm,
+        "GRU": _gru_loop.gru,
+        "RNN": _rnn_loop.rnn,
+        "input": _projection.fast,
+    },
 }
 _forced: ContextVar[str | None] = ContextVar("bayesrnn_kernel", default=None)
 
@@ -57,6 +68,6 @@ def path() -> str:
     return _check(os.environ.get("BAYESRNN_KERNEL") or "loop", "BAYESRNN_KERNEL")
 
 
-def recurrence(cell: str) -> Callable[..., Any]:
-    """The function that runs one direction of one layer of `cell` ("LSTM", "GRU" or "RNN")."""
-    return _PATHS[path()][cell]
+def kernel(name: str) -> Callable[..., Any]:
+    """The recurrence of "LSTM", "GRU" or "RNN" for one direction of one layer, or the "input" projection before it."""
+    return _PATHS[path()][name]

@@ -30,11 +30,13 @@ def per_row(mask: Tensor, batch_sizes: Sequence[int]) -> Tensor:
     return torch.cat([mask[:n] for n in batch_sizes])
 
 
-def times_rows(x: Tensor, mask: Tensor, batch_sizes: Sequence[int]) -> Tensor:
+def times_rows(x: Tensor, mask: Tensor, batch_sizes: Sequence[int], *, in_place: bool = False) -> Tensor:
     """`x` (N, F) times one row of `mask` (B, F) per sequence, the same at every step."""
     if is_rectangular(batch_sizes):
-        return (x.view(len(batch_sizes), -1, x.shape[-1]) * mask).view_as(x)
-    return x * per_row(mask, batch_sizes)
+        steps = x.view(len(batch_sizes), batch_sizes[0], x.shape[-1])
+        return (steps.mul_(mask) if in_place else steps * mask).view(x.shape)
+    rows = per_row(mask, batch_sizes)
+    return x.mul_(rows) if in_place else x * rows
 
 
 def previous_rows(out: Tensor, first: Tensor, batch_sizes: Sequence[int], *, reverse: bool) -> Tensor:

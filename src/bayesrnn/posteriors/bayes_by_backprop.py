@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesrnn.kernels.gaussian import fused, reference
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.posteriors.base import Bayesian, Weight
-from bayesrnn.priors import Normal, Prior, _check_sigma
+from bayesrnn.priors import Normal, Prior, ScaleMixture, _check_sigma
 
 Spread = float | tuple[float, float]
 
@@ -75,7 +75,7 @@ class DiagonalGaussian(nn.Module):
         self._group_dims = {w.name: w.group_dim for w in weights}
         self.rho = ParameterTree({w.name: _initial_rho(w, init_sigma) for w in weights})
         self._pool = Pool()
-        self._latest: tuple[Any, list[int], dict[str, Tensor], Tensor] | None = None
+        self._latest: tuple[Any, list[int], reference.Sample] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
@@ -96,35 +96,50 @@ class DiagonalGaussian(nn.Module):
         eps = [noise[n] for n in rhos]
         means_ = [means[n] for n in rhos]
         recorded = torch.is_grad_enabled()
-        made, sums = fused.sample(means_, list(rhos.values()), eps, pool=self._pool, sums=recorded)
-        weights = dict(zip(rhos, made, strict=True))
+        groups = self._groups() if recorded else None
+        sample = fused.sample(means_, list(rhos.values()), eps, groups, pool=self._pool, sums=recorded)
         if recorded:
-            self._latest = (noise, self._versions(means), weights, sums)
-        return weights
+            self._latest = (noise, self._versions(means), sample)
+        return dict(zip(rhos, sample.weights, strict=True))
+
+    def _groups(self) -> list[int | None] | None:
+        """By which axis to sum squared weights, for a prior that needs no more than those sums."""
+        grouped = isinstance(self.prior, ScaleMixture) and self.prior.group == "input"
+        return list(self._group_dims.values()) if grouped else None
 
     def _versions(self, means: Mapping[str, Tensor]) -> list[int]:
         return [p._version for _, p in self.rho._items()] + [means[n]._version for n, _ in self.rho._items()]
 
     def kl(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> Tensor:
         latest = self._latest
-        if latest is None or latest[0] is not noise or latest[1] != self._versions(means):
-            names = [n for n, _ in self.rho._items()]
-            made, sums = reference.sample(
-                [means[n] for n in names], [self.rho[n] for n in names], [noise[n] for n in names]
-            )
-            weights = dict(zip(names, made, strict=True))
+        if latest is not None and latest[0] is noise and latest[1] == self._versions(means):
+            sample = latest[2]
         else:
-            _, _, weights, sums = latest
-        log_sigma, sigma_squared = sums.unbind()
-        count = sum(m.numel() for m in weights.values())
+            names = [n for n, _ in self.rho._items()]
+            sample = reference.sample(
+                [means[n] for n in names],
+                [self.rho[n] for n in names],
+                [noise[n] for n in names],
+                self._groups(),
+            )
+        count = sum(w.numel() for w in sample.weights)
         if isinstance(self.prior, Normal):
-            squares = sum(torch.linalg.vector_norm(means[n]).square() for n in weights)
+            squares = sum(torch.linalg.vector_norm(m).square() for m in means.values())
             scale = self.prior.sigma
-            return (sigma_squared + squares) / (2 * scale**2) - log_sigma + count * (math.log(scale) - 0.5)
+            squared = (sample.sigma_squared + squares) / (2 * scale**2)
+            return squared - sample.log_sigma + count * (math.log(scale) - 0.5)
         half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in noise.values())
-        log_q = -log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
-        log_p = sum(self.prior.log_prob(w, group_dim=self._group_dims[n]).sum() for n, w in weights.items())
-        return log_q - log_p
+        log_q = -sample.log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
+        return log_q - self._log_prior(sample)
+
+    def _log_prior(self, sample: reference.Sample) -> Tensor:
+        weights = zip(sample.weights, self._group_dims.values(), strict=True)
+        if isinstance(self.prior, ScaleMixture) and sample.squares:
+            sizes = [w.numel() // s.numel() for w, s in zip(sample.weights, sample.squares, strict=True)]
+            terms = [self.prior.of_squares(s, n).sum() for s, n in zip(sample.squares, sizes, strict=True)]
+        else:
+            terms = [self.prior.log_prob(w, group_dim=g).sum() for w, g in weights]
+        return torch.stack(terms).sum()
 
 
 def _initial_rho(weight: Weight, init_sigma: Spread | Mapping[str, Spread]) -> Tensor:

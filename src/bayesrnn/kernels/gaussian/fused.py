@@ -9,13 +9,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.gaussian.reference import Sample
 
 _BLOCK = 1 << 17  # elements worked on at a time: a few such arrays stay in a core's L2 cache
 _softplus: Any = torch._C._nn.softplus
@@ -50,91 +51,174 @@ def normal_noise(buffers: Sequence[Tensor], generator: torch.Generator | None) -
         list(_threads(count).map(fill, [work[k::count] for k in range(count)]))
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Matching pieces of tensors of one size."""
-    flat = [t.reshape(-1) for t in tensors]  # a copy only of parameters in another layout, which are read
-    if flat[0].numel() <= _BLOCK or flat[0].device.type != "cpu":
-        yield tuple(flat)
-    else:
-        yield from zip(*(f.split(_BLOCK) for f in flat), strict=True)
+class _Shape(NamedTuple):
+    """A tensor as (rows, groups, rest): what is needed to work on blocks of whole rows and to sum by group."""
+
+    rows: int
+    columns: int
+    rest: int
+    group_axis: int | None
+
+    @classmethod
+    def of(cls, tensor: Tensor, group_dim: int | None) -> _Shape:
+        if tensor.ndim < 2 or group_dim not in (0, 1):
+            return cls(1, 1, tensor.numel(), None)
+        return cls(tensor.shape[0], tensor.shape[1], tensor[0, 0].numel(), group_dim)
+
+    @property
+    def groups(self) -> int:
+        return 1 if self.group_axis is None else (self.rows, self.columns)[self.group_axis]
+
+    def blocks(self, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        """Matching flat pieces of tensors of this shape, with the rows (or elements) each covers."""
+        flat = [t.reshape(-1) for t in tensors]  # a copy only of parameters in another layout, which are read
+        step = flat[0].numel()
+        if flat[0].device.type == "cpu":
+            row = self.columns * self.rest if self.group_axis is not None else 1
+            step = max(_BLOCK // max(row, 1), 1) * row
+        for start in range(0, flat[0].numel(), max(step, 1)):
+            yield slice(start, start + step), tuple(f[start : start + step] for f in flat)
+
+    def sum_by_group(self, squares: Tensor, where: slice, into: Tensor) -> None:
+        """Add the block's entries to their groups."""
+        if self.group_axis is None:
+            into += squares.sum()
+            return
+        block = squares.view(-1, self.columns, self.rest)
+        if self.group_axis == 1:
+            into += block.sum((0, 2))
+        else:
+            row = self.columns * self.rest
+            into[where.start // row : where.start // row + len(block)] = block.sum((1, 2))
+
+    def add_scaled(self, by_group: Tensor, weights: Tensor, where: slice, to: Tensor, out: Tensor) -> None:
+        """out = to + 2 * by_group * weights on one block."""
+        if self.group_axis is None:
+            torch.addcmul(to, weights, by_group.view(()), value=2, out=out)
+            return
+        shape = (-1, self.columns, self.rest)
+        if self.group_axis == 1:
+            scale = by_group.view(1, -1, 1)
+        else:
+            row = self.columns * self.rest
+            scale = by_group[where.start // row :][: weights.numel() // row].view(-1, 1, 1)
+        torch.addcmul(to.view(shape), weights.view(shape), scale, value=2, out=out.view(shape))
+
+
+def _log_sum(sigma: Tensor, scratch: Tensor) -> Tensor:
+    """Sum of log sigma. Four at a time where their product cannot underflow: a quarter of the logarithms."""
+    n = sigma.numel() // 4
+    low, high = sigma.aminmax() if n and sigma.device.type == "cpu" else (0.0, 0.0)
+    if 1e-9 < float(low) and float(high) < 1e9:
+        a, b, c, d, rest = sigma.split([n, n, n, n, sigma.numel() - 4 * n])
+        product = torch.mul(a, b, out=scratch[:n]).mul_(c).mul_(d).log_().sum()
+        return product + rest.log().sum()
+    tiny = torch.finfo(sigma.dtype).tiny
+    return torch.clamp_min(sigma, tiny, out=scratch[: sigma.numel()]).log_().sum()
 
 
 class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, pool: Pool, noise: Sequence[Tensor], sums_wanted: bool, *params: Tensor
+        ctx: Any,
+        pool: Pool,
+        noise: Sequence[Tensor],
+        group_dims: Sequence[int | None] | None,
+        sums: bool,
+        *params: Tensor,
     ) -> tuple[Tensor, ...]:
         count = len(noise)
         means, rhos = params[:count], params[count:]
         log_sum = torch.zeros((), dtype=torch.float64, device=means[0].device)
         square_sum = torch.zeros_like(log_sum)
-        tiny = torch.finfo(rhos[0].dtype).tiny
-        weights, sigmas = [], []
-        for mean, rho, eps in zip(means, rhos, noise, strict=True):
+        weights, sigmas, squares = [], [], []
+        shapes = [_Shape.of(m, None if group_dims is None else group_dims[k]) for k, m in enumerate(means)]
+        for mean, rho, eps, shape in zip(means, rhos, noise, shapes, strict=True):
             weight, sigma = pool.take(mean.shape, mean), pool.take(rho.shape, rho)
-            scratch = torch.empty(min(_BLOCK, mean.numel()), dtype=mean.dtype, device=mean.device)
-            if mean.device.type != "cpu":
-                scratch = torch.empty(mean.numel(), dtype=mean.dtype, device=mean.device)
-            for m, r, e, w, s in _blocks(mean, rho, eps, weight, sigma):
+            by_group = torch.zeros(shape.groups, dtype=mean.dtype, device=mean.device)
+            scratch: Tensor | None = None
+            for where, (m, r, e, w, s) in shape.blocks(mean, rho, eps, weight, sigma):
                 _softplus(r, out=s)
                 torch.addcmul(m, s, e, out=w)
-                if sums_wanted:
-                    logs = torch.clamp_min(s, tiny, out=scratch[: s.numel()]).log_()
-                    log_sum += logs.sum()
+                if sums:
+                    scratch = torch.empty_like(s) if scratch is None else scratch
+                    log_sum += _log_sum(s, scratch)
                     square_sum += torch.dot(s, s)
+                if sums and group_dims is not None:
+                    assert scratch is not None
+                    shape.sum_by_group(torch.mul(w, w, out=scratch[: w.numel()]), where, by_group)
             weights.append(weight)
             sigmas.append(sigma)
-        ctx.noise, ctx.sigmas, ctx.rhos = noise, sigmas, [r.detach() for r in rhos]
-        ctx.versions = [r._version for r in rhos]
+            if group_dims is not None:
+                squares.append(by_group if shape.group_axis is not None else by_group.view(()))
+        ctx.noise, ctx.sigmas, ctx.shapes, ctx.pool = noise, sigmas, shapes, pool
+        ctx.means, ctx.rhos = [m.detach() for m in means], [r.detach() for r in rhos]
+        ctx.versions = [p._version for p in params]
         ctx.set_materialize_grads(False)
-        sums = torch.stack([log_sum, square_sum]).to(means[0].dtype)
-        return (sums, *weights)
+        dtype = means[0].dtype
+        return (log_sum.to(dtype), square_sum.to(dtype), *squares, *weights)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, d_sums: Tensor | None, *d_weights: Tensor | None) -> tuple[Any, ...]:
-        if [r._version for r in ctx.rhos] != ctx.versions:
+    def backward(ctx: Any, d_log: Tensor | None, d_square: Tensor | None, *d_rest: Tensor | None) -> tuple[Any, ...]:
+        if [p._version for p in (*ctx.means, *ctx.rhos)] != ctx.versions:
             raise RuntimeError("the posterior's parameters were changed between the draw and its backward pass")
         on_cpu = ctx.rhos[0].device.type == "cpu"
-        g_log: Any = 0.0
-        g_square: Any = 0.0
-        if d_sums is not None:
-            g_log, g_square = d_sums.tolist() if on_cpu else d_sums.unbind()
+        g_log: Any = _number(d_log, on_cpu)
+        g_square: Any = _number(d_square, on_cpu)
+        count = len(ctx.rhos)
+        d_weights = d_rest[-count:]
+        d_squares = d_rest[:-count] or [None] * count
         sigmas, ctx.sigmas = ctx.sigmas, None
         if sigmas is None:  # a second backward through the same draw: the first one used the buffers up
             sigmas = [torch.nn.functional.softplus(r) for r in ctx.rhos]
+        d_means: list[Tensor | None] = []
         d_rhos: list[Tensor | None] = []
-        for rho, sigma, eps, d_weight in zip(ctx.rhos, sigmas, ctx.noise, d_weights, strict=True):
-            if d_weight is None and d_sums is None:
+        for mean, rho, sigma, eps, shape, d_weight, d_group in zip(
+            ctx.means, ctx.rhos, sigmas, ctx.noise, ctx.shapes, d_weights, d_squares, strict=True
+        ):
+            if d_weight is None and d_group is None and d_log is None and d_square is None:
+                d_means.append(None)
                 d_rhos.append(None)
                 continue
             d_weight = torch.zeros_like(rho) if d_weight is None else d_weight.contiguous()
-            block = min(_BLOCK, rho.numel()) if on_cpu else rho.numel()
-            scratch = torch.empty(2, block, dtype=rho.dtype, device=rho.device)
-            for r, s, e, d in _blocks(rho, sigma, eps, d_weight):
+            d_mean = d_weight if d_group is None else ctx.pool.take(mean.shape, mean)
+            scratch: Tensor | None = None
+            for where, (m, r, s, e, d, total) in shape.blocks(mean, rho, sigma, eps, d_weight, d_mean):
+                scratch = torch.empty(2, r.numel(), dtype=r.dtype, device=r.device) if scratch is None else scratch
                 a, b = scratch[0, : r.numel()], scratch[1, : r.numel()]
-                torch.mul(d, e, out=a)
-                torch.sigmoid(r, out=b)
-                if d_sums is not None:
-                    # sigmoid / sigma -> 1 as rho -> -inf, also where both have underflowed
-                    a.mul_(b)
-                    a.addcmul_(s, b, value=2 * g_square) if on_cpu else a.add_(2 * g_square * s * b)
-                    ratio = torch.div(b, s, out=s).nan_to_num_(nan=1.0, posinf=1.0)
-                    torch.add(a, ratio, alpha=g_log, out=s) if on_cpu else torch.add(a, g_log * ratio, out=s)
-                else:
-                    torch.mul(a, b, out=s)
+                if d_group is not None:
+                    shape.add_scaled(d_group, torch.addcmul(m, s, e, out=a), where, d, total)
+                torch.mul(total, e, out=a)
+                if d_square is not None:
+                    a.add_(s, alpha=2 * g_square) if on_cpu else a.add_(2 * g_square * s)
+                a.mul_(torch.sigmoid(r, out=b))
+                if d_log is None:
+                    s.copy_(a)
+                    continue
+                # sigmoid / sigma -> 1 as rho -> -inf, also where both have underflowed
+                ratio = torch.div(b, s, out=s).nan_to_num_(nan=1.0, posinf=1.0)
+                torch.add(a, ratio, alpha=g_log, out=s) if on_cpu else torch.add(a, g_log * ratio, out=s)
+            d_means.append(d_mean)
             d_rhos.append(sigma)
-        return (None, None, None, *d_weights, *d_rhos)
+        return (None, None, None, None, *d_means, *d_rhos)
+
+
+def _number(gradient: Tensor | None, on_cpu: bool) -> Any:
+    """A plain number on a CPU; elsewhere the tensor, so that the device is not waited for."""
+    return 0.0 if gradient is None else float(gradient) if on_cpu else gradient
 
 
 def sample(
     means: Sequence[Tensor],
     rhos: Sequence[Tensor],
     noise: Sequence[Tensor],
+    group_dims: Sequence[int | None] | None = None,
     *,
     pool: Pool,
     sums: bool = True,
-) -> tuple[list[Tensor], Tensor]:
+) -> Sample:
     """As `reference.sample`; without `sums` they are zeros and cost nothing."""
-    sums_, *weights = _Sample.apply(pool, noise, sums, *means, *rhos)
-    return weights, sums_
+    log_sigma, sigma_squared, *rest = _Sample.apply(pool, noise, group_dims, sums, *means, *rhos)
+    count = len(means)
+    return Sample(rest[-count:], log_sigma, sigma_squared, rest[:-count])

@@ -31,15 +31,16 @@ class _LSTM(torch.autograd.Function):
         reverse: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         size, sizes, steps = c0.shape[1], list(batch_sizes), len(batch_sizes)
-        batch = h0.shape[0]
-        product = forward_product(w_hh, z_h, rows=batch, repeats=steps)
+        # tanh(x) = 2 sigmoid(2x) - 1: one sigmoid over all four gates is half the price of three calls
+        doubled = w_hh.clone()
+        doubled[2 * size : 3 * size].mul_(2)
+        gx[:, 2 * size : 3 * size].mul_(2)
+        product = forward_product(doubled, z_h, rows=h0.shape[0], repeats=steps)
         out = gx.new_empty(gx.shape[0], h0.shape[1])
-        cells, tanh_cells = gx.new_empty(gx.shape[0], size), gx.new_empty(gx.shape[0], size)
+        cells, squashed = gx.new_empty(gx.shape[0], size), gx.new_empty(gx.shape[0], size)
         gates = gx.split(sizes)
-        i_f = gx[:, : 2 * size].split(sizes)
-        i, f = gx[:, :size].split(sizes), gx[:, size : 2 * size].split(sizes)
-        g, o = gx[:, 2 * size : 3 * size].split(sizes), gx[:, 3 * size :].split(sizes)
-        outs, cs, tanhs = out.split(sizes), cells.split(sizes), tanh_cells.split(sizes)
+        i, f, g, o = (gate.split(sizes) for gate in gx.chunk(4, dim=1))
+        outs, cs, ss = out.split(sizes), cells.split(sizes), squashed.split(sizes)
         h, c = h0, c0
         ragged = not is_rectangular(sizes)
         if ragged:
@@ -47,24 +48,21 @@ class _LSTM(torch.autograd.Function):
         for t in range(steps - 1, -1, -1) if reverse else range(steps):
             n = sizes[t]
             h_n, c_n = (h[:n], c[:n]) if ragged else (h, c)
-            gates[t].add_(product(h_n, n))
-            i_f[t].sigmoid_()
-            g[t].tanh_()
-            o[t].sigmoid_()
-            new_c, tanh_c, new_h = cs[t], tanhs[t], outs[t]
-            torch.mul(f[t], c_n, out=new_c).addcmul_(i[t], g[t])
+            gates[t].add_(product(h_n, n)).sigmoid_()
+            new_c, s, new_h = cs[t], ss[t], outs[t]
+            torch.mul(f[t], c_n, out=new_c).sub_(i[t]).addcmul_(i[t], g[t], value=2)
             if z_c is not None:
                 new_c.mul_(z_c[:n])
-            torch.tanh(new_c, out=tanh_c)
+            torch.add(new_c, new_c, out=s).sigmoid_()
             if w_hr is None:
-                torch.mul(o[t], tanh_c, out=new_h)
+                torch.addcmul(o[t], o[t], s, value=-2, out=new_h).neg_()
             else:
-                torch.mm(o[t] * tanh_c, w_hr.t(), out=new_h)
+                torch.mm(o[t] * (2 * s - 1), w_hr.t(), out=new_h)
             if ragged:
                 h[:n], c[:n] = new_h, new_c
             else:
                 h, c = new_h, new_c
-        ctx.save_for_backward(gx, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, tanh_cells)
+        ctx.save_for_backward(gx, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, squashed)
         ctx.batch_sizes, ctx.reverse = sizes, reverse
         ctx.set_materialize_grads(False)
         return (out, h, c) if ragged else (out, h.clone(), c.clone())
@@ -72,38 +70,38 @@ class _LSTM(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, tanh_cells = ctx.saved_tensors
+        gates, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, squashed = ctx.saved_tensors
         sizes, reverse, size = ctx.batch_sizes, ctx.reverse, c0.shape[1]
         steps, batch = len(sizes), h0.shape[0]
-        i, f, g, o = gates.chunk(4, dim=1)
+        i, f, g, o = gates.chunk(4, dim=1)  # g = sigmoid(2x), with tanh(x) = 2g - 1; squashed likewise
 
         # What multiplies dc~ (for i, f, g) or dm (for o), for all steps at once.
         c_prev = previous_rows(cells, c0, sizes, reverse=reverse)
-        local = torch.empty_like(gates)
+        local = torch.addcmul(gates, gates, gates, value=-1)  # s (1 - s)
         l_i, l_f, l_g, l_o = local.chunk(4, dim=1)
-        torch.addcmul(i, i, i, value=-1, out=l_i).mul_(g)
-        torch.addcmul(f, f, f, value=-1, out=l_f).mul_(c_prev)
-        torch.addcmul(i, torch.mul(g, g, out=l_g), i, value=-1, out=l_g)
-        torch.addcmul(o, o, o, value=-1, out=l_o).mul_(tanh_cells)
-        to_cell = torch.addcmul(o, tanh_cells * tanh_cells, o, value=-1)
+        tanh_c = squashed * 2 - 1
+        l_i.mul_(2 * g - 1)
+        l_f.mul_(c_prev)
+        l_g.mul_(4 * i)
+        l_o.mul_(tanh_c)
+        to_cell = torch.addcmul(o, tanh_c * tanh_c, o, value=-1)
 
         ragged = not is_rectangular(sizes)
-        dh: Any = d_h
-        if ragged:
-            dh = torch.zeros_like(h0) if d_h is None else d_h.clone()
+        dh: Any = None if d_h is None else d_h.clone()
+        if ragged and dh is None:
+            dh = torch.zeros_like(h0)
         dc = torch.zeros_like(c0) if d_c is None else d_c.clone()
         d_outs = None if d_out is None else d_out.split(sizes)
         product = backward_product(w_hh, z_h, rows=batch, repeats=steps)
-        d_gates, l_ifs = local.split(sizes), local[:, : 2 * size].split(sizes)
-        l_gs, l_os = l_g.split(sizes), l_o.split(sizes)
-        to_cells, fs = to_cell.split(sizes), f.split(sizes)
+        d_gates, l_ifgs = local.split(sizes), local[:, : 3 * size].split(sizes)
+        l_os, to_cells, fs = l_o.split(sizes), to_cell.split(sizes), f.split(sizes)
         d_hidden = None if w_hr is None else torch.empty_like(out)  # gradient of h before its projection
         d_hiddens = None if d_hidden is None else d_hidden.split(sizes)
         for t in range(steps) if reverse else range(steps - 1, -1, -1):
             n = sizes[t]
             dh_n, dc_n = (dh[:n], dc[:n]) if ragged else (dh, dc)
             if d_outs is not None:
-                dh_n = d_outs[t] if dh_n is None else dh_n.add(d_outs[t])
+                dh_n = d_outs[t] if dh_n is None else dh_n.add_(d_outs[t])
             elif dh_n is None:
                 dh_n = torch.zeros_like(h0)
             if d_hiddens is not None:
@@ -112,8 +110,7 @@ class _LSTM(torch.autograd.Function):
             dc_n.addcmul_(dh_n, to_cells[t])
             if z_c is not None:
                 dc_n.mul_(z_c[:n])
-            l_ifs[t].view(n, 2, size).mul_(dc_n.unsqueeze(1))
-            l_gs[t].mul_(dc_n)
+            l_ifgs[t].view(n, 3, size).mul_(dc_n.unsqueeze(1))
             l_os[t].mul_(dh_n)
             dc_n.mul_(fs[t])
             new_dh = product(d_gates[t], n)
@@ -126,7 +123,7 @@ class _LSTM(torch.autograd.Function):
             h_prev = previous_rows(out, h0, sizes, reverse=reverse)
             d_w_hh = weight_gradient(local, h_prev, z_h, sizes)
         if d_hidden is not None and ctx.needs_input_grad[4]:
-            d_w_hr = d_hidden.t() @ (o * tanh_cells)
+            d_w_hr = d_hidden.t() @ (o * tanh_c)
         return local, dh, dc, d_w_hh, d_w_hr, None, None, None, None
 
 
