@@ -143,7 +143,8 @@ def training(seconds: float, cells: list[str]) -> list[dict[str, Any]]:
                     rows.append(row)
                     print(
                         f"{cell:5} {row['model']:15} H={hidden:<4} B={batch:<4}"
-                        f" plain {row['plain_words_per_second']:8,.0f} words/s   tied {row['tied']:.2f}x   untied {row['untied']:.2f}x   BBB {row['bbb']:.2f}x",
+                        f" plain {row['plain_words_per_second']:8,.0f} words/s"
+                        f"   tied {row['tied']:.2f}x   untied {row['untied']:.2f}x   BBB {row['bbb']:.2f}x",
                         flush=True,
                     )
     return rows

@@ -109,7 +109,7 @@ def _log_sum(sigma: Tensor, scratch: Tensor) -> Tensor:
     """Sum of log sigma. Four at a time where their product cannot underflow: a quarter of the logarithms."""
     n = sigma.numel() // 4
     low, high = sigma.aminmax() if n and sigma.device.type == "cpu" else (0.0, 0.0)
-    if 1e-9 < float(low) and float(high) < 1e9:
+    if float(low) > 1e-9 and float(high) < 1e9:
         a, b, c, d, rest = sigma.split([n, n, n, n, sigma.numel() - 4 * n])
         product = torch.mul(a, b, out=scratch[:n]).mul_(c).mul_(d).log_().sum()
         return product + rest.log().sum()
