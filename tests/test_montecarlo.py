@@ -439,3 +439,17 @@ def test_bad_input_says_what_is_wrong():
 def test_wrong_shapes_are_the_models_own_error():
     with pytest.raises(RuntimeError):
         br.predict(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), reals(5, 9))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+def test_chunking_does_not_matter_on_a_gpu(name):
+    torch.manual_seed(0)
+    make, x = MODELS[name]
+    model, x = make().cuda().eval(), x.cuda()
+    likelihood = br.Gaussian(0.5).cuda()
+    whole = br.predict(model, x, samples=8, seed=3, likelihood=likelihood)
+    cut = br.predict(model, x, samples=8, seed=3, likelihood=likelihood, memory_limit=1)
+    torch.testing.assert_close(cut.samples, whole.samples, rtol=1e-3, atol=1e-4)
+    assert whole.samples.is_cuda

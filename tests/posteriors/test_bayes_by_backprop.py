@@ -465,3 +465,23 @@ def test_works_under_autocast():
         loss = q(torch.ones(2, 3)).float().sum() + br.kl(q)
     loss.backward()
     assert q.posterior.rho["0.weight"].grad.dtype == torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("prior", [br.Normal(0.3), br.ScaleMixture(0.25, 1.0, 0.05)])
+def test_a_held_draw_its_kl_and_its_gradients_survive_a_move_to_a_gpu(prior):
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(LanguageModel(nn.LSTM(6, 5, num_layers=2)).double(), prior, init_sigma=(0.05, 0.3))
+    x = torch.randint(11, (7, 3))
+    with br.draw(q, seed=1):
+        out = q(x)[0]
+        (out.square().sum() + br.kl(q)).backward()
+        here = [out.detach(), br.kl(q).detach(), *(p.grad.clone() for p in q.parameters())]
+        q.zero_grad()
+        q.cuda()
+        out = q(x.cuda())[0]
+        (out.square().sum() + br.kl(q)).backward()
+        there = [out.detach(), br.kl(q).detach(), *(p.grad for p in q.parameters())]
+    for a, b in zip(here, there, strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=1e-8, atol=1e-8)
