@@ -28,42 +28,67 @@ def problem(shapes, dtype=torch.float64, seed=0):
     return means, rhos, [normal(s) for s in shapes], [normal(s) for s in shapes]
 
 
-def objective(weights, sums, cotangents):
-    return sum((w.sin() * c).sum() for w, c in zip(weights, cotangents, strict=True)) + 0.3 * sums[0] - 1.7 * sums[1]
+def objective(sample, cotangents):
+    total = sum((w.sin() * c).sum() for w, c in zip(sample.weights, cotangents, strict=True))
+    total = total + 0.3 * sample.log_sigma - 1.7 * sample.sigma_squared
+    return total + sum((s.sqrt() * torch.arange(1, s.numel() + 1).view(s.shape)).sum() for s in sample.squares)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_fused_equals_reference_in_values_and_gradients(shape):
+def leaves(sample):
+    return [*sample.weights, sample.log_sigma, sample.sigma_squared, *sample.squares]
+
+
+@pytest.mark.parametrize(
+    ("shape", "grouped"), [(s, g) for s in SHAPES for g in ("no groups", None, 0, 1) if len(s) > 1 or g not in (0, 1)]
+)
+def test_fused_equals_reference_in_values_and_gradients(shape, grouped):
     means, rhos, noise, cotangents = problem([shape, (4,)])
-    expected, expected_sums = reference.sample(means, rhos, noise)
-    wanted = torch.autograd.grad(objective(expected, expected_sums, cotangents), [*means, *rhos])
-    weights, sums = fused.sample(means, rhos, noise, pool=Pool())
-    found = torch.autograd.grad(objective(weights, sums, cotangents), [*means, *rhos])
-    torch.testing.assert_close(weights, expected)
-    torch.testing.assert_close(sums, expected_sums)
-    torch.testing.assert_close(found, wanted)
+    groups = None if grouped == "no groups" else [grouped, None]
+    expected = reference.sample(means, rhos, noise, groups)
+    wanted = torch.autograd.grad(objective(expected, cotangents), [*means, *rhos])
+    found = fused.sample(means, rhos, noise, groups, pool=Pool())
+    gradients = torch.autograd.grad(objective(found, cotangents), [*means, *rhos])
+    torch.testing.assert_close(leaves(found), leaves(expected))
+    torch.testing.assert_close(gradients, wanted)
 
 
-def test_fused_gradients_match_finite_differences():
+@pytest.mark.parametrize("groups", [None, [1, None], [0, None]])
+def test_fused_gradients_match_finite_differences(groups):
     means, rhos, noise, _ = problem([(3, 2), (4,)])
 
     def f(*params):
-        weights, sums = fused.sample(params[:2], params[2:], noise, pool=Pool())
-        return (*weights, sums)
+        return tuple(leaves(fused.sample(params[:2], params[2:], noise, groups, pool=Pool())))
 
     assert torch.autograd.gradcheck(f, (*means, *rhos))
 
 
-def test_gradients_where_only_some_outputs_are_used():
-    means, rhos, noise, cotangents = problem([(5,), (6,)])
-    weights, sums = fused.sample(means, rhos, noise, pool=Pool())
-    plain, plain_sums = reference.sample(means, rhos, noise)
-    for a, b in [((weights[0] * cotangents[0]).sum(), (plain[0] * cotangents[0]).sum()), (sums[0], plain_sums[0])]:
-        found = torch.autograd.grad(a, [*means, *rhos], allow_unused=True, retain_graph=True)
-        wanted = torch.autograd.grad(b, [*means, *rhos], allow_unused=True, retain_graph=True)
-        for x, y, like in zip(found, wanted, [*means, *rhos], strict=True):
-            zero = torch.zeros_like(like)
-            torch.testing.assert_close(zero if x is None else x, zero if y is None else y)
+@pytest.mark.parametrize("k", range(6))
+def test_gradients_where_only_some_outputs_are_used(k):
+    means, rhos, noise, _ = problem([(5, 3), (6,)])
+    gradients = []
+    for part in (
+        fused.sample(means, rhos, noise, [1, None], pool=Pool()),
+        reference.sample(means, rhos, noise, [1, None]),
+    ):
+        found = torch.autograd.grad(leaves(part)[k].sin().sum(), [*means, *rhos], allow_unused=True)
+        gradients.append([torch.zeros(()) if g is None or not g.any() else g for g in found])
+    torch.testing.assert_close(*gradients, check_dtype=False)
+
+
+def test_without_sums_the_weights_are_the_same():
+    means, rhos, noise, _ = problem([(5, 3), (6,)])
+    a, b = (fused.sample(means, rhos, noise, pool=Pool(), sums=s) for s in (True, False))
+    torch.testing.assert_close(a.weights, b.weights)
+
+
+def test_sums_of_many_small_sigmas_in_float32_are_those_of_float64():
+    means, rhos, noise, _ = problem([(301, 257)], torch.float32)
+    for shift in (0.0, -15.0, -30.0):
+        moved = [r.detach() + shift for r in rhos]
+        found = fused.sample(means, moved, noise, [1], pool=Pool())
+        exact = reference.sample(*([t.detach().double() for t in ts] for ts in (means, moved, noise)), [1])
+        for a, b in zip(leaves(found), leaves(exact), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -71,10 +96,9 @@ def test_gradients_where_only_some_outputs_are_used():
 def test_extreme_sigmas_give_finite_values_and_the_right_slope(rho, dtype):
     mean = torch.zeros(3, dtype=dtype, requires_grad=True)
     raw = torch.full((3,), rho, dtype=dtype, requires_grad=True)
-    (weight,), sums = fused.sample([mean], [raw], [torch.ones(3, dtype=dtype)], pool=Pool())
-    (slope,) = torch.autograd.grad(sums[0], raw)
-    assert torch.isfinite(weight).all()
-    assert torch.isfinite(sums).all()
+    sample = fused.sample([mean], [raw], [torch.ones(3, dtype=dtype)], pool=Pool())
+    (slope,) = torch.autograd.grad(sample.log_sigma, raw)
+    assert all(torch.isfinite(part).all() for part in leaves(sample))
     # d log softplus / d rho = sigmoid / softplus, which tends to 1 as rho -> -inf
     exact = 1.0 if rho < -30 else 1 / (1 + math.exp(-rho)) / (math.log1p(math.exp(rho)) if rho < 30 else rho)
     torch.testing.assert_close(slope, torch.full_like(slope, exact), rtol=1e-5, atol=0)
@@ -87,36 +111,44 @@ def test_parameters_in_any_memory_layout(layout):
     base = base.t() if layout == "transposed" else base.contiguous(memory_format=torch.channels_last)
     mean, rho = base.clone().requires_grad_(), (base - 1).requires_grad_()
     noise = [torch.randn(mean.shape, dtype=torch.float64)]
-    (a,), _ = fused.sample([mean], [rho], noise, pool=Pool())
-    (b,), _ = reference.sample([mean], [rho], noise)
-    torch.testing.assert_close(a, b)
-    torch.testing.assert_close(
-        torch.autograd.grad(a.square().sum(), [mean, rho]), torch.autograd.grad(b.square().sum(), [mean, rho])
-    )
+    a = fused.sample([mean], [rho], noise, [1], pool=Pool())
+    b = reference.sample([mean], [rho], noise, [1])
+    torch.testing.assert_close(leaves(a), leaves(b))
+    loss = objective(a, noise)
+    wanted = torch.autograd.grad(objective(b, noise), [mean, rho])
+    torch.testing.assert_close(torch.autograd.grad(loss, [mean, rho], retain_graph=True), wanted)
+    torch.testing.assert_close(torch.autograd.grad(loss, [mean, rho]), wanted)
 
 
-def test_a_second_backward_through_the_same_draw_gives_the_same_gradient():
-    means, rhos, noise, cotangents = problem([(300,)])
-    weights, sums = fused.sample(means, rhos, noise, pool=Pool())
-    loss = objective(weights, sums, cotangents)
+@pytest.mark.parametrize("groups", [None, [1]])
+def test_a_second_backward_through_the_same_draw_gives_the_same_gradient(groups):
+    means, rhos, noise, cotangents = problem([(30, 10)])
+    loss = objective(fused.sample(means, rhos, noise, groups, pool=Pool()), cotangents)
     first = [g.clone() for g in torch.autograd.grad(loss, [*means, *rhos], retain_graph=True)]
     again = torch.autograd.grad(loss, [*means, *rhos])
     torch.testing.assert_close(list(again), first)
 
 
+def test_parameters_without_elements_are_harmless():
+    means, rhos, noise, _ = problem([(4, 0), (0, 3), (2, 2)])
+    sample = fused.sample(means, rhos, noise, [1, 0, 1], pool=Pool())
+    torch.testing.assert_close(sample.weights, reference.sample(means, rhos, noise, [1, 0, 1]).weights)
+
+
 def test_double_backward_is_refused():
     means, rhos, noise, _ = problem([(3,)])
-    (weight,), _ = fused.sample(means, rhos, noise, pool=Pool())
+    weight = fused.sample(means, rhos, noise, pool=Pool()).weights[0]
     (g,) = torch.autograd.grad(weight.square().sum(), rhos, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         g.sum().backward()
 
 
-def test_parameters_changed_between_draw_and_backward_are_noticed():
-    q = br.BayesByBackprop(nn.Linear(3, 2))
-    loss = q(torch.ones(1, 3)).sum()
+@pytest.mark.parametrize("changed", ["posterior.rho.weight", "module.weight"])
+def test_parameters_changed_between_draw_and_backward_are_noticed(changed):
+    q = br.BayesByBackprop(nn.Linear(3, 2), br.ScaleMixture(0.5, 1.0, 0.1))
+    loss = q(torch.ones(1, 3)).sum() + br.kl(q)
     with torch.no_grad():
-        q.posterior.rho["weight"].add_(0.1)
+        q.get_parameter(changed).add_(0.1)
     with pytest.raises(RuntimeError, match="changed between the draw and its backward"):
         loss.backward()
 

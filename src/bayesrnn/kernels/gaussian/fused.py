@@ -6,6 +6,7 @@ README.md beside this file has the equations. Compared with `reference` in value
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -63,7 +64,7 @@ class _Shape(NamedTuple):
     def of(cls, tensor: Tensor, group_dim: int | None) -> _Shape:
         if tensor.ndim < 2 or group_dim not in (0, 1):
             return cls(1, 1, tensor.numel(), None)
-        return cls(tensor.shape[0], tensor.shape[1], tensor[0, 0].numel(), group_dim)
+        return cls(tensor.shape[0], tensor.shape[1], math.prod(tensor.shape[2:]), group_dim)
 
     @property
     def groups(self) -> int:
@@ -171,7 +172,7 @@ class _Sample(torch.autograd.Function):
         d_squares = d_rest[:-count] or [None] * count
         sigmas, ctx.sigmas = ctx.sigmas, None
         if sigmas is None:  # a second backward through the same draw: the first one used the buffers up
-            sigmas = [torch.nn.functional.softplus(r) for r in ctx.rhos]
+            sigmas = [torch.nn.functional.softplus(r).contiguous() for r in ctx.rhos]
         d_means: list[Tensor | None] = []
         d_rhos: list[Tensor | None] = []
         for mean, rho, sigma, eps, shape, d_weight, d_group in zip(
