@@ -104,7 +104,7 @@ class DiagonalGaussian(nn.Module):
 
     def _groups(self) -> list[int | None] | None:
         """By which axis to sum squared weights, for a prior that needs no more than those sums."""
-        grouped = isinstance(self.prior, ScaleMixture) and self.prior.group == "input"
+        grouped = type(self.prior) is ScaleMixture and self.prior.group == "input"
         return list(self._group_dims.values()) if grouped else None
 
     def _versions(self, means: Mapping[str, Tensor]) -> list[int]:
@@ -123,7 +123,7 @@ class DiagonalGaussian(nn.Module):
                 self._groups(),
             )
         count = sum(w.numel() for w in sample.weights)
-        if isinstance(self.prior, Normal):
+        if type(self.prior) is Normal:
             squares = sum(torch.linalg.vector_norm(m).square() for m in means.values())
             scale = self.prior.sigma
             squared = (sample.sigma_squared + squares) / (2 * scale**2)
