@@ -1,6 +1,6 @@
 """Recurrences: for each cell a plain `reference` and a fast version, and the one place that chooses between them.
 
-`BAYESRNN_KERNEL=reference` or `=loop` overrides the choice.
+`BAYESRNN_KERNEL=reference`, `=loop` or `=cells` overrides the choice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from bayesrnn.kernels import projection as _projection
 from bayesrnn.kernels.gru import loop as _gru_loop
 from bayesrnn.kernels.gru import reference as _gru_reference
+from bayesrnn.kernels.lstm import cells as _lstm_cells
 from bayesrnn.kernels.lstm import loop as _lstm_loop
 from bayesrnn.kernels.lstm import reference as _lstm_reference
 from bayesrnn.kernels.rnn import loop as _rnn_loop
@@ -33,6 +34,7 @@ _PATHS: dict[str, dict[str, Callable[..., Any]]] = {
         "input": _projection.fast,
     },
 }
+_PATHS["cells"] = {**_PATHS["loop"], "LSTM": _lstm_cells.lstm}
 _forced: ContextVar[str | None] = ContextVar("bayesrnn_kernel", default=None)
 
 
@@ -60,14 +62,15 @@ def forced() -> bool:
     return _forced.get() is not None
 
 
-def path() -> str:
+def path(device: str = "cpu") -> str:
     """The path that layers with noise per sequence take now; the others run torch's fused kernel."""
     chosen = _forced.get()
     if chosen is not None:
         return chosen
-    return _check(os.environ.get("BAYESRNN_KERNEL") or "loop", "BAYESRNN_KERNEL")
+    best = "cells" if device == "cuda" else "loop"
+    return _check(os.environ.get("BAYESRNN_KERNEL") or best, "BAYESRNN_KERNEL")
 
 
-def kernel(name: str) -> Callable[..., Any]:
+def kernel(name: str, device: str = "cpu") -> Callable[..., Any]:
     """The recurrence of "LSTM", "GRU" or "RNN" for one direction of one layer, or the "input" projection before it."""
-    return _PATHS[path()][name]
+    return _PATHS[path(device)][name]

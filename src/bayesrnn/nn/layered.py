@@ -141,8 +141,8 @@ def _direction(
         b_hn = b_hh[2 * size :]
         b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
     bias = None if b_ih is None else b_ih + b_hh
-    gx = kernels.kernel("input")(x, noise.w_ih, bias, noise.z_x, sizes)
-    run = kernels.kernel(cell)
+    gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
+    run = kernels.kernel(cell, x.device.type)
     with torch.autocast(x.device.type, enabled=False):
         gx, w_hh = gx.to(state[0].dtype), noise.w_hh.to(state[0].dtype)
         if cell == "LSTM":
