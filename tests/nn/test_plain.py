@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn.draws import Draw, Stacked, Unfoldable, bind
+from bayesrnn.nn import plain
 from bayesrnn.nn.plain import folded_torch_noise, torch_noise_layers
 
 LAYERS = {
@@ -183,3 +184,17 @@ def test_what_cannot_be_folded_says_so():
         folded_torch_noise(Wrapped(nn.AlphaDropout(0.5)), many, rows=8, batch_dim=0),
     ):
         pass
+
+
+def test_gradients_in_eval_mode_keep_a_held_draw_and_bring_no_noise_without_one():
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(br.LSTM(4, 5, num_layers=2, dropout=0.5)).eval()
+    x = torch.randn(3, 2, 4)
+    with br.draw(layer, seed=1):
+        noisy = layer(x)[0]
+    with br.draw(layer, seed=1), plain.differentiable_in_eval(layer):
+        assert_close(layer(x)[0], noisy)
+    with plain.differentiable_in_eval(layer):
+        assert_close(layer(x)[0], layer.eval()(x)[0])
+    assert not layer[0].training
+    assert layer[0].dropout == 0.5

@@ -194,14 +194,12 @@ def folded_torch_noise(model: nn.Module, folded: Draw | Stacked, *, rows: int, b
 def differentiable_in_eval(model: nn.Module) -> Iterator[None]:
     """Let gradients be taken in eval mode: cuDNN's recurrent kernels have a backward in train mode only."""
     layers = [m for m in model.modules() if isinstance(m, nn.RNNBase) and not m.training]
-    rates = [m.dropout for m in layers]
+    quiet = source(model) is None
     with ExitStack() as stack:
-        if source(model) is None:
+        if quiet:
             stack.enter_context(bind(model, None))  # so that train mode brings no noise
-        try:
-            for layer in layers:
-                layer.training, layer.dropout = True, 0.0
-            yield
-        finally:
-            for layer, rate in zip(layers, rates, strict=True):
-                layer.training, layer.dropout = False, rate
+        for layer in layers:
+            stack.enter_context(_set(layer, "training", True))
+            if quiet:
+                stack.enter_context(_set(layer, "dropout", 0.0))
+        yield
