@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import quickstart
+from bayesrnn.cli import quickstart, recipes, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -32,6 +32,8 @@ def _options(
 
 
 app.command("quickstart")(quickstart.command)
+app.command("recipes")(recipes.command)
+app.command("train")(train.command)
 
 
 def main() -> None:

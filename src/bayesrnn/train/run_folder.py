@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,17 @@ class RunFolder:
         path: the folder; made if it is not there.
         files: names of the files this run writes, the record aside. With ``force`` these, and no others, are replaced.
         force: replace the files of an earlier run, finished or not.
+        resume: go on with the run that the folder holds: its files stay.
 
     Raises:
         UserError: the folder is not empty and ``force`` is not given, or its files are not those of an earlier run.
     """
 
-    def __init__(self, path: str | Path, *, files: Iterable[str], force: bool = False) -> None:
+    def __init__(self, path: str | Path, *, files: Iterable[str], force: bool = False, resume: bool = False) -> None:
         self.path = Path(path)
+        if resume:
+            self._resume()
+            return
         own = [*files, RECORD, MARKER]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -47,6 +52,10 @@ class RunFolder:
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror}); choose another folder with --out."
             ) from None
+
+    def _resume(self) -> None:
+        if not (self.path / MARKER).exists() and not self._has_record():
+            raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
 
     def _check(self, present: set[str], own: list[str], force: bool) -> None:
         unfinished, finished = MARKER in present, self._has_record()
@@ -75,11 +84,18 @@ class RunFolder:
         """Write one file, atomically."""
         data = content.encode("utf-8") if isinstance(content, str) else content
         temporary, final = self.path / f".{name}.tmp", self.path / name
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, final)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise UserError(
+                f"{final} cannot be written ({error.strerror}); what was saved before is still whole."
+            ) from None
         return final
 
     def append(self, name: str, record: dict[str, Any]) -> None:
@@ -90,5 +106,5 @@ class RunFolder:
     def finish(self, record: dict[str, Any]) -> Path:
         """Write the record and take the marker away: the run is complete."""
         final = self.write(RECORD, json.dumps({"program": "bayesrnn", **record}, indent=2) + "\n")
-        (self.path / MARKER).unlink()
+        (self.path / MARKER).unlink(missing_ok=True)
         return final

@@ -1,0 +1,5 @@
+"""``python -m bayesrnn.cli``."""
+
+from bayesrnn.cli import main
+
+main()

@@ -1,0 +1,14 @@
+"""The console that subcommands print to."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def plain_console() -> "Console":
+    """Without colours guessed from content; wide enough for tables where there is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=140)
