@@ -26,7 +26,13 @@ OVERFIT = 0.03
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that shapes the comparison. Each model's own numbers were chosen on the validation text."""
+    """Everything that shapes the comparison.
+
+    Rates, dropouts and the prior were chosen on the validation text with seed 0, with more tries for Bayes by Backprop
+    (about 17) than for the plain (4) and the variational model (2). The rate falls late so that overfitting has time
+    to show: with ``decay=0.85, decay_after=12`` the plain LSTM's best is 120.1 instead of 123.9 and it ends 2% above,
+    and Bayes by Backprop is ahead of it by 1%, not 5%.
+    """
 
     hidden: int = 200
     layers: int = 1
