@@ -99,7 +99,9 @@ class DiagonalGaussian(nn.Module):
         groups = self._groups() if recorded else None
         sample = fused.sample(means_, list(rhos.values()), eps, groups, pool=self._pool, sums=recorded)
         if recorded:
-            self._latest = (noise, self._versions(means), sample)
+            summed = groups is not None or type(self.prior) is Normal  # then the KL needs no weights: let them go
+            kept = sample._replace(weights=[]) if summed else sample
+            self._latest = (noise, self._versions(means), kept)
         return dict(zip(rhos, sample.weights, strict=True))
 
     def _groups(self) -> list[int | None] | None:
@@ -122,7 +124,7 @@ class DiagonalGaussian(nn.Module):
                 [noise[n] for n in names],
                 self._groups(),
             )
-        count = sum(w.numel() for w in sample.weights)
+        count = sum(m.numel() for m in means.values())
         if type(self.prior) is Normal:
             squares = sum(torch.linalg.vector_norm(m).square() for m in means.values())
             scale = self.prior.sigma
@@ -133,12 +135,14 @@ class DiagonalGaussian(nn.Module):
         return log_q - self._log_prior(sample)
 
     def _log_prior(self, sample: reference.Sample) -> Tensor:
-        weights = zip(sample.weights, self._group_dims.values(), strict=True)
         if isinstance(self.prior, ScaleMixture) and sample.squares:
-            sizes = [w.numel() // s.numel() for w, s in zip(sample.weights, sample.squares, strict=True)]
+            sizes = [r.numel() // s.numel() for (_, r), s in zip(self.rho._items(), sample.squares, strict=True)]
             terms = [self.prior.of_squares(s, n).sum() for s, n in zip(sample.squares, sizes, strict=True)]
         else:
-            terms = [self.prior.log_prob(w, group_dim=g).sum() for w, g in weights]
+            terms = [
+                self.prior.log_prob(w, group_dim=g).sum()
+                for w, g in zip(sample.weights, self._group_dims.values(), strict=True)
+            ]
         return torch.stack(terms).sum()
 
 
