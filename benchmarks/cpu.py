@@ -253,10 +253,11 @@ def memory() -> dict[str, float]:
     """Peak memory of a BBB training step beyond the plain one's, in copies of the Bayesian parameters."""
     peaks = {}
     for kind in ("plain", "bbb"):
+        # not ru_maxrss: a child starts with its parent's peak
         code = (
-            "import resource, sys; sys.path.insert(0, 'benchmarks'); import torch, cpu; torch.set_num_threads(2); "
+            "import sys; sys.path.insert(0, 'benchmarks'); import torch, cpu; torch.set_num_threads(2); "
             f"step = cpu.training_step({kind!r}, True, 650, 20, 'LSTM'); [step() for _ in range(4)]; "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+            "print(next(int(line.split()[1]) for line in open('/proc/self/status') if 'VmHWM' in line) * 1024)"
         )
         ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
         peaks[kind] = float(ran.stdout.split()[-1])
