@@ -1,0 +1,136 @@
+"""Write the tables of README.md and docs/*.md from the records of real runs.
+
+    python docs/generate.py            # rewrite the blocks
+    python docs/generate.py --check    # exit with status 1 if a block is not what its record says
+
+A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record is written by a program:
+
+    quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
+    cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
+
+Nothing between the markers is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bayesrnn.cli.quickstart import COLUMNS, MEANING
+from bayesrnn.report.tables import Column, markdown_table
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """The files that may hold blocks."""
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def _environment(versions: dict[str, Any], threads: int) -> str:
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{named}, {threads} CPU thread{'s' * (threads != 1)}"
+
+
+def _quickstart(root: Path, page: Path) -> str:
+    record = _read(root / "results/quickstart/record.json", "bayesrnn quickstart --out results/quickstart --force")
+    if record["fast"]:
+        raise SystemExit("results/quickstart/record.json is of a --fast run, which compares nothing: run it in full")
+    picture = root / "results/quickstart/curves.png"
+    if not picture.is_file():
+        raise SystemExit(f"{picture.relative_to(root)} is missing: it is written with the record, commit both")
+    environment = record["environment"]
+    versions = {name: environment[name] for name in ("bayesrnn", "python", "torch")}
+    address = os.path.relpath(picture, page.parent).replace(os.sep, "/")
+    return "\n".join(
+        [
+            markdown_table(record["table"], COLUMNS),
+            *(f"- {sentence}" for sentence in record["findings"]),
+            "",
+            f"![Training and validation perplexity of the three models per epoch]({address})",
+            "",
+            *(f"*{term}*: {meaning}  " for term, meaning in MEANING),
+            f"Written by `{record['command']}` in {record['seconds']:.0f} seconds "
+            f"({_environment(versions, environment['threads'])}).",
+        ]
+    )
+
+
+_TRAINING = (
+    Column("what", "training step, T = 35"),
+    Column("plain_words_per_second", "plain, words/s", "{:,.0f}"),
+    Column("tied", "variational, tied", "{:.2f}x"),
+    Column("untied", "variational, untied", "{:.2f}x"),
+    Column("bbb", "Bayes by Backprop", "{:.2f}x"),
+)
+
+
+def _cpu(root: Path, page: Path) -> str:
+    record = _read(root / "results/cpu.json", "python benchmarks/cpu.py --peers --out results/cpu.json")
+    rows = [
+        {**row, "what": f"{row['cell']}, {row['model']}, {row['hidden']} units, batch {row['batch']}"}
+        for row in record["training"]
+    ]
+    lines = [markdown_table(rows, _TRAINING)]
+    for row in record.get("peers", []):
+        lines.append(
+            f"- One Bayesian LSTM layer of {row['hidden']} units, batch {row['batch']}, forward, KL and backward: "
+            f"{row['ours_over_peer']:.1f}x as fast as {row['peer']}."
+        )
+    for row in record["prediction"]:
+        lines.append(
+            f"- `br.predict` with {row['draws']} draws, {row['model']}, {row['hidden']} units, batch {row['batch']}: "
+            f"{row['ratio']:.1f}x the speed of {row['draws']} passes."
+        )
+    lines += [
+        f"- Peak memory of Bayes by Backprop beyond the plain model's: {record['memory']['copies']:.1f} copies of the "
+        "parameters.",
+        "",
+        f"Written by `{record['command'].strip()}` ({_environment(record['versions'], record['threads'])}).",
+    ]
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, Callable[[Path, Path], str]] = {"quickstart": _quickstart, "cpu": _cpu}
+
+
+def _read(path: Path, command: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing: make it with `{command}` and commit it")
+    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return record
+
+
+def generated(page: Path, root: Path = ROOT) -> str:
+    """The page's text with every block made anew from its record."""
+
+    def block(match: re.Match[str]) -> str:
+        opening, name, closing = match.groups()
+        if name not in BLOCKS:
+            raise SystemExit(f"{page.name} asks for results:{name}; there are only {', '.join(BLOCKS)}")
+        return f"{opening}{BLOCKS[name](root, page)}\n{closing}"
+
+    return _BLOCK.sub(block, page.read_text("utf-8"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of README.md and docs/*.md from records.")
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 if a block is out of date")
+    check = parser.parse_args().check
+    stale = [page for page in pages() if generated(page) != page.read_text("utf-8")]
+    for page in stale:
+        print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'written'}")
+        if not check:
+            page.write_text(generated(page), "utf-8")
+    sys.exit(bool(check and stale))
+
+
+if __name__ == "__main__":
+    main()
