@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import quickstart, recipes, train
+from bayesrnn.cli import evaluate, quickstart, recipes, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -34,6 +34,7 @@ def _options(
 app.command("quickstart")(quickstart.command)
 app.command("recipes")(recipes.command)
 app.command("train")(train.command)
+app.command("evaluate")(evaluate.command)
 
 
 def main() -> None:

@@ -150,6 +150,14 @@ class Vocabulary:
         self.words: list[str] = [UNK, *kept]
         self._ids = {word: i for i, word in enumerate(self.words)}
 
+    @classmethod
+    def of_words(cls, words: Sequence[str]) -> "Vocabulary":
+        """The vocabulary that has these words, in this order; the first stands for all others."""
+        new = cls.__new__(cls)
+        new.words = list(words)
+        new._ids = {word: i for i, word in enumerate(new.words)}
+        return new
+
     def __len__(self) -> int:
         return len(self.words)
 

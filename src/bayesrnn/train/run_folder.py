@@ -82,21 +82,7 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> Path:
         """Write one file, atomically."""
-        data = content.encode("utf-8") if isinstance(content, str) else content
-        temporary, final = self.path / f".{name}.tmp", self.path / name
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, final)
-        except OSError as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise UserError(
-                f"{final} cannot be written ({error.strerror}); what was saved before is still whole."
-            ) from None
-        return final
+        return write_file(self.path / name, content)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line of JSON to a file."""
@@ -108,3 +94,22 @@ class RunFolder:
         final = self.write(RECORD, json.dumps({"program": "bayesrnn", **record}, indent=2) + "\n")
         (self.path / MARKER).unlink(missing_ok=True)
         return final
+
+
+def write_file(final: Path, content: str | bytes) -> Path:
+    """Write a whole file or leave what was there: beside its final name, then moved."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = final.with_name(f".{final.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"{final} cannot be written ({error.strerror}); what was saved before is still whole."
+        ) from None
+    return final

@@ -1,0 +1,123 @@
+"""All that ``bayesrnn evaluate`` measures of a trained language model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesrnn.data.text import batchify
+from bayesrnn.tasks import language, scoring
+from bayesrnn.tasks.trained import Trained
+
+
+def evaluate(
+    run: Trained,
+    streams: language.Streams,
+    *,
+    samples: int | None = None,
+    dynamic: bool = False,
+    reversed_text: bool = False,
+    dynamic_lr: float | None = None,
+    dynamic_rule: str = "sgd",
+    dynamic_decay: float = 0.0,
+    drop_words: bool = False,
+    entropy_samples: int = 10,
+    seed: int = 1,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Metrics by name, each on one stream with the state carried from word to word, unless the name says otherwise.
+
+    Args:
+        samples: draws to average over; None or 0: no Monte Carlo.
+        dynamic: learn on while being tested, on the posterior mean.
+        reversed_text: entropy on the reversed test text against that on the text itself.
+        dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate.
+        drop_words: keep the dropout of word types on in draws; the authors had it off.
+        entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
+    """
+    splits = {"valid": streams.valid, "test": streams.test}
+    metrics: dict[str, Any] = {}
+    for split, stream in splits.items():
+        say(f"posterior mean on {split}")
+        found = scoring.scores(run.model, stream)
+        metrics |= {
+            f"{split}_perplexity": found.perplexity,
+            f"{split}_calibration_error": found.calibration_error,
+            f"{split}_entropy": found.entropy,
+        }
+        if split == "test":
+            metrics["reliability"] = found.reliability
+    random = _random(run)
+    if samples and random:
+        metrics["samples"] = samples
+        with scoring.word_dropout(run.model, on=drop_words):
+            for split, stream in splits.items():
+                say(f"{samples} draws on {split}")
+                metrics[f"{split}_perplexity_mc"] = scoring.monte_carlo_perplexity(
+                    run.model, stream, samples=samples, seed=seed
+                )
+    if run.recipe.posterior.kind == "sharpened":
+        data = run.recipe.data
+        metrics["bound_streams"] = data.batch_size
+        for split, stream in splits.items():
+            say(f"sharpened bound on {split}")
+            parts = batchify(stream[:, 0], min(data.batch_size, len(stream) // (data.window + 1)))
+            metrics[f"{split}_perplexity_bound"] = scoring.sharpened_perplexity(run.model, parts, window=data.window)
+    if dynamic:
+        metrics |= _dynamic(run, streams, dynamic_lr, dynamic_rule, dynamic_decay, say)
+    if reversed_text:
+        metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
+    return metrics
+
+
+def _random(run: Trained) -> bool:
+    m = run.recipe.model
+    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.cell_dropout, m.weight_dropout)
+    return run.recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
+
+
+def _dynamic(
+    run: Trained,
+    streams: language.Streams,
+    lr: float | None,
+    rule: str,
+    decay: float,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    import bayesrnn as br
+
+    lr = run.recipe.evaluate.dynamic_lr if lr is None else lr
+    window = run.recipe.evaluate.dynamic_window
+    scale = None
+    if rule == "rms":
+        say("mean squared gradients on train")
+        scale = br.dynamic.mean_squared_gradients(run.model, streams.train[:-1], streams.train[1:], window=window)
+    found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay}
+    for split, stream in (("valid", streams.valid), ("test", streams.test)):
+        say(f"dynamic evaluation on {split}")
+        result = br.dynamic_evaluation(
+            run.model, stream[:-1], stream[1:], lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale
+        )
+        found[f"{split}_perplexity_dynamic"] = result.perplexity
+    return found
+
+
+def _reversed(
+    run: Trained, test: Tensor, samples: int, drop_words: bool, seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    backwards = torch.flip(test, (0,))
+    found: dict[str, Any] = {}
+    with scoring.word_dropout(run.model, on=drop_words):
+        for count in sorted({0, 1, samples} if samples else {0}):
+            say(f"reversed text, {count or 'no'} draws")
+            forward = scoring.scores(run.model, test, samples=count, seed=seed)
+            reverse = scoring.scores(run.model, backwards, samples=count, seed=seed)
+            name = "entropy_gap_mean" if count == 0 else "entropy_gap" if count == samples else "entropy_gap_1"
+            found[name] = reverse.entropy - forward.entropy
+            found[f"reversed_{name.replace('_gap', '')}"] = reverse.entropy
+            if count == samples and count:
+                found["entropy_samples"] = count
+                found["test_calibration_error_mc"] = forward.calibration_error
+                found["test_mutual_information"] = forward.mutual_information
+    return found

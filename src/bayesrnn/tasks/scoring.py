@@ -1,0 +1,143 @@
+"""Scores of a text by a trained language model, with the posterior mean or with draws held over the whole text."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import draws
+from bayesrnn.data.text import windows
+from bayesrnn.likelihoods import Categorical
+from bayesrnn.posteriors.base import Bayesian
+
+_NUMBERS = 1 << 27  # logits in one window of all draws: half a gigabyte
+_ROWS = 256  # draws of unit noise side by side
+
+
+def draws_weights(model: nn.Module) -> bool:
+    """Whether a draw is one of whole weights, which rows of a batch cannot have each for themselves."""
+    rates: list[Any] = [getattr(m, "rates", None) for m in model.modules()]
+    return any(isinstance(m, Bayesian) for m in model.modules()) or any(r and r.weight_dropout > 0 for r in rates)
+
+
+@contextmanager
+def word_dropout(model: nn.Module, on: bool) -> Iterator[None]:
+    """Switch the dropout of word types off inside the block, as the authors did for Monte Carlo testing."""
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "word_dropout")]
+    rates = [layer.word_dropout for layer in layers]
+    try:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.word_dropout = rate if on else 0.0
+        yield
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.word_dropout = rate
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Window after window of one stream: targets (T,) and log-probabilities (draws, T, V).
+
+    Each draw is held over the whole stream and carries its own state. ``samples=0`` is the posterior mean, as one
+    draw. Draws of unit noise are rows of one batch; draws of weights take turns.
+    """
+    model.eval()
+    count = max(samples, 1)
+    with torch.no_grad():
+        vocabulary = model(stream[:1])[0].shape[-1]
+    length = max(1, min(len(stream) - 1, _NUMBERS // (count * vocabulary)))
+    if samples and not draws_weights(model):
+        state: Any = None
+        with draws.draw(model, seed=seed):
+            for x, y in windows(stream, length):
+                logits, state = model(x.expand(-1, count), state)
+                yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
+        return
+    held: list[draws.Draw | None] = [draws.Draw(seed * 1_000_003 + k) for k in range(samples)] or [None]
+    states: list[Any] = [None] * count
+    for x, y in windows(stream, length):
+        outputs = []
+        for k, one in enumerate(held):
+            with draws.using(model, one):
+                logits, states[k] = model(x, states[k])
+            outputs.append(logits[:, 0].log_softmax(-1))
+        yield y[:, 0], torch.stack(outputs)
+
+
+@torch.no_grad()
+def monte_carlo_perplexity(model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0) -> float:
+    """Perplexity of the average of the draws' probabilities."""
+    each = 1 if draws_weights(model) else min(_ROWS, samples)
+    total: Tensor | None = None
+    for start in range(0, samples, each):
+        count = min(each, samples - start)
+        parts = []
+        for y, logs in log_probabilities(model, stream, samples=count, seed=seed + start):
+            target = logs.gather(-1, y.expand(count, -1).unsqueeze(-1)).squeeze(-1)
+            parts.append(target.double().logsumexp(0))
+        found = torch.cat(parts)
+        total = found if total is None else torch.logaddexp(total, found)
+    assert total is not None
+    return math.exp(-float((total - math.log(samples)).mean()))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the (averaged) predictions on a text come to."""
+
+    perplexity: float
+    entropy: float
+    mutual_information: float
+    calibration_error: float
+    reliability: list[dict[str, float]]
+
+
+def scores(model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, bins: int = 15) -> Scores:
+    """Perplexity, mean entropy and mutual information (nats per word) and calibration of the top word."""
+    count = torch.zeros(bins, dtype=torch.float64, device=stream.device)
+    confidence, right = torch.zeros_like(count), torch.zeros_like(count)
+    nll = entropy = expected = 0.0
+    for y, logs in log_probabilities(model, stream, samples=samples, seed=seed):
+        mean = logs.logsumexp(0) - math.log(len(logs))
+        nll -= float(mean.gather(-1, y.unsqueeze(-1)).double().sum())
+        entropy += float(_entropy(mean).double().sum())
+        expected += float(_entropy(logs).mean(0).double().sum())
+        top, word = mean.max(-1)
+        index = (top.exp() * bins).long().clamp(0, bins - 1)
+        count.index_add_(0, index, torch.ones_like(top, dtype=torch.float64))
+        confidence.index_add_(0, index, top.exp().double())
+        right.index_add_(0, index, (word == y).double())
+    words = len(stream) - 1
+    rows = [
+        {"confidence": c / n, "accuracy": r / n, "count": n}
+        for n, c, r in zip(count.tolist(), confidence.tolist(), right.tolist(), strict=True)
+        if n
+    ]
+    return Scores(
+        perplexity=math.exp(min(nll / words, 700.0)),
+        entropy=entropy / words,
+        mutual_information=(entropy - expected) / words,
+        calibration_error=float((confidence - right).abs().sum() / count.sum()),
+        reliability=rows,
+    )
+
+
+def _entropy(logs: Tensor) -> Tensor:
+    return -(logs.exp() * logs.clamp_min(-1e4)).sum(-1)
+
+
+def sharpened_perplexity(model: Any, stream: Tensor, *, window: int) -> float:
+    """The sharpened bound on the perplexity at the posterior mean, the sharpening KL of every window included."""
+    likelihood, total, state = Categorical(), 0.0, None
+    model.eval()
+    for x, y in windows(stream, window):
+        with model.sharpen(lambda x=x, y=y, state=state: likelihood.nll(model(x, state)[0], y)), torch.no_grad():
+            logits, state = model(x, state)
+            total += float(likelihood.nll(logits, y) + model.sharpening_kl())
+    return math.exp(min(total / (stream.numel() - stream.shape[1]), 700.0))
