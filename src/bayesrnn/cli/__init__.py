@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import evaluate, quickstart, recipes, train
+from bayesrnn.cli import evaluate, predict, prune, quickstart, recipes, reproduce, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -35,6 +35,9 @@ app.command("quickstart")(quickstart.command)
 app.command("recipes")(recipes.command)
 app.command("train")(train.command)
 app.command("evaluate")(evaluate.command)
+app.command("predict")(predict.command)
+app.command("prune")(prune.command)
+app.command("reproduce")(reproduce.command)
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def read_folder(path: str | Path) -> Corpus:
     for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
         if files[a] == files[b]:
             raise UserError(f"{files[a]} looks like both the {a} and the {b} file; rename it after one of them.")
-    return Corpus(**{split: _read_tokens(file) for split, file in files.items()})
+    return Corpus(**{split: read_tokens(file) for split, file in files.items()})
 
 
 def _find_split(folder: Path, split: str, patterns: Sequence[str]) -> Path:
@@ -116,15 +116,23 @@ def _find_split(folder: Path, split: str, patterns: Sequence[str]) -> Path:
     raise UserError(f"{folder} has no {split} file; add one whose name matches {' or '.join(patterns)}.")
 
 
-def _read_tokens(file: Path) -> list[str]:
+def read_tokens(file: Path) -> list[str]:
+    """The words of a UTF-8 text file, with ``<eos>`` at the end of each line."""
     try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); convert it to UTF-8.") from None
+        data = file.read_bytes()
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions.") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
+    return tokens_of(data, str(file))
+
+
+def tokens_of(data: bytes, name: str) -> list[str]:
+    """As :func:`read_tokens`, of bytes; ``name`` is what an error calls them."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it to UTF-8.") from None
     if "\0" in text:
-        raise UserError(f"{file} is a binary file; a language data set is made of UTF-8 text files.")
+        raise UserError(f"{name} is a binary file; a language data set is made of UTF-8 text files.")
     return [word for line in text.splitlines() for word in (*line.split(), EOS)]
 
 

@@ -106,8 +106,8 @@ def scores(model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0,
     for y, logs in log_probabilities(model, stream, samples=samples, seed=seed):
         mean = logs.logsumexp(0) - math.log(len(logs))
         nll -= float(mean.gather(-1, y.unsqueeze(-1)).double().sum())
-        entropy += float(_entropy(mean).double().sum())
-        expected += float(_entropy(logs).mean(0).double().sum())
+        entropy += float(entropy_of_logs(mean).double().sum())
+        expected += float(entropy_of_logs(logs).mean(0).double().sum())
         top, word = mean.max(-1)
         index = (top.exp() * bins).long().clamp(0, bins - 1)
         count.index_add_(0, index, torch.ones_like(top, dtype=torch.float64))
@@ -128,7 +128,8 @@ def scores(model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0,
     )
 
 
-def _entropy(logs: Tensor) -> Tensor:
+def entropy_of_logs(logs: Tensor) -> Tensor:
+    """Entropy in nats of log-probabilities over the last axis."""
     return -(logs.exp() * logs.clamp_min(-1e4)).sum(-1)
 
 

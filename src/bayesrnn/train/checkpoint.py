@@ -7,18 +7,23 @@ from typing import Any
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.train.run_folder import RunFolder
+from bayesrnn.train.run_folder import RunFolder, write_file
 
 _KEY = "bayesrnn"
 
 
 def save(folder: RunFolder, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
     """Write tensors and JSON under one name, whole or not at all."""
+    return save_file(folder.path / name, tensors, about)
+
+
+def save_file(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
+    """As :func:`save`, to any path."""
     from safetensors.torch import save as to_bytes
 
     # Clones: tied weights and flattened LSTM weights share memory, which the format refuses.
     plain = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}
-    return folder.write(name, to_bytes(plain, metadata={_KEY: json.dumps(about)}))
+    return write_file(path, to_bytes(plain, metadata={_KEY: json.dumps(about)}))
 
 
 def load(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

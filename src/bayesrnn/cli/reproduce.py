@@ -1,0 +1,152 @@
+"""``bayesrnn reproduce``: a published table beside our own figures, from records; missing rows can be run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bayesrnn.cli.errors import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bayesrnn.recipes import Recipe
+
+TABLES = ("gal2016", "fortunato2017")
+MEASURES = (
+    ("valid", "valid_perplexity", "valid"),
+    ("test", "test_perplexity", "test"),
+    ("test_mc", "test_perplexity_mc", "test, MC"),
+    ("valid_dynamic", "valid_perplexity_dynamic", "valid, dynamic"),
+    ("test_dynamic", "test_perplexity_dynamic", "test, dynamic"),
+    ("entropy_gap", "entropy_gap", "entropy gap"),
+    ("entropy_gap_mean", "entropy_gap_mean", "entropy gap, mean"),
+)
+
+
+@one_line
+def command(
+    table: Annotated[str, typer.Argument(help=" or ".join(TABLES))],
+    results: Annotated[Path, typer.Option(help="Folder of records, RECIPE/SEED.json.")] = Path("results"),
+    data: Annotated[str | None, typer.Option(help="Text folder: rows without a record are trained on it.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per row to run: 1 to this number.")] = 1,
+    runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value for every row that is run.")] = None,
+) -> None:
+    """Print the paper's figures beside ours; with --data, first run every row that has no record yet."""
+    from bayesrnn import recipes
+    from bayesrnn.cli.console import plain_console
+    from bayesrnn.errors import UserError
+    from bayesrnn.report.tables import Column, markdown_table, rich_table
+
+    if table not in TABLES:
+        raise UserError(f"There is no table {table}; choose {' or '.join(TABLES)}.")
+    console = plain_console()
+    rows: list[dict[str, Any]] = []
+    for name in recipes.names():
+        recipe = recipes.load(name)
+        if recipe.table != table:
+            continue
+        if data is not None:
+            for seed in range(1, seeds + 1):
+                if not (results / name / f"{seed}.json").exists():
+                    _run(console, name, seed, data, runs / name / str(seed), results, device, overrides)
+        rows += compared(name, recipe, records_of(results / name))
+    columns = (
+        Column("row", "row"),
+        Column("measure", "measure"),
+        Column("paper", "paper", "{:.2f}"),
+        Column("ours", "ours"),
+        Column("seeds", "seeds"),
+    )
+    if markdown:
+        typer.echo(markdown_table(rows, columns), nl=False)
+    else:
+        console.print(rich_table(rows, columns))
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    """The records of one recipe, one per seed."""
+    import json
+
+    from bayesrnn.errors import UserError
+
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+            record["metrics"].keys()
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            raise UserError(f"{path} is not a record of a run.") from None
+        found.append(record)
+    return found
+
+
+def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line per published figure: the paper's, and the mean (± sd over seeds) of ours."""
+    import statistics
+
+    sharpened = recipe.posterior.kind == "sharpened"
+    lines = []
+    for published, key, label in MEASURES:
+        paper = getattr(recipe.paper, published)
+        if paper is None:
+            continue
+        if sharpened and published in ("valid", "test"):
+            key, label = f"{key}_bound", f"{label} (bound)"
+        ours = [r["metrics"][key] for r in records if r["metrics"].get(key) is not None]
+        text = None
+        if ours:
+            spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
+            text = f"{statistics.fmean(ours):.2f}{spread}"
+        lines.append({"row": name, "measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
+    return lines
+
+
+def _run(
+    console: "Console",
+    name: str,
+    seed: int,
+    data: str,
+    out: Path,
+    results: Path,
+    device: str | None,
+    overrides: list[str] | None,
+) -> None:
+    from bayesrnn.cli.evaluate import record
+    from bayesrnn.cli.train import reporter
+    from bayesrnn.tasks.evaluation import evaluate
+    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.train.launch import device_of, launch
+    from bayesrnn.train.run_folder import MARKER, RECORD, write_file
+
+    console.print(f"{name}, seed {seed}", style="bold")
+    if not (out / RECORD).exists():
+        with reporter(console) as told:
+            again = ["--set " + o for o in overrides or []]
+            launch(
+                name,
+                out=out,
+                reporter=told,
+                data=data,
+                overrides=overrides,
+                seed=seed,
+                device=device,
+                resume=(out / MARKER).exists(),
+                command=" ".join(["bayesrnn reproduce", "--data", data, *again]),
+            )
+    where = device_of(device)
+    trained = open_run(out, where)
+    paper = trained.recipe.paper
+    metrics = evaluate(
+        trained,
+        trained.streams(data, where),
+        samples=trained.recipe.evaluate.samples if paper.test_mc is not None else 0,
+        dynamic=paper.test_dynamic is not None,
+        reversed_text=paper.entropy_gap is not None,
+    )
+    record(out, metrics)
+    (results / name).mkdir(parents=True, exist_ok=True)
+    write_file(results / name / f"{seed}.json", (out / RECORD).read_text("utf-8"))
