@@ -54,8 +54,11 @@ class PlainLoop:
             if m.mode == "LSTM":
                 i, f, g, o = (sum(parts(gate, x, h)) for gate in range(4))
                 c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                c = c * self._mask("cell" + suffix, row, None, size)
-                h = torch.sigmoid(o) * torch.tanh(c)
+                z_c, out_scale = self._mask("cell" + suffix, row, None, size), 1.0
+                if m.rates.noise == "bernoulli":  # kept cells as they are, and 1 / (1 - p) on what leaves them
+                    z_c, out_scale = (z_c != 0).double(), 1 / (1 - m.rates.cell_dropout)
+                c = c * z_c
+                h = torch.sigmoid(o) * torch.tanh(c) * out_scale
                 if m.proj_size:
                     h = getattr(m, "weight_hr" + suffix) @ h
             elif m.mode == "GRU":

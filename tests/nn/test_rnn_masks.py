@@ -74,9 +74,17 @@ def test_the_recurrent_mask_is_the_same_at_every_step_and_another_for_every_sequ
 def test_the_cell_mask_is_the_same_at_every_step_and_another_for_every_sequence_and_call():
     layer = br.LSTM(1, 50, cell_dropout=0.5)
     first, second = cell_mask(layer, rows=4, steps=3), cell_mask(layer, rows=4, steps=3)
-    assert set(first.unique().tolist()) == {0.0, 8.0}  # 2^3; with fresh masks 7 of 8 units would be shut
+    assert set(first.unique().tolist()) == {0.0, 1.0}  # kept cells keep their state; fresh masks would shut 7 of 8
     assert 60 < first.count_nonzero() < 140  # of 200 fair coins: 5.7 standard deviations
     assert len(torch.cat([first, second]).unique(dim=0)) == 8
+
+
+def test_kept_cells_do_not_grow_over_a_long_sequence():
+    layer = br.LSTM(1, 50, cell_dropout=0.5)
+    with torch.no_grad():
+        out, (_, c) = layer(torch.randn(2000, 4, 1))
+    assert c.abs().max() < 100
+    assert out.abs().max() <= 2  # 1 / (1 - p) on what leaves a cell
 
 
 def test_share_batch_is_one_mask_for_all_sequences_and_another_for_every_call():

@@ -64,6 +64,8 @@ class LayerNoise:
     z_x: Tensor | None = None
     z_h: Tensor | None = None
     z_c: Tensor | None = None
+    cell_scale: float = 1.0
+    """What the outputs of kept cells are multiplied with."""
 
 
 def _scaled(weight: Tensor, mask: Tensor) -> Tensor:
@@ -113,6 +115,11 @@ def layer_noise(
     if rates.cell_dropout > 0:
         z = units("cell", rates.cell_dropout, (module.hidden_size,), w_hh, shared)
         out.z_c = z if z.ndim == 2 else z.expand(rows, -1)
+        if rates.noise == "bernoulli":
+            # c_t * z / (1 - p) would grow by that factor at every step: kept cells stay as they are, and 1 / (1 - p)
+            # goes on what leaves them, h = o * tanh(c) / (1 - p), so that the mean network is the plain one
+            out.cell_scale = 1 / (1 - rates.cell_dropout)
+            out.z_c = (out.z_c != 0).to(out.z_c.dtype)
     return out
 
 
@@ -147,7 +154,11 @@ def _direction(
         gx, w_hh = gx.to(state[0].dtype), noise.w_hh.to(state[0].dtype)
         if cell == "LSTM":
             w_hr = getattr(module, f"weight_hr{suffix}") if module.proj_size else None
-            out = run(gx, *state, w_hh, w_hr, noise.z_h, noise.z_c, batch_sizes=sizes, reverse=reverse)
+            scale = noise.cell_scale
+            h, c = (state[0] / scale, state[1]) if scale != 1 else state
+            w_hh = w_hh * scale if scale != 1 else w_hh  # the recurrence runs on h / scale
+            rows, h, c = run(gx, h, c, w_hh, w_hr, noise.z_h, noise.z_c, batch_sizes=sizes, reverse=reverse)
+            out = (rows * scale, h * scale, c) if scale != 1 else (rows, h, c)
         elif cell == "GRU":
             out = run(gx, *state, w_hh, b_hn, noise.z_h, batch_sizes=sizes, reverse=reverse)
         else:

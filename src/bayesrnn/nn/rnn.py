@@ -32,7 +32,9 @@ _NOISE_DOC = """
     Shapes: as in torch.nn: input (T, B, F), (B, T, F) with `batch_first`, (T, F) unbatched, or PackedSequence.
 """
 _CELL_DOC = """
-        cell_dropout: rate of the noise on the cell state c_t (Moon et al. 2015)."""
+        cell_dropout: rate of dropping cells: c_t = 0 for the whole sequence (Moon et al. 2015). Kept cells keep
+            their state, and 1 / (1 - p) goes on what leaves them, not on c_t, where it would grow with every step;
+            Gaussian noise does multiply c_t, and is for short sequences."""
 
 
 if TYPE_CHECKING:
