@@ -1,0 +1,155 @@
+"""What the documentation shows is true: examples run, commands work, tables come from records, links lead somewhere."""
+
+import importlib.util
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bayesrnn.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+KERNELS = sorted((ROOT / "src/bayesrnn/kernels").glob("*/README.md"))
+ALL = [*PAGES, *KERNELS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page, language):
+    """(first line, code) of every fenced block of the language."""
+    text = page.read_text("utf-8")
+    return [(text[: m.start(2)].count("\n") + 1, m.group(2)) for m in FENCE.finditer(text) if m.group(1) == language]
+
+
+@pytest.fixture
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.mark.parametrize("page", [p for p in ALL if blocks(p, "python")], ids=name)
+def test_examples_run(page, seeded, tmp_path, monkeypatch):
+    """In order, in one namespace: a page builds on its earlier examples."""
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("docs_example")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for line, code in blocks(page, "python"):
+        exec(compile("\n" * (line - 1) + code, name(page), "exec"), module.__dict__)
+
+
+def test_the_other_route_of_the_readme_runs(seeded):
+    code = "\n".join(code for _, code in blocks(ROOT / "README.md", "python"))
+    changed = re.sub(r"^model = bayes\b", "model = variational", code, flags=re.MULTILINE)
+    assert changed != code
+    exec(changed, {"__name__": "docs_example"})
+
+
+def test_every_page_of_ideas_has_an_example():
+    without = {name(p) for p in PAGES if not blocks(p, "python")}
+    assert without == {"docs/README.md", "docs/architecture.md"}
+
+
+def commands():
+    for page in PAGES:
+        for line, code in blocks(page, "bash"):
+            for text in code.splitlines():
+                words = shlex.split(text, comments=True)
+                if words:
+                    yield pytest.param(words, id=f"{name(page)}:{line}: {text}")
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_commands(words, tmp_path):
+    program, *arguments = words
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets)
+    elif program == "bayesrnn":
+        if arguments[0] == "quickstart":  # the real one takes minutes: its options are checked on a short run
+            arguments = [a for a in arguments if a != "--fast"]
+            if "--out" in arguments:
+                at = arguments.index("--out")
+                del arguments[at : at + 2]
+            arguments += ["--fast", "--out", str(tmp_path / "run")]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    elif program == "python":
+        assert (ROOT / arguments[0]).is_file()
+    else:
+        assert words[:2] in (["pip", "install"], ["git", "clone"], ["cd", "bayesrnn"]), f"no check for {words}"
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_tables_are_what_the_records_say(page):
+    try:
+        made = generator().generated(page)
+    except SystemExit as error:
+        pytest.fail(str(error))
+    assert made == page.read_text("utf-8"), "run `python docs/generate.py`"
+
+
+def test_readme_shows_both_records():
+    text = (ROOT / "README.md").read_text("utf-8")
+    for block in ("quickstart", "cpu"):
+        assert re.search(rf"<!-- results:{block} -->\n\| .*?<!-- /results -->", text, re.DOTALL)
+
+
+def test_the_generator_says_what_is_missing(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("<!-- results:cpu -->\n<!-- /results -->\n")
+    with pytest.raises(SystemExit, match=r"cpu.json is missing: make it with `python benchmarks/cpu.py"):
+        generator().generated(page, tmp_path)
+    page.write_text("<!-- results:quickstart -->\n<!-- /results -->\n")
+    with pytest.raises(SystemExit, match=r"record.json is missing: make it with `bayesrnn quickstart"):
+        generator().generated(page, tmp_path)
+    page.write_text("<!-- results:gpu -->\n<!-- /results -->\n")
+    with pytest.raises(SystemExit, match=r"README.md asks for results:gpu"):
+        generator().generated(page, tmp_path)
+
+
+@pytest.mark.parametrize("page", ALL, ids=name)
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text("utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("http", "#")):
+            assert (page.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", ALL, ids=name)
+def test_files_that_are_named_exist(page):
+    """`src/…`, `tests/…` and the like in backticks are paths from the root."""
+    text = page.read_text("utf-8")
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks|results)/[\w./-]*)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_the_map_shows_what_is_there():
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    paths = re.findall(r"`([\w./-]+(?:/|\.py))`", text)
+    assert len(paths) > 30
+    for path in paths:
+        places = [ROOT / path, ROOT / "src/bayesrnn" / path, ROOT / "src/bayesrnn/kernels/lstm" / path]
+        assert any(place.exists() for place in places), path
