@@ -1,0 +1,125 @@
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from bayesrnn.cli import app
+
+TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
+
+
+def invoke(*args, text=None):
+    return CliRunner().invoke(app, [str(a) for a in args], input=text)
+
+
+@pytest.fixture(scope="module")
+def runs(text_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    for name in ("brnn-sharpened-medium", "variational-tied-medium"):
+        result = invoke("train", name, "--data", text_folder, "--out", out / name, "--device", "cpu", *TINY)
+        assert result.exit_code == 0, result.output
+        assert "epoch 1/1" in result.stdout
+    return out
+
+
+@pytest.fixture
+def bayesian(runs, tmp_path):
+    return shutil.copytree(runs / "brnn-sharpened-medium", tmp_path / "run")
+
+
+def test_recipes_are_listed():
+    result = invoke("recipes")
+    assert result.exit_code == 0
+    assert "brnn-sharpened-medium" in result.stdout
+    assert "69.8" in result.stdout
+
+
+def test_evaluate_everything(bayesian):
+    result = invoke("evaluate", bayesian, "--samples", 2, "--dynamic", "--reversed", "--entropy-samples", 2)
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((bayesian / "evaluation.json").read_text())
+    assert {
+        "valid_perplexity", "test_perplexity", "test_perplexity_mc", "test_perplexity_bound", "test_perplexity_dynamic",
+        "entropy_gap", "entropy_gap_mean", "entropy_gap_1", "test_calibration_error", "reliability",
+    } <= metrics.keys()  # fmt: skip
+    record = json.loads((bayesian / "record.json").read_text())
+    assert record["metrics"]["test_perplexity_mc"] == metrics["test_perplexity_mc"]
+    assert record["metrics"]["words_per_second"] > 0
+
+
+def test_evaluate_with_the_rms_rule(runs):
+    run = runs / "variational-tied-medium"
+    result = invoke("evaluate", run, "--samples", 3, "--dynamic", "--dynamic-rule", "rms", "--dynamic-lr", "1e-4")
+    assert result.exit_code == 0, result.output
+    assert "test_perplexity_dynamic" in result.stdout
+    assert "test_perplexity_bound" not in result.stdout
+    assert invoke("evaluate", run, "--dynamic-rule", "x").exit_code == 2
+
+
+def test_prune(bayesian, runs):
+    result = invoke("prune", bayesian, "--fraction", 0.5)
+    assert result.exit_code == 0, result.output
+    summary = json.loads((bayesian / "prune.json").read_text())
+    assert summary["curve"][0]["rise"] == 0
+    removed = sum(t["removed"] for t in summary["tensors"].values())
+    total = sum(t["total"] for t in summary["tensors"].values())
+    assert removed == pytest.approx(total / 2, abs=1)
+    assert (bayesian / "prune.png").read_bytes().startswith(b"\x89PNG")
+    assert (bayesian / "pruned.safetensors").exists()
+    refused = invoke("prune", runs / "variational-tied-medium")
+    assert refused.exit_code == 2
+    assert "no posterior over weights" in refused.stderr
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_predict(runs, samples):
+    result = invoke("predict", runs / "variational-tied-medium", "--samples", samples, text="w1 w2 zebra\nw3\n")
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["word"] for line in lines] == ["w1", "w2", "zebra", "<eos>", "w3", "<eos>"]
+    assert [line["known"] for line in lines] == [True, True, False, True, True, True]
+    assert all(line["surprisal"] > 0 and line["mutual_information"] >= 0 for line in lines)
+
+
+def test_predict_in_colour_and_bad_text(runs, tmp_path):
+    run, file = runs / "variational-tied-medium", tmp_path / "a.txt"
+    file.write_text("w1 w2\n")
+    assert "w1 w2" in invoke("predict", run, file, "--colour").stdout
+    file.write_bytes(b"\xff\xff")
+    assert "not UTF-8" in invoke("predict", run, file).stderr
+    assert "no text to score" in invoke("predict", run, text="").stderr
+    assert "cannot be read" in invoke("predict", run, tmp_path / "none.txt").stderr
+
+
+def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
+    sets = [part for setting in (*TINY, "samples=2") for part in ("--set", setting)]
+    where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    shown = invoke("reproduce", "fortunato2017", *where)
+    assert shown.exit_code == 0
+    assert "70.70" in shown.stdout
+    result = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *sets)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
+    again = invoke("reproduce", "fortunato2017", *where, "--markdown")
+    assert again.stdout.count("\n| brnn") == 10
+    assert "–" not in again.stdout
+    (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
+    assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
+    assert "no table x" in invoke("reproduce", "x").stderr
+
+
+def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):
+    assert "is no run of bayesrnn train" in invoke("evaluate", tmp_path / "none").stderr
+    other = shutil.copytree(text_folder, tmp_path / "text")
+    (other / "train.txt").write_text("quite other words here\n" * 50)
+    assert "vocabulary of this text" in invoke("evaluate", bayesian, "--data", other).stderr
+    words = (bayesian / "vocabulary.txt").read_text()
+    (bayesian / "vocabulary.txt").write_text(words + "more\n")
+    assert "vocabulary or recipe are not those of the run" in invoke("evaluate", bayesian).stderr
+    (bayesian / "vocabulary.txt").write_text(words)
+    (bayesian / "best.safetensors").write_bytes(b"12345678")
+    result = invoke("evaluate", bayesian)
+    assert result.exit_code == 2
+    assert "not a whole checkpoint" in result.stderr
+    assert result.stderr.count("\n") == 1

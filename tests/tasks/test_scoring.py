@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+
+import bayesrnn as br
+from bayesrnn.recipes import load, override
+from bayesrnn.tasks import language, scoring
+
+STREAM = torch.randint(9, (60, 1), generator=torch.Generator().manual_seed(2))
+NAMES = ["unregularised-medium", "variational-untied-medium", "brnn-medium", "brnn-sharpened-medium", "zaremba-medium"]
+
+
+def model_of(name):
+    torch.manual_seed(0)
+    return language.build(override(load(name), ["hidden=6", "init=0.8"]), 9).eval()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_mean_is_the_plain_perplexity(name):
+    model = model_of(name)
+    found = scoring.scores(model, STREAM)
+    assert found.perplexity == pytest.approx(language.perplexity(model, STREAM), rel=1e-5)
+    assert found.mutual_information == pytest.approx(0, abs=1e-6)
+    assert 0 < found.entropy <= math.log(9)
+    assert sum(row["count"] for row in found.reliability) == 59
+
+
+@pytest.mark.parametrize("name", ["variational-untied-medium", "brnn-medium"])
+def test_draws_are_held_over_the_stream_and_probabilities_averaged(name, monkeypatch):
+    model = model_of(name)
+    monkeypatch.setattr(scoring, "_NUMBERS", 9 * 3 * 7)  # windows of a few steps
+    short = scoring.monte_carlo_perplexity(model, STREAM, samples=3, seed=5)
+    monkeypatch.setattr(scoring, "_NUMBERS", 1 << 20)
+    assert scoring.monte_carlo_perplexity(model, STREAM, samples=3, seed=5) == pytest.approx(short, rel=1e-5)
+    if scoring.draws_weights(model):
+        logs = []
+        for k in range(3):
+            with br.draw(model, seed=(5 + k) * 1_000_003), torch.no_grad():
+                logits = model(STREAM[:-1])[0]
+            logs.append(logits.log_softmax(-1).gather(-1, STREAM[1:].unsqueeze(-1)))
+        mean = torch.stack(logs).exp().mean(0).log().mean()
+        assert short == pytest.approx(math.exp(-float(mean)), rel=1e-5)
+    whole = scoring.scores(model, STREAM, samples=4, seed=1)
+    assert whole.mutual_information > 1e-4
+
+
+def test_rows_of_a_batch_are_independent_draws():
+    model = model_of("variational-tied-medium")
+    ((_, logs),) = scoring.log_probabilities(model, STREAM, samples=3, seed=1)
+    assert logs.shape == (3, 59, 9)
+    assert not torch.allclose(logs[0], logs[1])
+
+
+def test_word_dropout_can_be_off():
+    model = model_of("variational-tied-medium")
+    rate = model.embed.word_dropout
+    with scoring.word_dropout(model, on=False):
+        assert model.embed.word_dropout == 0
+    assert model.embed.word_dropout == rate > 0
+
+
+def test_the_bound_without_a_step_is_the_mean():
+    model = model_of("brnn-sharpened-medium")
+    with torch.no_grad():
+        for eta in model.eta.parameters():
+            eta.zero_()
+    plain = language.perplexity(model, STREAM, window=7)
+    assert scoring.sharpened_perplexity(model, STREAM, window=7) == pytest.approx(plain, rel=1e-5)
+    with torch.no_grad():
+        for eta in model.eta.parameters():
+            eta.fill_(1e-4)
+    # a small step down the gradient gains more than its KL costs
+    assert scoring.sharpened_perplexity(model, STREAM, window=7) < plain

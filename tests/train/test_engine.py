@@ -1,0 +1,194 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from bayesrnn.errors import UserError
+from bayesrnn.train import checkpoint
+from bayesrnn.train.launch import device_of, launch
+
+TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=3", "decay_after=1"]
+
+
+class Quiet:
+    def __init__(self):
+        self.said, self.steps, self.lines = [], [], []
+
+    def say(self, text):
+        self.said.append(text)
+
+    def step(self, progress):
+        self.steps.append(progress)
+
+    def epoch(self, line, epochs):
+        self.lines.append(line)
+
+
+def run(folder, out, name="variational-tied-medium", overrides=(), reporter=None, **kwargs):
+    return launch(
+        name,
+        out=out,
+        reporter=reporter or Quiet(),
+        data=str(folder),
+        overrides=[*TINY, *overrides],
+        device="cpu",
+        **kwargs,
+    )
+
+
+def test_a_run_leaves_its_folder_and_record(text_folder, tmp_path):
+    told = Quiet()
+    record = run(text_folder, tmp_path / "r", seed=3, reporter=told, command="bayesrnn train x")
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    assert names == {
+        "config.json", "metrics.jsonl", "vocabulary.txt", "best.safetensors", "last.safetensors", "state.json",
+        "record.json",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert lines[2]["lr"] == pytest.approx(0.8333333333**2)
+    assert lines[-1]["valid_perplexity"] < lines[0]["valid_perplexity"] < 14
+    assert record["metrics"]["valid_perplexity"] == pytest.approx(lines[-1]["valid_perplexity"], rel=0.1)
+    assert record["curves"]["valid_perplexity"] == [line["valid_perplexity"] for line in lines]
+    assert {"recipe", "seed", "commit", "device", "versions", "command"} <= record.keys()
+    assert told.steps[-1].step == told.steps[-1].steps
+    assert "not a CUDA device" in " ".join(told.said)
+
+
+def weights(out, name="last.safetensors"):
+    return checkpoint.load(out / name)[0]
+
+
+@pytest.mark.parametrize("name", ["brnn-sharpened-medium", "zaremba-medium"])
+def test_killed_and_resumed_is_bit_identical(text_folder, tmp_path, name):
+    extra = ["epochs=4", "save_every=9"] + (["optimizer=adam", "lr=0.01"] if name == "zaremba-medium" else [])
+    run(text_folder, tmp_path / "whole", name, extra)
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "bayesrnn.cli", "train", name, "--data", str(text_folder), "--out", str(out),
+               "--device", "cpu", *TINY, *extra]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (out / "last.safetensors").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "the run was over before it could be killed"
+    told = Quiet()
+    run(text_folder, out, name, extra, resume=True, reporter=told)
+    assert any(text.startswith("Resumed") for text in told.said)
+    for file in ("last.safetensors", "best.safetensors"):
+        ours, theirs = weights(out, file), weights(tmp_path / "whole", file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    a, b = (json.loads((p / "record.json").read_text()) for p in (out, tmp_path / "whole"))
+    assert a["curves"] == b["curves"]
+    assert a["metrics"]["test_perplexity"] == b["metrics"]["test_perplexity"]
+
+
+def test_resuming_needs_the_same_settings_seed_and_text(text_folder, tmp_path):
+    out = tmp_path / "r"
+    with pytest.raises(UserError, match="holds no run to resume"):
+        run(text_folder, out, resume=True)
+    run(text_folder, out)
+    with pytest.raises(UserError, match=r"started with train.epochs=3, not 4"):
+        run(text_folder, out, overrides=["epochs=4"], resume=True)
+    with pytest.raises(UserError, match="started with seed 1, not 2"):
+        run(text_folder, out, resume=True, seed=2)
+    other = tmp_path / "text"
+    shutil.copytree(text_folder, other)
+    (other / "train.txt").write_text("entirely other words\n" * 100)
+    with pytest.raises(UserError, match="vocabulary of this text"):
+        run(other, out, resume=True)
+    (out / "last.safetensors").write_bytes((out / "last.safetensors").read_bytes()[:1000])
+    with pytest.raises(UserError, match="not a whole checkpoint"):
+        run(text_folder, out, resume=True)
+    (out / "config.json").write_text("{")
+    with pytest.raises(UserError, match="no readable config"):
+        run(text_folder, out, resume=True)
+
+
+def test_foreign_checkpoints_are_refused(text_folder, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="was not written by bayesrnn"):
+        checkpoint.load(tmp_path / "foreign.safetensors")
+    with pytest.raises(UserError, match="There is no checkpoint"):
+        checkpoint.load(tmp_path / "none.safetensors")
+    model = torch.nn.Linear(2, 2)
+    for tensors, message in (
+        ({}, "has no weights weight"),
+        ({"model.weight": torch.zeros(3, 2), "model.bias": torch.zeros(2)}, r"has shape \(3, 2\)"),
+        ({"model.weight": torch.zeros(2, 2), "model.bias": torch.zeros(2), "model.x": torch.zeros(1)}, "weights x"),
+    ):
+        with pytest.raises(UserError, match=message):
+            checkpoint.load_model(model, tensors, "c")
+
+
+def test_a_run_that_diverges_stops_and_can_be_read(text_folder, tmp_path):
+    out = tmp_path / "r"
+    with pytest.raises(UserError, match=r"The loss (is not a number|diverged) in epoch 1.*nothing was saved yet"):
+        run(text_folder, out, overrides=["lr=1e30", "clip=1e30"])
+    assert (out / ".unfinished").exists()
+
+
+def test_patience_ends_a_run(text_folder, tmp_path):
+    told = Quiet()
+    run(text_folder, tmp_path / "r", overrides=["lr=1e-9", "patience=1", "epochs=9", "weight_decay=0.3"], reporter=told)
+    assert len(told.lines) < 9
+
+
+def test_a_full_disk_keeps_what_was_saved(text_folder, tmp_path, monkeypatch):
+    out, real, written = tmp_path / "r", os.replace, []
+
+    def full(source, target):
+        written.append(str(target))
+        if sum(name.endswith("last.safetensors") for name in written) == 2:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        run(text_folder, out)
+    monkeypatch.undo()
+    assert not list(out.glob(".*.tmp"))
+    run(text_folder, out, resume=True)
+    whole = run(text_folder, tmp_path / "whole")
+    assert json.loads((out / "record.json").read_text())["curves"] == whole["curves"]
+
+
+@pytest.mark.parametrize(
+    ("split", "content", "message"),
+    [
+        ("valid", None, "has no valid file"),
+        ("test", b"", "test text has no words"),
+        ("train", b"\xff\xfe\x00", "not UTF-8"),
+        ("train", b"a\0b", "binary"),
+        ("valid", b"w1 w2\n", "valid text has 3 words, fewer than one window of 6"),
+        ("train", b"a b c d e\n" * 4, "train text has 6 words in each of 4 streams"),
+    ],
+)
+def test_bad_text(text_folder, tmp_path, split, content, message):
+    folder = tmp_path / "text"
+    shutil.copytree(text_folder, folder)
+    if content is None:
+        (folder / f"{split}.txt").unlink()
+    else:
+        (folder / f"{split}.txt").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        run(folder, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_devices():
+    assert device_of("cpu").type == "cpu"
+    with pytest.raises(UserError, match="no device tpu"):
+        device_of("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no CUDA device"):
+            device_of("cuda")
