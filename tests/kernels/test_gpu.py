@@ -68,3 +68,25 @@ def test_a_training_step_is_captured_in_a_graph():
     graph.replay()
     assert torch.isfinite(first).all()
     assert not torch.equal(first, out)  # a new draw at every replay
+
+
+def test_evaluation_leaves_a_recorded_graph_s_parameters_in_their_place():
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(torch.nn.LSTM(16, 16, 2)).cuda()
+    x = torch.randn(5, 3, 16, device="cuda")
+    q(x)[0].sum().backward()
+    places = [p.data_ptr() for p in q.parameters()]
+    q.eval()
+    q(x)
+    q.train()
+    q(x)
+    assert [p.data_ptr() for p in q.parameters()] == places
+
+
+@pytest.mark.parametrize("options", [{"share": "batch", "input_dropout": 0.3}, {"weight_dropout": 0.3}])
+def test_noise_that_the_batch_shares_runs_cudnn_without_a_warning(options):
+    layer = br.LSTM(16, 16, 2, device="cuda", **options)
+    places = [p.data_ptr() for p in layer.parameters()]
+    layer(torch.randn(5, 3, 16, device="cuda"))[0].sum().backward()
+    assert [p.data_ptr() for p in layer.parameters()] == places
+    assert all(p.grad is not None for p in layer.parameters())

@@ -83,9 +83,11 @@ class _Noisy(_Base):
         """torch's own forward, on `weights` where given; quiet: without dropout between layers, in train mode too."""
         kept, dropout = self._flat_weights, self.dropout
         self.dropout = 0.0 if quiet else dropout
-        if weights is not None:
-            self._flat_weights = list(weights)
         try:
+            if weights is not None:
+                self._flat_weights = list(weights)
+                if weights[0].is_cuda:
+                    self.flatten_parameters()  # the given weights, into the one piece that cuDNN wants
             result: tuple[Any, Any] = super().forward(input, hx)
         finally:
             self._flat_weights, self.dropout = kept, dropout

@@ -173,8 +173,10 @@ class Bayesian(nn.Module):
     def placed(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Put these weights in the module's parameters' places for the length of the block."""
         kept = self.means
-        recurrent = [m for m in self.module.modules() if isinstance(m, nn.RNNBase)]
-        flat = [m._flat_weights for m in recurrent]
+        recurrent: list[Any] = [m for m in self.module.modules() if isinstance(m, nn.RNNBase)]
+        # torch sees other weights there, and would lay the parameters out anew in memory at the next ordinary call:
+        # a recorded CUDA graph would go on with the old place
+        before = [(m, m._flat_weights, m._flat_weight_refs) for m in recurrent]
         try:
             self._put(weights)
             for module in recurrent:
@@ -182,8 +184,8 @@ class Bayesian(nn.Module):
             yield
         finally:
             self._put(kept)
-            for module, before in zip(recurrent, flat, strict=True):
-                module._flat_weights = before
+            for module, flat, refs in before:
+                module._flat_weights, module._flat_weight_refs = flat, refs
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, weight in weights.items():
