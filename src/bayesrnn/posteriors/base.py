@@ -203,4 +203,8 @@ class Bayesian(nn.Module):
 
     def mean_module(self) -> nn.Module:
         """A plain deep copy of the module with the posterior means in place."""
-        return copy.deepcopy(self.module)
+        made = copy.deepcopy(self.module)
+        for part in made.modules():
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters()  # a copy of cuDNN's one piece of memory is many
+        return made

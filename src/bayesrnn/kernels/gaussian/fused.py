@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.gaussian.reference import Sample
 
-_BLOCK = 1 << 17  # elements worked on at a time: a few such arrays stay in a core's L2 cache
+_BLOCK = 1 << 18  # elements worked on at a time: large enough for torch's threads, small enough for their caches
 _softplus: Any = torch._C._nn.softplus
 _NOISE_BLOCK = 1 << 19  # elements per generator: fixes the numbers, whatever the number of threads
 
@@ -38,9 +38,11 @@ def normal_noise(buffers: Sequence[Tensor], generator: torch.Generator | None) -
     blocks = list(itertools.chain.from_iterable(b.view(-1).split(_NOISE_BLOCK) for b in buffers))
     seeds = torch.randint(2**62, (len(blocks),), generator=generator).tolist()
 
+    inference = torch.is_inference_mode_enabled()  # such modes are per thread
+
     def fill(part: Sequence[tuple[Tensor, int]]) -> None:
         own = torch.Generator()
-        with torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad():
             for block, seed in part:
                 block.normal_(generator=own.manual_seed(seed))
 
@@ -90,7 +92,7 @@ class _Shape(NamedTuple):
             into += block.sum((0, 2))
         else:
             row = self.columns * self.rest
-            into[where.start // row : where.start // row + len(block)] = block.sum((1, 2))
+            into[where.start // row : where.start // row + len(block)] += block.sum((1, 2))
 
     def add_scaled(self, by_group: Tensor, weights: Tensor, where: slice, to: Tensor, out: Tensor) -> None:
         """out = to + 2 * by_group * weights on one block."""
@@ -129,35 +131,30 @@ class _Sample(torch.autograd.Function):
         *params: Tensor,
     ) -> tuple[Tensor, ...]:
         count = len(noise)
-        means, rhos = params[:count], params[count:]
-        log_sum = torch.zeros((), dtype=torch.float64, device=means[0].device)
-        square_sum = torch.zeros_like(log_sum)
-        weights, sigmas, squares = [], [], []
+        means, rhos = [p.detach() for p in params[:count]], [p.detach() for p in params[count:]]
+        device = means[0].device
+        weights, sigmas = [pool.take(m.shape, m) for m in means], [pool.take(r.shape, r) for r in rhos]
         shapes = [_Shape.of(m, None if group_dims is None else group_dims[k]) for k, m in enumerate(means)]
-        for mean, rho, eps, shape in zip(means, rhos, noise, shapes, strict=True):
-            weight, sigma = pool.take(mean.shape, mean), pool.take(rho.shape, rho)
-            by_group = torch.zeros(shape.groups, dtype=mean.dtype, device=mean.device)
-            scratch: Tensor | None = None
-            for where, (m, r, e, w, s) in shape.blocks(mean, rho, eps, weight, sigma):
-                _softplus(r, out=s)
-                torch.addcmul(m, s, e, out=w)
-                if sums:
-                    scratch = torch.empty_like(s) if scratch is None else scratch
-                    log_sum += _log_sum(s, scratch)
-                    square_sum += torch.dot(s, s)
-                if sums and group_dims is not None:
-                    assert scratch is not None
-                    shape.sum_by_group(torch.mul(w, w, out=scratch[: w.numel()]), where, by_group)
-            weights.append(weight)
-            sigmas.append(sigma)
-            if group_dims is not None:
-                squares.append(by_group if shape.group_axis is not None else by_group.view(()))
+
+        log_sum = torch.zeros((), dtype=torch.float64, device=device)
+        square_sum = torch.zeros_like(log_sum)
+        squares = [torch.zeros(shape.groups, dtype=means[0].dtype, device=device) for shape in shapes]
+        scratch = _Scratch(means[0])
+        for k, where, (m, r, e, w, s) in _blocks(shapes, zip(means, rhos, noise, weights, sigmas, strict=True)):
+            _softplus(r, out=s)
+            torch.addcmul(m, s, e, out=w)
+            if sums:
+                log_sum += _log_sum(s, scratch.like(s))
+                square_sum += torch.dot(s, s)
+            if sums and group_dims is not None:
+                shapes[k].sum_by_group(torch.mul(w, w, out=scratch.like(w)), where, squares[k])
         ctx.noise, ctx.sigmas, ctx.shapes, ctx.pool = noise, sigmas, shapes, pool
-        ctx.means, ctx.rhos = [m.detach() for m in means], [r.detach() for r in rhos]
+        ctx.means, ctx.rhos = means, rhos
         ctx.versions = [p._version for p in params]
         ctx.set_materialize_grads(False)
         dtype = means[0].dtype
-        return (log_sum.to(dtype), square_sum.to(dtype), *squares, *weights)
+        grouped = [g if shape.group_axis is not None else g.view(()) for g, shape in zip(squares, shapes, strict=True)]
+        return (log_sum.to(dtype), square_sum.to(dtype), *(grouped if group_dims is not None else ()), *weights)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -168,41 +165,60 @@ class _Sample(torch.autograd.Function):
         g_log: Any = _number(d_log, on_cpu)
         g_square: Any = _number(d_square, on_cpu)
         count = len(ctx.rhos)
-        d_weights = d_rest[-count:]
-        d_squares = d_rest[:-count] or [None] * count
+        d_squares = d_rest[:-count] or (None,) * count
         sigmas, ctx.sigmas = ctx.sigmas, None
         if sigmas is None:  # a second backward through the same draw: the first one used the buffers up
             sigmas = [torch.nn.functional.softplus(r).contiguous() for r in ctx.rhos]
-        d_means: list[Tensor | None] = []
-        d_rhos: list[Tensor | None] = []
-        for mean, rho, sigma, eps, shape, d_weight, d_group in zip(
-            ctx.means, ctx.rhos, sigmas, ctx.noise, ctx.shapes, d_weights, d_squares, strict=True
-        ):
-            if d_weight is None and d_group is None and d_log is None and d_square is None:
-                d_means.append(None)
-                d_rhos.append(None)
+        d_weights = [
+            torch.zeros_like(rho) if d is None else d.contiguous()
+            for rho, d in zip(ctx.rhos, d_rest[-count:], strict=True)
+        ]
+        d_means = [
+            d if g is None else ctx.pool.take(m.shape, m)
+            for m, d, g in zip(ctx.means, d_weights, d_squares, strict=True)
+        ]
+
+        first, second = _Scratch(ctx.rhos[0]), _Scratch(ctx.rhos[0])
+        arrays = zip(ctx.means, ctx.rhos, sigmas, ctx.noise, d_weights, d_means, strict=True)
+        for k, where, (m, r, s, e, d, total) in _blocks(ctx.shapes, arrays):
+            a, b = first.like(r), second.like(r)
+            if d_squares[k] is not None:
+                ctx.shapes[k].add_scaled(d_squares[k], torch.addcmul(m, s, e, out=a), where, d, total)
+            torch.mul(total, e, out=a)
+            if d_square is not None:
+                a.add_(s, alpha=2 * g_square) if on_cpu else a.add_(2 * g_square * s)
+            a.mul_(torch.sigmoid(r, out=b))
+            if d_log is None:
+                s.copy_(a)
                 continue
-            d_weight = torch.zeros_like(rho) if d_weight is None else d_weight.contiguous()
-            d_mean = d_weight if d_group is None else ctx.pool.take(mean.shape, mean)
-            scratch: Tensor | None = None
-            for where, (m, r, s, e, d, total) in shape.blocks(mean, rho, sigma, eps, d_weight, d_mean):
-                scratch = torch.empty(2, r.numel(), dtype=r.dtype, device=r.device) if scratch is None else scratch
-                a, b = scratch[0, : r.numel()], scratch[1, : r.numel()]
-                if d_group is not None:
-                    shape.add_scaled(d_group, torch.addcmul(m, s, e, out=a), where, d, total)
-                torch.mul(total, e, out=a)
-                if d_square is not None:
-                    a.add_(s, alpha=2 * g_square) if on_cpu else a.add_(2 * g_square * s)
-                a.mul_(torch.sigmoid(r, out=b))
-                if d_log is None:
-                    s.copy_(a)
-                    continue
-                # sigmoid / sigma -> 1 as rho -> -inf, also where both have underflowed
-                ratio = torch.div(b, s, out=s).nan_to_num_(nan=1.0, posinf=1.0)
-                torch.add(a, ratio, alpha=g_log, out=s) if on_cpu else torch.add(a, g_log * ratio, out=s)
-            d_means.append(d_mean)
-            d_rhos.append(sigma)
-        return (None, None, None, None, *d_means, *d_rhos)
+            # sigmoid / sigma -> 1 as rho -> -inf, also where both have underflowed
+            ratio = torch.div(b, s, out=s).nan_to_num_(nan=1.0, posinf=1.0)
+            torch.add(a, ratio, alpha=g_log, out=s) if on_cpu else torch.add(a, g_log * ratio, out=s)
+        everywhere = d_log is not None or d_square is not None
+        used = [everywhere or d is not None or g is not None for d, g in zip(d_rest[-count:], d_squares, strict=True)]
+        outcome = [x if u else None for x, u in zip((*d_means, *sigmas), used * 2, strict=True)]
+        return (None, None, None, None, *outcome)
+
+
+def _blocks(
+    shapes: Sequence[_Shape], arrays: Iterable[tuple[Tensor, ...]]
+) -> Iterator[tuple[int, slice, tuple[Tensor, ...]]]:
+    """All blocks of all parameters: which parameter, where in it, the pieces of its arrays."""
+    for k, (shape, tensors) in enumerate(zip(shapes, arrays, strict=True)):
+        for where, pieces in shape.blocks(*tensors):
+            yield k, where, pieces
+
+
+class _Scratch:
+    """Memory for intermediate results, as large as the largest block."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._memory = like.new_empty(0)
+
+    def like(self, block: Tensor) -> Tensor:
+        if self._memory.numel() < block.numel():
+            self._memory = block.new_empty(block.numel())
+        return self._memory[: block.numel()]
 
 
 def _number(gradient: Tensor | None, on_cpu: bool) -> Any:
