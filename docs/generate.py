@@ -7,6 +7,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
 
     quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
+    gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
 
 Nothing between the markers is written by hand.
 """
@@ -19,10 +20,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
+from bayesrnn.cli.reproduce import compared, records_of
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +102,27 @@ def _cpu(root: Path, page: Path) -> str:
     return "\n".join(lines)
 
 
-BLOCKS: dict[str, Callable[[Path, Path], str]] = {"quickstart": _quickstart, "cpu": _cpu}
+def _published(table: str, root: Path, page: Path) -> str:
+    """Every row of a published table that has a record, the paper's figures beside ours."""
+    rows, sources = [], []
+    for name in recipes.names():
+        recipe, records = recipes.load(name), records_of(root / "results" / name)
+        if recipe.table == table and records:
+            rows += [line for line in compared(name, recipe, records) if line["ours"] is not None]
+            sources += [f"{name}/{r['seed']}: {r['device']}, torch {r['versions']['torch']}" for r in records]
+    columns = (
+        Column("row", "recipe"), Column("measure", "perplexity, or nats"), Column("paper", "paper", "{:.2f}"),
+        Column("ours", "ours"), Column("seeds", "seeds"),
+    )  # fmt: skip
+    return "\n".join([markdown_table(rows, columns), f"From `results/`: {'; '.join(sources)}."])
+
+
+BLOCKS: dict[str, Callable[[Path, Path], str]] = {
+    "quickstart": _quickstart,
+    "cpu": _cpu,
+    "gal2016": partial(_published, "gal2016"),
+    "fortunato2017": partial(_published, "fortunato2017"),
+}
 
 
 def _read(path: Path, command: str) -> dict[str, Any]:

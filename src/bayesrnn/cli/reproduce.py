@@ -89,6 +89,8 @@ def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list
     import statistics
 
     sharpened = recipe.posterior.kind == "sharpened"
+    changed = sorted({change for record in records for change in record.get("overrides") or []})
+    row = f"{name} ({', '.join(changed)})" if changed else name
     lines = []
     for published, key, label in MEASURES:
         paper = getattr(recipe.paper, published)
@@ -101,7 +103,7 @@ def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list
         if ours:
             spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
             text = f"{statistics.fmean(ours):.2f}{spread}"
-        lines.append({"row": name, "measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
+        lines.append({"row": row, "measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
     return lines
 
 
