@@ -135,13 +135,15 @@ class DiagonalGaussian(nn.Module):
         return log_q - self._log_prior(sample)
 
     def _log_prior(self, sample: reference.Sample) -> Tensor:
-        if isinstance(self.prior, ScaleMixture) and sample.squares:
+        prior: Any = self.prior
+        pairs = zip(sample.weights, self._group_dims.values(), strict=False)
+        if sample.squares:
             sizes = [r.numel() // s.numel() for (_, r), s in zip(self.rho._items(), sample.squares, strict=True)]
-            terms = [self.prior.of_squares(s, n).sum() for s, n in zip(sample.squares, sizes, strict=True)]
+            terms = [prior.of_squares(s, n).sum() for s, n in zip(sample.squares, sizes, strict=True)]
         else:
+            known = type(prior) is ScaleMixture  # a subclass may have another log_prob
             terms = [
-                self.prior.log_prob(w, group_dim=g).sum()
-                for w, g in zip(sample.weights, self._group_dims.values(), strict=True)
+                prior.log_prob_sum(w, group_dim=g) if known else prior.log_prob(w, group_dim=g).sum() for w, g in pairs
             ]
         return torch.stack(terms).sum()
 
