@@ -61,6 +61,10 @@ class ELBO(nn.Module):
                 f"num_data must be the number of training targets, at least 1, got {num_data!r}: "
                 "the KL is divided by it"
             )
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(likelihood, nn.Module) or not hasattr(likelihood, "nll"):
+            raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
         self.model, self.likelihood = model, likelihood
         self.num_data, self.length_scale, self.check_finite = num_data, length_scale, check_finite
 

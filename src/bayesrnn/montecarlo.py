@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ def predict(
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a whole number of draws, at least 1, got {samples!r}")
+    if seed is not None and not isinstance(seed, Integral):
+        raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
     if memory_limit <= 0:
         raise ValueError(f"memory_limit must be a positive number of bytes, got {memory_limit!r}")
     for part in _tensors((x, args)):

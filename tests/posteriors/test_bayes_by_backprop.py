@@ -485,3 +485,28 @@ def test_a_held_draw_its_kl_and_its_gradients_survive_a_move_to_a_gpu(prior):
         there = [out.detach(), br.kl(q).detach(), *(p.grad for p in q.parameters())]
     for a, b in zip(here, there, strict=True):
         torch.testing.assert_close(b.cpu(), a, rtol=1e-8, atol=1e-8)
+
+
+def test_the_padding_row_of_an_embedding_has_no_noise():
+    q = br.BayesByBackprop(torch.nn.Embedding(5, 3, padding_idx=2), init_sigma=0.5)
+    assert torch.equal(q(torch.tensor([2])), torch.zeros(1, 3))
+    assert q(torch.tensor([1])).abs().min() > 0
+
+
+@pytest.mark.parametrize("options", [{"sparse": True}, {"max_norm": 1.0}])
+def test_embeddings_that_cannot_be_random_are_refused(options):
+    with pytest.raises(TypeError, match="max_norm or sparse=True"):
+        br.BayesByBackprop(torch.nn.Embedding(5, 3, **options))
+
+
+def test_a_prior_needs_no_more_than_log_prob():
+    q = br.BayesByBackprop(torch.nn.Linear(3, 2), prior=torch.distributions.Normal(0.0, 1.0))
+    with br.draw(q, seed=0):
+        q(torch.ones(1, 3))
+        estimate = br.kl(q)
+    assert torch.isfinite(estimate)
+
+
+def test_a_pattern_of_init_sigma_that_matches_nothing_is_named():
+    with pytest.raises(ValueError, match=r"'rxx\.\*'"):
+        br.BayesByBackprop(torch.nn.Linear(3, 2), init_sigma={"rxx.*": 0.1, "*": 0.1})

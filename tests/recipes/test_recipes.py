@@ -97,7 +97,7 @@ def test_bad_files(tmp_path, content, message):
 
 
 def test_unknown_names():
-    with pytest.raises(UserError, match="Did you mean brnn-medium"):
+    with pytest.raises(UserError, match="did you mean brnn-medium"):
         load("brn-medium")
     with pytest.raises(UserError, match="cannot be read"):
         load("nowhere/x.yaml")

@@ -95,6 +95,13 @@ def test_resuming_needs_the_same_settings_seed_and_text(text_folder, tmp_path):
     with pytest.raises(UserError, match="holds no run to resume"):
         run(text_folder, out, resume=True)
     run(text_folder, out)
+    before = (out / "record.json").read_bytes()
+    with pytest.raises(UserError, match="finished run; there is nothing to resume"):
+        run(text_folder, out, resume=True)
+    assert (out / "record.json").read_bytes() == before
+    (out / ".unfinished").write_text("1\n")  # as a killed run leaves it
+    with pytest.raises(UserError, match="go on with it by --resume"):
+        run(text_folder, out)
     with pytest.raises(UserError, match=r"started with train.epochs=3, not 4"):
         run(text_folder, out, overrides=["epochs=4"], resume=True)
     with pytest.raises(UserError, match="started with seed 1, not 2"):

@@ -44,6 +44,8 @@ class Weight:
     mean: nn.Parameter
     group_dim: int | None
     """The axis of the input units, for priors that group by it; None for vectors."""
+    padding: int | None = None
+    """The row of an embedding that stands for padding: it stays what it is."""
 
 
 def _patterns(patterns: str | Sequence[str] | None) -> list[str] | None:
@@ -100,7 +102,13 @@ def find_weights(
                 continue
             if not parameter.is_floating_point():
                 raise TypeError(f"{name} has dtype {parameter.dtype}: only real floating-point weights can be random")
-            weights[id(parameter)] = Weight(name, parameter, _group_dim(owner, parameter))
+            padding = getattr(owner, "padding_idx", None)
+            if getattr(owner, "max_norm", None) is not None or getattr(owner, "sparse", False):
+                raise TypeError(
+                    f"{name} is of an embedding with max_norm or sparse=True, which cannot be random: "
+                    "make the embedding without them, or leave it out with exclude"
+                )
+            weights[id(parameter)] = Weight(name, parameter, _group_dim(owner, parameter), padding)
     for pattern in [*(included or []), *(excluded or [])]:
         if pattern not in used:
             near = difflib.get_close_matches(pattern, all_names, n=1, cutoff=0.3)

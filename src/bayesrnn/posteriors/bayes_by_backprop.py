@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -73,6 +74,12 @@ class DiagonalGaussian(nn.Module):
             )
         self.prior = prior
         self._group_dims = {w.name: w.group_dim for w in weights}
+        self._padding = {w.name: w.padding for w in weights if w.padding is not None}
+        self._takes_group_dim = "group_dim" in inspect.signature(prior.log_prob).parameters
+        if isinstance(init_sigma, Mapping):
+            unused = [p for p in init_sigma if p != "*" and not any(fnmatchcase(w.name, p) for w in weights)]
+            if unused:
+                raise ValueError(f"init_sigma has a pattern that no Bayesian parameter matches: {unused[0]!r}")
         self.rho = ParameterTree({w.name: _initial_rho(w, init_sigma) for w in weights})
         self._pool = Pool()
         self._latest: tuple[Any, list[int], reference.Sample] | None = None
@@ -86,6 +93,8 @@ class DiagonalGaussian(nn.Module):
     def noise(self, generator: torch.Generator | None) -> dict[str, Tensor]:
         made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho._items()}
         fused.normal_noise(list(made.values()), generator)
+        for name, row in self._padding.items():
+            made[name][row].zero_()
         return made
 
     def weights(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -142,9 +151,11 @@ class DiagonalGaussian(nn.Module):
             terms = [prior.of_squares(s, n).sum() for s, n in zip(sample.squares, sizes, strict=True)]
         else:
             known = type(prior) is ScaleMixture  # a subclass may have another log_prob
-            terms = [
-                prior.log_prob_sum(w, group_dim=g) if known else prior.log_prob(w, group_dim=g).sum() for w, g in pairs
-            ]
+            if known:
+                terms = [prior.log_prob_sum(w, group_dim=g) for w, g in pairs]
+            else:
+                options = [{"group_dim": g} if self._takes_group_dim else {} for g in self._group_dims.values()]
+                terms = [prior.log_prob(w, **o).sum() for w, o in zip(sample.weights, options, strict=True)]
         return torch.stack(terms).sum()
 
 

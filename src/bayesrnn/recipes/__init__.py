@@ -28,8 +28,8 @@ def load(name: str) -> Recipe:
             reason = getattr(error, "strerror", None) or "not UTF-8 text"
             raise UserError(f"{path} cannot be read ({reason}).") from None
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(f"There is no recipe {name};{hint} `bayesrnn recipes` lists them.") from None
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"There is no recipe {name}; {hint}`bayesrnn recipes` lists them.") from None
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:

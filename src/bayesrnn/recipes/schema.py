@@ -224,7 +224,7 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
             shorts = {k.rpartition(".")[2]: k for k in known}
             near = difflib.get_close_matches(key, [*known, *shorts], n=1, cutoff=0.4)
             hint = f"; did you mean {shorts.get(near[0], near[0])}?" if near else ""
-            raise UserError(f"There is no key {key}{hint}.")
+            raise UserError(f"There is no key {key}{hint or '.'}")
         section, _, leaf = full.rpartition(".")
         try:
             parsed = yaml.safe_load(value)

@@ -54,15 +54,19 @@ class RunFolder:
             ) from None
 
     def _resume(self) -> None:
-        if not (self.path / MARKER).exists() and not self._has_record():
-            raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
+        if (self.path / MARKER).exists():
+            return
+        if self._has_record():
+            raise UserError(f"{self.path} holds a finished run; there is nothing to resume.")
+        raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
 
     def _check(self, present: set[str], own: list[str], force: bool) -> None:
         unfinished, finished = MARKER in present, self._has_record()
         if not force:
             if unfinished:
+                go_on = "go on with it by --resume, " if "last.safetensors" in present else ""
                 raise UserError(
-                    f"{self.path} holds an unfinished run; start it over with --force, or choose another --out."
+                    f"{self.path} holds an unfinished run; {go_on}start it over with --force, or choose another --out."
                 )
             what = "a finished run" if finished else "files"
             raise UserError(f"{self.path} already holds {what}; replace it with --force, or choose another --out.")
