@@ -453,3 +453,27 @@ def test_chunking_does_not_matter_on_a_gpu(name):
     cut = br.predict(model, x, samples=8, seed=3, likelihood=likelihood, memory_limit=1)
     torch.testing.assert_close(cut.samples, whole.samples, rtol=1e-3, atol=1e-4)
     assert whole.samples.is_cuda
+
+
+def test_threads_that_predict_with_one_model_take_turns():
+    import threading
+
+    q = br.BayesByBackprop(torch.nn.Linear(8, 2), init_sigma=0.1).eval()
+    x = torch.randn(4, 8)
+    before = q.module.weight.detach().clone()
+    expected = br.predict(q, x, samples=2, seed=5).mean
+    wrong = []
+
+    def work():
+        for _ in range(60):
+            if not torch.equal(br.predict(q, x, samples=2, seed=5).mean, expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert isinstance(q.module.weight, torch.nn.Parameter)
+    assert torch.equal(q.module.weight, before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Integral
@@ -71,7 +73,7 @@ def predict(
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
     seeds = [_mix(base, k) for k in range(samples)]
     axis = _batch_dim(model) if batch_dim is None else batch_dim
-    with _Progress(progress, samples) as report, torch.no_grad(), _in_eval(model):
+    with _alone(model), _Progress(progress, samples) as report, torch.no_grad(), _in_eval(model):
         summary: Summary | None = None
         for outputs in _outputs(model, x, args, seeds, axis, memory_limit):
             if summary is None:
@@ -80,6 +82,14 @@ def predict(
             report(summary.count)
     assert summary is not None
     return summary.prediction()
+
+
+_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+def _alone(model: nn.Module) -> threading.RLock:
+    """Held while a model is predicted with: draws and drawn weights are in the model itself, so threads take turns."""
+    return _LOCKS.setdefault(model, threading.RLock())
 
 
 def _mix(seed: int, k: int) -> int:
