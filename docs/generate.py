@@ -94,8 +94,8 @@ def _cpu(root: Path, page: Path) -> str:
             f"{row['ratio']:.1f}x the speed of {row['draws']} passes."
         )
     lines += [
-        f"- Peak memory of Bayes by Backprop beyond the plain model's: {record['memory']['copies']:.1f} copies of the "
-        "parameters.",
+        f"- Peak memory of Bayes by Backprop beyond the plain model's: {record['memory']['copies']:.2f} copies of the "
+        f"parameters{_apart(record['memory'])}.",
         "",
         f"Written by `{record['command'].strip()}` ({_environment(record['versions'], record['threads'])}).",
     ]
@@ -115,6 +115,11 @@ def _published(table: str, root: Path, page: Path) -> str:
         Column("ours", "ours"), Column("seeds", "seeds"),
     )  # fmt: skip
     return "\n".join([markdown_table(rows, columns), f"From `results/`: {'; '.join(sources)}."])
+
+
+def _apart(part: dict[str, Any]) -> str:
+    """Says so where a part of a record was not measured in the same run as the rest."""
+    return f" ({part['command']})" if "command" in part else ""
 
 
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
