@@ -239,7 +239,8 @@ def _weight_draws(
 ) -> Iterator[Tensor]:
     """Draws of whole weights: batched by vmap on an accelerator, one after the other on a CPU.
 
-    On a CPU batching ran at 0.56x to 0.78x of that (2 LSTM layers of 16 to 650 units, batch 1 and 20, 8 draws): vmap needs the plain loop, one draw at a time has torch's fused kernel.
+    On a CPU batching ran at 0.56x to 0.78x of that (2 LSTM layers of 16 to 650 units, batch 1 and 20, 8 draws):
+    vmap needs the plain loop, one draw at a time has torch's fused kernel.
     """
     q = model if isinstance(model, Bayesian) else None
     device = next(model.parameters()).device
