@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import draws, kernels
 from bayesrnn.draws import Draw, Stacked, Unfoldable
 from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
-from bayesrnn.nn import layered
+from bayesrnn.nn import Dropout, SequenceDropout, layered
 from bayesrnn.nn.plain import folded_torch_noise, seeded_torch_noise
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import Prediction, Summary
@@ -296,9 +296,8 @@ def _has_unit_noise(model: nn.Module) -> bool:
     from bayesrnn.nn.plain import torch_noise_layers
 
     ours = any(hasattr(m, "dropped_weights") and next(iter(_rates(m)), 0) for m in model.modules())
-    return (
-        ours or bool(torch_noise_layers(model)) or any(hasattr(m, "share") and hasattr(m, "p") for m in model.modules())
-    )
+    masks = any(isinstance(m, (Dropout, SequenceDropout)) and m.p > 0 for m in model.modules())
+    return ours or masks or bool(torch_noise_layers(model))
 
 
 def _rates(module: nn.Module) -> list[float]:
