@@ -1,6 +1,8 @@
-"""Recurrences: for each cell a plain `reference` and a fast version, and the one place that chooses between them.
+"""Kernels: for each a plain `reference` and fast versions, and the one place that chooses between them.
 
-`BAYESRNN_KERNEL=reference`, `=loop` or `=cells` overrides the choice.
+`_TABLE` has the paths from fastest to plainest. A kernel runs on the first path that has it and does not refuse the
+case. `BAYESRNN_KERNEL=persistent`, `=cells`, `=triton`, `=loop` or `=reference` starts the search at that path instead
+of at the top; `force` does the same inside a block. `explain` says in words what was chosen and why.
 """
 
 from __future__ import annotations
@@ -9,38 +11,152 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any
 
-from bayesrnn.kernels import projection as _projection
-from bayesrnn.kernels.gru import loop as _gru_loop
-from bayesrnn.kernels.gru import reference as _gru_reference
-from bayesrnn.kernels.lstm import cells as _lstm_cells
-from bayesrnn.kernels.lstm import loop as _lstm_loop
-from bayesrnn.kernels.lstm import reference as _lstm_reference
-from bayesrnn.kernels.rnn import loop as _rnn_loop
-from bayesrnn.kernels.rnn import reference as _rnn_reference
+import torch
 
-_PATHS: dict[str, dict[str, Callable[..., Any]]] = {
-    "reference": {
-        "LSTM": _lstm_reference.lstm,
-        "GRU": _gru_reference.gru,
-        "RNN": _rnn_reference.rnn,
-        "input": _projection.reference,
-    },
-    "loop": {
-        "LSTM": _lstm_loop.lstm,
-        "GRU": _gru_loop.gru,
-        "RNN": _rnn_loop.rnn,
-        "input": _projection.fast,
-    },
-}
-_PATHS["cells"] = {**_PATHS["loop"], "LSTM": _lstm_cells.lstm}
+
+@dataclass(frozen=True)
+class Case:
+    """What a choice depends on. None: not known, which is no reason against a path."""
+
+    kernel: str
+    """"LSTM", "GRU", "RNN": one direction of one layer; "input": the products before it; "gaussian": drawn weights."""
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    """Of the state, or of the posterior's parameters."""
+    autocast: torch.dtype | None = None
+    """The lower precision that is allowed here, if any."""
+    batch: int | None = None
+    hidden: int | None = None
+    steps: int | None = None
+    ragged: bool = False
+    """Sequences of different lengths."""
+    projection: bool = False
+    recurrent_mask: str | None = None
+    """Noise on h in the recurrent product: None, "tied" or "untied"."""
+    cell_mask: bool = False
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way to compute: which kernels it has, and the reason it cannot run a case."""
+
+    name: str
+    what: str
+    kernels: dict[str, str]
+    """Where each function is, as "module:function" below this package; imported at first use."""
+    refuses: Callable[[Case], str | None]
+
+
+@cache
+def _missing(module: str) -> str | None:
+    """Why a module of this package cannot be imported, or None."""
+    try:
+        import_module(f"{__name__}.{module}")
+    except ImportError as error:
+        if error.name is not None and error.name.startswith(__name__):
+            return f"there is no module {error.name}"
+        return f"{error.name or 'a part of it'} cannot be imported"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on a CPU: for tests, and only where such a path is forced."""
+    return forced() and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _needs_triton(case: Case, module: str) -> str | None:
+    if case.device != "cuda" and not interpreted():
+        return f"it needs a CUDA device, and this is {case.device}"
+    if case.device == "cuda" and not torch.cuda.is_available():
+        return "torch sees no CUDA device here"
+    return _missing(module)
+
+
+def _persistent_refuses(case: Case) -> str | None:
+    missing = _needs_triton(case, "lstm.triton")
+    if missing is not None:
+        return missing
+    supported: Callable[..., str | None] = import_module(f"{__name__}.lstm.triton").supported
+    return supported(
+        device=torch.device(case.device),
+        dtype=case.dtype,
+        batch=case.batch or 1,
+        hidden=case.hidden or 1,
+        projection=case.projection,
+    )
+
+
+def _cells_refuse(case: Case) -> str | None:
+    if case.device != "cuda":
+        return f"it needs a CUDA device, and this is {case.device}"
+    if case.projection:
+        return "torch's fused cell has no projection"
+    return "torch's fused cell has no mask on the cell state" if case.cell_mask else None
+
+
+def _triton_refuses(case: Case) -> str | None:
+    missing = _needs_triton(case, "gaussian.triton")
+    if missing is None and not case.dtype.is_floating_point:
+        return f"it has no kernel for {case.dtype}"
+    return missing
+
+
+_TABLE = (
+    Path(
+        "persistent",
+        "one launch for all steps of a layer",
+        {"LSTM": "lstm.triton:lstm"},
+        _persistent_refuses,
+    ),
+    Path(
+        "cells",
+        "one product and one fused cell per step",
+        {"LSTM": "lstm.cells:lstm"},
+        _cells_refuse,
+    ),
+    Path(
+        "triton",
+        "one launch over all weights forward and one backward, noise made inside them",
+        {"gaussian": "gaussian.triton:draw"},
+        _triton_refuses,
+    ),
+    Path(
+        "loop",
+        "torch operations with a hand-written backward",
+        {
+            "LSTM": "lstm.loop:lstm",
+            "GRU": "gru.loop:gru",
+            "RNN": "rnn.loop:rnn",
+            "input": "projection:fast",
+            "gaussian": "gaussian.fused:sample",
+        },
+        lambda case: None,
+    ),
+    Path(
+        "reference",
+        "plain torch operations: slow, differentiable any number of times, known to vmap",
+        {
+            "LSTM": "lstm.reference:lstm",
+            "GRU": "gru.reference:gru",
+            "RNN": "rnn.reference:rnn",
+            "input": "projection:reference",
+            "gaussian": "gaussian.reference:sample",
+        },
+        lambda case: None,
+    ),
+)
+_NAMES = tuple(row.name for row in _TABLE)
 _forced: ContextVar[str | None] = ContextVar("bayesrnn_kernel", default=None)
 
 
 @contextmanager
 def force(path: str) -> Iterator[None]:
-    """Run every recurrent layer, noisy or not, on the named path inside the block.
+    """Run every recurrent layer, noisy or not, on the named path inside the block, or on the next that can.
 
     "reference" can be differentiated twice and runs under `torch.func.vmap`; torch's fused kernels cannot.
     """
@@ -52,8 +168,8 @@ def force(path: str) -> Iterator[None]:
 
 
 def _check(path: str, what: str) -> str:
-    if path not in _PATHS:
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, _PATHS))}, got {path!r}")
+    if path not in _NAMES:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, _NAMES))}, got {path!r}")
     return path
 
 
@@ -62,15 +178,47 @@ def forced() -> bool:
     return _forced.get() is not None
 
 
-def path(device: str = "cpu") -> str:
-    """The path that layers with noise per sequence take now; the others run torch's fused kernel."""
-    chosen = _forced.get()
-    if chosen is not None:
-        return chosen
-    best = "cells" if device == "cuda" else "loop"
-    return _check(os.environ.get("BAYESRNN_KERNEL") or best, "BAYESRNN_KERNEL")
+def asked() -> tuple[str, str] | None:
+    """The path that was asked for and by what: a `force` block, or the environment."""
+    if (chosen := _forced.get()) is not None:
+        return chosen, "kernels.force"
+    if chosen := os.environ.get("BAYESRNN_KERNEL"):
+        return _check(chosen, "BAYESRNN_KERNEL"), "BAYESRNN_KERNEL"
+    return None
 
 
-def kernel(name: str, device: str = "cpu") -> Callable[..., Any]:
-    """The recurrence of "LSTM", "GRU" or "RNN" for one direction of one layer, or the "input" projection before it."""
-    return _PATHS[path(device)][name]
+def choose(case: Case) -> tuple[Path, list[tuple[Path, str]]]:
+    """The path that this case takes, and those before it that have such a kernel, each with its reason against."""
+    request = asked()
+    start = 0 if request is None else _NAMES.index(request[0])
+    against: list[tuple[Path, str]] = []
+    for k, row in enumerate(_TABLE):
+        if case.kernel not in row.kernels:
+            continue
+        reason = "another path was asked for" if k < start else row.refuses(case)
+        if reason is None:
+            return row, against
+        against.append((row, reason))
+    raise ValueError(f"there is no kernel {case.kernel!r}: the names are LSTM, GRU, RNN, input and gaussian")
+
+
+def path(device: str = "cpu", *, name: str = "LSTM", **facts: Any) -> str:
+    """The path that layers with noise per sequence take now; `facts` are those of `Case`."""
+    return choose(Case(name, device, **facts))[0].name
+
+
+@cache
+def _load(place: str) -> Callable[..., Any]:
+    module, function = place.split(":")
+    loaded: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), function)
+    return loaded
+
+
+def kernel(name: str, device: str = "cpu", **facts: Any) -> Callable[..., Any]:
+    """The function of `name`, "LSTM", "GRU", "RNN" or "input", for a case with these facts."""
+    return _load(choose(Case(name, device, **facts))[0].kernels[name])
+
+
+from bayesrnn.kernels.explanation import explain  # noqa: E402  (it reads the table)
+
+__all__ = ["Case", "Path", "asked", "choose", "explain", "force", "forced", "interpreted", "kernel", "path"]

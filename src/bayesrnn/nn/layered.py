@@ -149,7 +149,7 @@ def _direction(
         b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
     bias = None if b_ih is None else b_ih + b_hh
     gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
-    run = kernels.kernel(cell, x.device.type)
+    run = kernels.kernel(cell, x.device.type, **_facts(module, state, noise, sizes))
     with torch.autocast(x.device.type, enabled=False):
         gx, w_hh = gx.to(state[0].dtype), noise.w_hh.to(state[0].dtype)
         if cell == "LSTM":
@@ -165,6 +165,22 @@ def _direction(
             kind = "tanh" if module.mode == "RNN_TANH" else "relu"
             out = run(gx, *state, w_hh, noise.z_h, nonlinearity=kind, batch_sizes=sizes, reverse=reverse)
     return tuple(out)
+
+
+def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes: list[int]) -> dict[str, Any]:
+    """What the choice of a kernel depends on, the device aside."""
+    device, z_h = state[0].device.type, noise.z_h
+    return {
+        "dtype": state[0].dtype,
+        "autocast": torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+        "batch": sizes[0],
+        "hidden": module.hidden_size,
+        "steps": len(sizes),
+        "ragged": sizes[0] != sizes[-1],
+        "projection": bool(module.proj_size),
+        "recurrent_mask": None if z_h is None else "tied" if z_h.ndim == 2 else "untied",
+        "cell_mask": noise.z_c is not None,
+    }
 
 
 def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:
