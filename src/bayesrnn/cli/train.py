@@ -54,11 +54,13 @@ def command(
             graph=graph,
             command=shlex.join(["bayesrnn", *sys.argv[1:]]),
         )
-    metrics = record["metrics"]
+    metrics = dict(record["metrics"])
+    epoch = metrics.pop("best_epoch")
+    speed = next(key for key in metrics if key.endswith("_per_second"))
+    last = {k: v for k, v in metrics.items() if k.startswith(("valid_", "test_"))}
     console.print(
-        f"{record['recipe']}, seed {seed}: best epoch {metrics['best_epoch']}, perplexity "
-        f"{metrics['valid_perplexity']:.2f} validation, {metrics['test_perplexity']:.2f} test "
-        f"({metrics['words_per_second']:,.0f} words/s). Written to {where}",
+        f"{record['recipe']}, seed {seed}: best epoch {epoch}, {figures(last)} "
+        f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}",
         soft_wrap=True,
     )
 
@@ -89,21 +91,44 @@ class Lines:
     def step(self, progress: "Progress") -> None:
         self.left = progress.seconds_left
         if self.bar is not None and self.task is not None:
-            kl = f"  KL {progress.kl:.1f}" if progress.kl else ""
             text = (
-                f"epoch {progress.epoch}/{progress.epochs}  perplexity {progress.perplexity:.1f}{kl}  "
-                f"{progress.words_per_second:,.0f} words/s  {_duration(progress.seconds_left)} left"
+                f"epoch {progress.epoch}/{progress.epochs}  {figures(progress.figures)}  "
+                f"{progress.per_second:,.0f} {progress.unit}/s  {_duration(progress.seconds_left)} left"
             )
             self.bar.update(self.task, description=text, total=progress.steps, completed=progress.step)
 
     def epoch(self, line: dict[str, Any], epochs: int) -> None:
-        kl = f", KL {line['kl_per_sequence']:.1f}" if line["kl_per_sequence"] else ""
-        sharp = f" + {line['sharpening_per_sequence']:.2f}" if line["sharpening_per_sequence"] else ""
+        speed = next(key for key in line if key.endswith("_per_second"))
+        told = {k: v for k, v in line.items() if k not in ("epoch", "lr", "loss", "gradient_norm", "seconds", speed)}
         self.say(
-            f"epoch {line['epoch']}/{epochs}: lr {line['lr']:.3g}, perplexity {line['train_perplexity']:.2f} train, "
-            f"{line['valid_perplexity']:.2f} validation ({line['valid_streams']} streams){kl}{sharp}, "
-            f"{line['words_per_second']:,.0f} words/s, {_duration(self.left)} left"
+            f"epoch {line['epoch']}/{epochs}: lr {line['lr']:.3g}, {figures(told)}, "
+            f"{line[speed]:,.0f} {speed.removesuffix('_per_second')}/s, {_duration(self.left)} left"
         )
+
+
+SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+NAMES = {"kl": "KL", "kl_per_sequence": "KL", "sharpening_per_sequence": "sharpening", "rmse": "RMSE", "nll": "-log p"}
+
+
+def figures(named: dict[str, Any]) -> str:
+    """Figures in words, those of one measure together: "perplexity 81.20 train, 90.31 validation". No zeros."""
+    measures: dict[str, list[str]] = {}
+    counts = []
+    for key, value in named.items():
+        split, _, measure = key.partition("_")
+        if split not in SPLITS:
+            split, measure = "", key
+        if isinstance(value, int) and value:
+            counts.append(f"{value:,} {measure.replace('_', ' ')}")
+        elif isinstance(value, float) and value:
+            measures.setdefault(measure, []).append(f"{number(value)} {SPLITS.get(split, '')}".strip())
+    texts = [f"{NAMES.get(m, m.replace('_', ' '))} {', '.join(values)}" for m, values in measures.items()]
+    return ", ".join([*texts, *counts])
+
+
+def number(value: float) -> str:
+    """To read, not to compute with: two digits after the point, or four that count."""
+    return f"{value:,.2f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:

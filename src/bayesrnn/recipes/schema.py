@@ -1,4 +1,13 @@
-"""What a recipe may say: one dataclass per section, every key known, every value checked."""
+"""What a recipe may say: one dataclass per section, every key known, every value checked.
+
+``paper``, ``model``, ``data`` and ``evaluate`` are declared by the task (:class:`bayesrnn.tasks.base.Task`);
+``posterior`` and ``train`` are everyone's. A field says with its default which values it takes::
+
+    hidden: int = positive(650)
+    word_dropout: float = rate()
+    group: str = choice("input", "weight")
+    patience: int | None = positive(None)
+"""
 
 import contextlib
 import dataclasses
@@ -6,148 +15,185 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from bayesrnn.errors import UserError
 
-_CHOICES = {
-    "posterior.kind": ("none", "bayes_by_backprop", "sharpened"),
-    "posterior.group": ("input", "weight"),
-    "train.optimizer": ("sgd", "adam"),
-    "train.precision": ("tf32", "fp32", "bf16"),
-}
-_RATES = tuple(f"model.{part}_dropout" for part in ("word", "input", "recurrent", "output", "cell", "weight", "step"))
-_POSITIVE = (
-    "model.hidden model.layers model.init posterior.sigma0 posterior.pi posterior.eta_clip "
-    "data.batch_size data.window data.min_count "
-    "train.epochs train.lr train.decay train.clip train.patience "
-    "evaluate.samples evaluate.dynamic_lr evaluate.dynamic_window"
-).split()
-_NOT_NEGATIVE = ("train.weight_decay", "train.decay_after", "train.save_every", "posterior.init_eta")
+_CHECK = "check"
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def number(
+    default: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    why: str = "",
+) -> Any:
+    """A field for a number: more than ``above``, at least ``least``, less than ``below``, at most ``most``.
+
+    ``why`` takes the place of the sentence that says so. None passes, where the field's type allows it.
+    """
+
+    def check(value: Any) -> str | None:
+        if above is not None and not value > above:
+            return why or f"it must be more than {above:g}"
+        if least is not None and not value >= least:
+            return why or f"it must be at least {least:g}"
+        if below is not None and not value < below:
+            return why or f"it must be below {below:g}"
+        if most is not None and not value <= most:
+            return why or f"it must be at most {most:g}"
+        return None
+
+    return field(default=default, metadata={_CHECK: check})
+
+
+def positive(default: Any) -> Any:
+    """A field for a number above 0."""
+    return number(default, above=0)
+
+
+def rate(default: float = 0.0) -> Any:
+    """A field for a dropout rate."""
+    return number(default, least=0, below=1, why="a dropout rate is at least 0 and below 1")
+
+
+def choice(default: str, *others: str) -> Any:
+    """A field for one of several words; the first is the default."""
+    allowed = (default, *others)
+
+    def check(value: Any) -> str | None:
+        return None if value in allowed else f"it must be one of {', '.join(allowed)}"
+
+    return field(default=default, metadata={_CHECK: check})
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The published figures of this row; None where the paper has none."""
+    """Where the row was published. A task adds the figures its papers give, as ``float | None`` fields."""
 
     source: str = ""
     row: str = ""
-    valid: float | None = None
-    test: float | None = None
-    test_mc: float | None = None
-    valid_dynamic: float | None = None
-    test_dynamic: float | None = None
-    entropy_gap: float | None = None
-    entropy_gap_mean: float | None = None
-    words_per_second: float | None = None
 
 
 @dataclass(frozen=True)
-class Model:
-    """Embedding, LSTM layers and decoder of one width; rates of the noise in them."""
+class Nothing:
+    """A section without keys."""
 
-    hidden: int = 650
-    layers: int = 2
-    tied: bool = False
-    init: float = 0.05
-    word_dropout: float = 0.0
-    input_dropout: float = 0.0
-    recurrent_dropout: float = 0.0
-    output_dropout: float = 0.0
-    cell_dropout: float = 0.0
-    weight_dropout: float = 0.0
-    step_dropout: float = 0.0
-    tied_masks: bool = True
+
+@dataclass(frozen=True)
+class Sections:
+    """The dataclasses of a task's own sections; all their fields have defaults."""
+
+    model: type
+    data: type
+    evaluate: type = Nothing
+    paper: type = Paper
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """q(w) over the weights and its prior. Sigmas start between fractions of the prior's standard deviation."""
+    """q(w) over the weights and its prior. Sigmas start between fractions of the prior's standard deviation.
 
-    kind: str = "none"
-    pi: float = 0.25
+    ``prior: normal`` is N(0, exp(log_sigma1)^2). Dropout is no kind of its own here: its rates are the model's.
+    """
+
+    kind: str = choice("none", "bayes_by_backprop", "sharpened")
+    prior: str = choice("mixture", "normal")
+    pi: float = number(0.25, above=0, below=1)
     log_sigma1: float = -1.0
     log_sigma2: float = -7.0
-    group: str = "input"
+    group: str = choice("input", "weight")
     lstm_low: float = 0.25
     lstm_high: float = 0.5
     other_low: float = 0.5
     other_high: float = 1.0
-    sigma0: float = 0.02
-    init_eta: float | None = None
-    eta_clip: float = 0.1
-
-
-@dataclass(frozen=True)
-class Data:
-    """How the text is cut."""
-
-    batch_size: int = 20
-    window: int = 35
-    carry_state: bool = True
-    min_count: int = 1
+    sigma0: float = positive(0.02)
+    init_eta: float | None = number(None, least=0)
+    eta_clip: float = positive(0.1)
 
 
 @dataclass(frozen=True)
 class Train:
-    """The optimiser and its schedule: the learning rate is lr * decay^max(0, epoch - decay_after)."""
+    """The optimiser and its schedule.
 
-    epochs: int = 39
-    optimizer: str = "sgd"
-    lr: float = 1.0
-    decay: float = 1.0
-    decay_after: int = 0
-    clip: float = 5.0
-    weight_decay: float = 0.0
-    patience: int | None = None
-    precision: str = "tf32"
-    save_every: int = 0
+    The learning rate of epoch e (from 1) and step i (from 0, over the whole run) is
+    lr * decay^max(0, e - decay_after) * (1 + inverse_gamma * i)^-inverse_power.
 
+    ``momentum`` is torch's: v = momentum * v + g, w -= lr * v. ``clip: null`` is no clipping. ``l2`` adds l2 * w to the
+    clipped gradient (torch's weight_decay); ``weight_decay`` takes weight_decay * w off after the step, not multiplied
+    by the learning rate (arXiv 1512.05287). With ``average_from`` the weights of all steps from that epoch on are
+    averaged, and the averages are validated and kept; ``average_decay`` makes that an exponential average.
+    ``save_every`` is in steps, ``patience`` in epochs without a better validation figure.
+    """
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Defaults of ``bayesrnn evaluate``."""
+    epochs: int = positive(39)
+    optimizer: str = choice("sgd", "adam")
+    lr: float = positive(1.0)
+    momentum: float = number(0.0, least=0, below=1)
+    decay: float = number(1.0, above=0)
+    decay_after: int = number(0, least=0)
+    inverse_gamma: float = number(0.0, least=0)
+    inverse_power: float = positive(0.75)
+    clip: float | None = positive(5.0)
+    weight_decay: float = number(0.0, least=0)
+    l2: float = number(0.0, least=0)
+    average_from: int | None = positive(None)
+    average_decay: float | None = number(None, above=0, below=1)
+    patience: int | None = positive(None)
+    precision: str = choice("tf32", "fp32", "bf16")
+    save_every: int = number(0, least=0)
 
-    samples: int = 50
-    dynamic_lr: float = 0.1
-    dynamic_window: int = 35
+    def __post_init__(self) -> None:
+        if self.decay > 1:
+            raise UserError(f"train.decay is {self.decay}; the learning rate is multiplied by it, so at most 1.")
+        if self.optimizer == "adam" and self.momentum:
+            raise UserError("train.momentum is for sgd; adam has its own, leave it at 0.")
+        if self.average_decay is not None and self.average_from is None:
+            raise UserError("train.average_decay needs train.average_from, the first epoch to average over.")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One published row: the model, how it is trained, and what the paper got."""
+    """One published row: the task, its model and data, how it is trained, and what the paper got.
 
-    description: str = ""
-    table: str = ""
-    paper: Paper = field(default_factory=Paper)
-    model: Model = field(default_factory=Model)
-    posterior: Posterior = field(default_factory=Posterior)
-    data: Data = field(default_factory=Data)
-    train: Train = field(default_factory=Train)
-    evaluate: Evaluate = field(default_factory=Evaluate)
+    The classes of ``paper``, ``model``, ``data`` and ``evaluate`` are the task's.
+    """
+
+    description: str
+    table: str
+    task: str
+    paper: Any
+    model: Any
+    posterior: Posterior
+    data: Any
+    train: Train
+    evaluate: Any
 
     def __post_init__(self) -> None:
-        values = flatten(self)
-        for key, allowed in _CHOICES.items():
-            if values[key] not in allowed:
-                raise UserError(f"{key} is {values[key]!r}; it must be one of {', '.join(allowed)}.")
-        for key, value in values.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"{key} is {value}; it must be a finite number.")
-        for key in _RATES:
-            if not 0 <= values[key] < 1:
-                raise UserError(f"{key} is {values[key]}; a dropout rate is at least 0 and below 1.")
-        for key in _POSITIVE:
-            if values[key] is not None and not values[key] > 0:
-                raise UserError(f"{key} is {values[key]}; it must be more than 0.")
-        for key in _NOT_NEGATIVE:
-            if values[key] is not None and values[key] < 0:
-                raise UserError(f"{key} is {values[key]}; it must be at least 0.")
-        if not self.posterior.pi < 1:
-            raise UserError(f"posterior.pi is {self.posterior.pi}; it must be below 1.")
-        if self.train.decay > 1:
-            raise UserError(f"train.decay is {self.train.decay}; the learning rate is multiplied by it, so at most 1.")
+        for part in dataclasses.fields(self):
+            section = getattr(self, part.name)
+            if dataclasses.is_dataclass(section):
+                _check(section, f"{part.name}.")
+
+
+def _check(section: Any, prefix: str) -> None:
+    for item in dataclasses.fields(section):
+        key, value = f"{prefix}{item.name}", getattr(section, item.name)
+        if value is None:
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key} is {value}; it must be a finite number.")
+        check: Callable[[Any], str | None] | None = item.metadata.get(_CHECK)
+        for each in value if isinstance(value, tuple) else (value,):
+            wrong = check(each) if check else None
+            if wrong:
+                raise UserError(f"{key} is {each!r}; {wrong}.")
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:
@@ -163,23 +209,43 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
 
 def from_dict(values: Any, *, where: str) -> Recipe:
     """A recipe from parsed YAML or JSON; keys that do not exist are refused with the nearest that does."""
-    recipe: Recipe = _build(Recipe, values, where, "")
-    return recipe
+    from bayesrnn.tasks.base import task_class
+
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: the recipe must be a set of keys and values.")
+    name = values.get("task", "language")
+    own = task_class(name if isinstance(name, str) else repr(name)).sections
+    kinds: dict[str, Any] = {
+        "description": str,
+        "table": str,
+        "task": str,
+        "paper": own.paper,
+        "model": own.model,
+        "posterior": Posterior,
+        "data": own.data,
+        "train": Train,
+        "evaluate": own.evaluate,
+    }
+    made = {"description": "", "table": "", "task": name, **_values(kinds, values, where, "")}
+    for key, kind in kinds.items():
+        if key not in made:
+            made[key] = kind()
+    return Recipe(**made)
 
 
-def _build(kind: Any, values: Any, where: str, prefix: str) -> Any:
+def _values(kinds: dict[str, Any], values: Any, where: str, prefix: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{where}: {prefix.rstrip('.') or 'the recipe'} must be a set of keys and values.")
-    hints = typing.get_type_hints(kind)
     made = {}
     for key, value in values.items():
-        if key not in hints:
-            raise UserError(f"{where}: there is no key {prefix}{key}{_nearest(str(key), list(hints), prefix)}.")
-        if dataclasses.is_dataclass(hints[key]):
-            made[key] = _build(hints[key], value, where, f"{prefix}{key}.")
+        if key not in kinds:
+            raise UserError(f"{where}: there is no key {prefix}{key}{_nearest(str(key), list(kinds), prefix)}.")
+        if dataclasses.is_dataclass(kinds[key]):
+            hints = typing.get_type_hints(kinds[key])
+            made[key] = kinds[key](**_values(hints, value, where, f"{prefix}{key}."))
         else:
-            made[key] = _typed(value, hints[key], f"{prefix}{key}", where)
-    return kind(**made)
+            made[key] = _typed(value, kinds[key], f"{prefix}{key}", where)
+    return made
 
 
 def _nearest(key: str, names: list[str], prefix: str = "") -> str:
@@ -188,43 +254,63 @@ def _nearest(key: str, names: list[str], prefix: str = "") -> str:
 
 
 def _typed(value: Any, kind: Any, key: str, where: str) -> Any:
-    optional = isinstance(kind, types.UnionType)
-    if optional:
+    """The value as its field's type: int, float, bool, str, a tuple of one of them, or None where that is allowed."""
+    if isinstance(kind, types.UnionType):
         if value is None:
             return None
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)[0]
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{where}: {key} must be a list, such as [{_NAMES[inner]}, …], got {value!r}.")
+        return tuple(_typed(each, inner, key, where) for each in value)
     if kind is float and isinstance(value, str):  # YAML reads 1e-7 as a word
         with contextlib.suppress(ValueError):
             value = float(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise UserError(f"{where}: {key} must be {names[kind]}, got {value!r}.")
+        raise UserError(f"{where}: {key} must be {_NAMES[kind]}, got {value!r}.")
     return value
+
+
+def kind_of(recipe: Recipe, key: str) -> type:
+    """The type of a value by its full dotted key, None aside: int, float, bool, str or tuple."""
+    section, _, leaf = key.rpartition(".")
+    kind: Any = typing.get_type_hints(type(getattr(recipe, section) if section else recipe))[leaf]
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return typing.get_origin(kind) or kind
+
+
+def full_key(recipe: Recipe, key: str) -> str:
+    """The dotted key that ``key`` means: itself, or the only one that ends with it."""
+    known = list(flatten(recipe))
+    if key in known:
+        return key
+    ends = [k for k in known if k.rpartition(".")[2] == key]
+    if len(ends) > 1:
+        raise UserError(f"{key} is in several sections; write one of {', '.join(ends)}.")
+    if ends:
+        return ends[0]
+    shorts = {k.rpartition(".")[2]: k for k in known}
+    near = difflib.get_close_matches(key, [*known, *shorts], n=1, cutoff=0.4)
+    hint = f"; did you mean {shorts.get(near[0], near[0])}?" if near else ""
+    raise UserError(f"There is no key {key}{hint or '.'}")
 
 
 def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     """The recipe with ``key=value`` applied: dotted keys, or the last part alone where it is the only one."""
     import yaml
 
-    known = list(flatten(recipe))
     values = dataclasses.asdict(recipe)
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"{text!r} is no override; write key=value, such as train.epochs=2.")
-        full = key if key in known else None
-        if full is None:
-            ends = [k for k in known if k.rpartition(".")[2] == key]
-            if len(ends) > 1:
-                raise UserError(f"{key} is in several sections; write one of {', '.join(ends)}.")
-            full = ends[0] if ends else None
-        if full is None:
-            shorts = {k.rpartition(".")[2]: k for k in known}
-            near = difflib.get_close_matches(key, [*known, *shorts], n=1, cutoff=0.4)
-            hint = f"; did you mean {shorts.get(near[0], near[0])}?" if near else ""
-            raise UserError(f"There is no key {key}{hint or '.'}")
+        full = full_key(recipe, key)
+        if full == "task":
+            raise UserError("The task of a recipe cannot be overridden; choose a recipe of that task.")
         section, _, leaf = full.rpartition(".")
         try:
             parsed = yaml.safe_load(value)

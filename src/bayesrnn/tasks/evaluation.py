@@ -1,14 +1,23 @@
 """All that ``bayesrnn evaluate`` measures of a trained language model."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesrnn.data.text import batchify
+from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
-from bayesrnn.tasks.trained import Trained
+
+
+class Trained(Protocol):
+    """A model with its recipe: a run that was read back, or the task itself."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def model(self) -> nn.Module: ...
 
 
 def evaluate(

@@ -1,24 +1,79 @@
 """Word-level language modelling: predict the next word of a text."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.data.text import Corpus, Vocabulary, batchify, windows
+from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
 from bayesrnn.errors import UserError
+from bayesrnn.recipes import schema
+from bayesrnn.recipes.schema import Recipe, Sections, positive, rate
+from bayesrnn.tasks.base import Bound, Files, Say, State, Task, posterior
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
-    from bayesrnn.recipes import Recipe
 
 LSTMState = tuple[Tensor, Tensor]
 
 # Streams side by side for the validation after each epoch; final figures are taken on one stream.
 EPOCH_STREAMS = 10
 _LOGITS = 1 << 25  # numbers in one evaluation window's logits
+_VOCABULARY = "vocabulary.txt"
+
+
+@dataclass(frozen=True)
+class Paper(schema.Paper):
+    """The published figures of this row; None where the paper has none. Perplexities, entropies in nats per word."""
+
+    valid: float | None = None
+    test: float | None = None
+    test_mc: float | None = None
+    valid_dynamic: float | None = None
+    test_dynamic: float | None = None
+    entropy_gap: float | None = None
+    entropy_gap_mean: float | None = None
+    words_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Embedding, LSTM layers and decoder of one width; rates of the noise in them."""
+
+    hidden: int = positive(650)
+    layers: int = positive(2)
+    tied: bool = False
+    init: float = positive(0.05)
+    word_dropout: float = rate()
+    input_dropout: float = rate()
+    recurrent_dropout: float = rate()
+    output_dropout: float = rate()
+    cell_dropout: float = rate()
+    weight_dropout: float = rate()
+    step_dropout: float = rate()
+    tied_masks: bool = True
+
+
+@dataclass(frozen=True)
+class Data:
+    """How the text is cut."""
+
+    batch_size: int = positive(20)
+    window: int = positive(35)
+    carry_state: bool = True
+    min_count: int = positive(1)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Defaults of ``bayesrnn evaluate``."""
+
+    samples: int = positive(50)
+    dynamic_lr: float = positive(0.1)
+    dynamic_window: int = positive(35)
 
 
 class LanguageModel(nn.Module):
@@ -128,7 +183,7 @@ class Streams:
         return replace(self, train=self.train.to(device), valid=self.valid.to(device), test=self.test.to(device))
 
 
-def streams(corpus: Corpus, recipe: "Recipe", vocabulary: Vocabulary | None = None) -> Streams:
+def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Streams:
     """The corpus as a recipe cuts it; the vocabulary is the training text's unless one is given."""
     vocabulary = vocabulary or Vocabulary(corpus.train, min_count=recipe.data.min_count)
     texts = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
@@ -146,11 +201,9 @@ def streams(corpus: Corpus, recipe: "Recipe", vocabulary: Vocabulary | None = No
     return Streams(vocabulary, train, ids["valid"].unsqueeze(1), ids["test"].unsqueeze(1), unknown, window)
 
 
-def build(recipe: "Recipe", vocabulary: int) -> nn.Module:
+def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     """The recipe's model for a vocabulary of this many words, initialised from torch's global generator."""
-    import bayesrnn as br
-
-    m, p = recipe.model, recipe.posterior
+    m = recipe.model
     plain = LanguageModel(
         vocabulary,
         m.hidden,
@@ -166,19 +219,7 @@ def build(recipe: "Recipe", vocabulary: int) -> nn.Module:
         step_dropout=m.step_dropout,
         init=m.init,
     )
-    if p.kind == "none":
-        return plain
-    prior = br.ScaleMixture(p.pi, math.exp(p.log_sigma1), math.exp(p.log_sigma2), group=p.group)
-    q = br.BayesByBackprop(
-        plain,
-        prior=prior,
-        init_sigma={
-            "rnn.*": (prior.sigma * p.lstm_low, prior.sigma * p.lstm_high),
-            "*": (prior.sigma * p.other_low, prior.sigma * p.other_high),
-        },
-        exclude="decoder.bias",
-    )
-    return q if p.kind == "bayes_by_backprop" else br.PosteriorSharpening(q, p.sigma0, init_eta=p.init_eta)
+    return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="decoder.bias")
 
 
 class Objective:
@@ -188,59 +229,150 @@ class Objective:
     their recipes write the L2 term as weight decay.
     """
 
-    def __init__(self, model: nn.Module, recipe: "Recipe", windows: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, windows: int) -> None:
         import bayesrnn as br
 
         self.model, self.kind, self.window = model, recipe.posterior.kind, recipe.data.window
         self.likelihood = br.Categorical()
         self.sequences = recipe.data.batch_size * windows
-        self.elbo = br.ELBO(model, self.likelihood, num_data=self.sequences * self.window, check_finite=False)
+        self.bound = Bound(model, self.likelihood, kind=self.kind, num_data=self.sequences * self.window)
 
     def __call__(self, x: Tensor, y: Tensor, state: LSTMState) -> tuple[Tensor, "Terms", LSTMState]:
         """The loss to minimise, its terms as unscaled sums, and the next state."""
-        if self.kind == "sharpened":
-            return self._sharpened(x, y, state)
-        logits, after = self.model(x, state)
-        if self.kind == "none":
-            from bayesrnn.elbo import Terms
-
-            nll = self.likelihood.nll(logits, y)
-            loss, zero = nll / y.shape[1], torch.zeros_like(nll)
-            return loss, Terms(loss=loss, nll=nll, kl=zero, sharpening=zero), after
-        terms = self.elbo(logits, y)
-        return self.window * terms.loss, terms, after
-
-    def _sharpened(self, x: Tensor, y: Tensor, state: LSTMState) -> tuple[Tensor, "Terms", LSTMState]:
-        from bayesrnn import draws
-
-        model: Any = self.model
-        with draws.bind(model, HeldNoise()), model.sharpen(lambda: self.likelihood.nll(model(x, state)[0], y)):
-            logits, after = model(x, state)
-            terms = self.elbo(logits, y)
-        return self.window * terms.loss, terms, after
+        terms, (_, after) = self.bound(lambda: self.model(x, state), y)
+        loss = terms.nll / y.shape[1] if self.kind == "none" else self.window * terms.loss
+        return loss, terms, after
 
 
-class HeldNoise:
-    """One draw for both passes of sharpening, from torch's global generator, which a CUDA graph can carry."""
+class Language(Task):
+    """The text of a folder, or of Python's documentation, in streams side by side; windows hand on their state.
 
-    def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
+    Per epoch the validation text is scored in a few streams, at the end both texts as one.
+    """
 
-    def _once(self, key: str, make: Any) -> Any:
-        if key not in self._held:
-            self._held[key] = make()
-        return self._held[key]
+    sections = Sections(paper=Paper, model=Model, data=Data, evaluate=Evaluate)
+    metric = "valid_perplexity"
+    unit = "words"
+    source = "text"
+    default_data = "python-docs"
+    paper_figures: ClassVar[Mapping[str, str]] = {
+        "valid": "valid_perplexity",
+        "test": "test_perplexity",
+        "test_mc": "test_perplexity_mc",
+        "valid_dynamic": "valid_perplexity_dynamic",
+        "test_dynamic": "test_perplexity_dynamic",
+        "entropy_gap": "entropy_gap",
+        "entropy_gap_mean": "entropy_gap_mean",
+    }
 
-    def units(self, key: str, noise: Any, shape: Any, like: Tensor, *, rows: int, shared: bool = False) -> Tensor:
-        held: Tensor = self._once(key, lambda: noise.sample(shape if shared else (rows, *shape), like))
-        return held
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        super().__init__(recipe, data, device)
+        corpus = python_docs() if data is None else read_folder(data)
+        self.streams = streams(corpus, recipe).to(device)
+        window = recipe.data.window
+        self.steps, self.batch_size = self.streams.windows, recipe.data.batch_size
+        self.examples_per_step = self.batch_size * window
+        self.limit = 2 * math.log(len(self.streams.vocabulary)) + 2
+        self.valid_streams = self.streams.valid_streams
+        self._rows = torch.arange(window + 1, device=device)
+        shape = (recipe.model.layers, self.batch_size, recipe.model.hidden)
+        self._zeros = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
 
-    def steps(self, key: str, noise: Any, shape: Any, like: Tensor, *, batch_dim: int | None) -> Tensor:
-        sampled: Tensor = noise.sample(shape, like)
-        return sampled
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        return build(recipe, len(vocabulary_of(files)))
 
-    def weights(self, key: str, make: Any, device: torch.device) -> Any:
-        return self._once(key, lambda: make(None))
+    def attach(self, model: nn.Module) -> None:
+        super().attach(model)
+        self.loss = Objective(model, self.recipe, self.steps)
+
+    def files(self) -> dict[str, bytes]:
+        return {_VOCABULARY: ("\n".join(self.streams.vocabulary.words) + "\n").encode("utf-8")}
+
+    def state(self) -> State:
+        return tuple(z.clone() for z in self._zeros) if self.recipe.data.carry_state else ()
+
+    def batch(self, position: Tensor) -> Tensor:
+        return self.streams.train.index_select(0, position * self.recipe.data.window + self._rows)
+
+    def objective(self, batch: Tensor, state: State) -> tuple[Tensor, "Terms", State]:
+        h, c = state or self._zeros
+        loss, terms, after = self.loss(batch[:-1], batch[1:], (h, c))
+        return loss, terms, after if state else ()
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        return {
+            "train_perplexity": _exp(totals["nll"] / self.examples_per_step),
+            "kl_per_sequence": totals["kl"] / self.loss.sequences,
+            "sharpening_per_sequence": totals["sharpening"] / self.batch_size,
+        }
+
+    def validate(self) -> dict[str, Any]:
+        return {"valid_perplexity": self._perplexity(self.valid_streams), "valid_streams": self.valid_streams.shape[1]}
+
+    def final(self) -> dict[str, Any]:
+        return {
+            "valid_perplexity": self._perplexity(self.streams.valid),
+            "test_perplexity": self._perplexity(self.streams.test),
+        }
+
+    def _perplexity(self, stream: Tensor) -> float:
+        window, carry = self.recipe.data.window, self.recipe.data.carry_state
+        if carry:
+            window = evaluation_window(stream, len(self.streams.vocabulary))
+        return perplexity(self.model, stream, window=window, carry_state=carry)
+
+    def evaluate(
+        self,
+        *,
+        samples: int | None = None,
+        seed: int = 1,
+        say: Say = lambda text: None,
+        dynamic: bool = False,
+        reversed_text: bool = False,
+        dynamic_lr: float | None = None,
+        dynamic_rule: str = "sgd",
+        dynamic_decay: float = 0.0,
+        drop_words: bool = False,
+        entropy_samples: int = 10,
+    ) -> dict[str, Any]:
+        from bayesrnn.tasks.evaluation import evaluate
+
+        return evaluate(
+            self,
+            self.streams,
+            samples=self.recipe.evaluate.samples if samples is None else samples,
+            dynamic=dynamic,
+            reversed_text=reversed_text,
+            dynamic_lr=dynamic_lr,
+            dynamic_rule=dynamic_rule,
+            dynamic_decay=dynamic_decay,
+            drop_words=drop_words,
+            entropy_samples=entropy_samples,
+            seed=seed,
+            say=say,
+        )
+
+    def describe(self) -> str:
+        s = self.streams
+        unknown = ", ".join(f"{count:,} in {split}" for split, count in s.unknown.items())
+        return (
+            f"{s.train.numel():,} words to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
+            f"{len(s.vocabulary):,} word types; unknown words: {unknown}. "
+            f"{s.windows:,} windows of {s.window} per epoch on {self.device}."
+        )
+
+    def about(self) -> dict[str, Any]:
+        return {"unknown_words": self.streams.unknown}
+
+
+def vocabulary_of(files: Files) -> Vocabulary:
+    """The vocabulary that a run has written."""
+    return Vocabulary.of_words(files[_VOCABULARY].decode("utf-8").split("\n")[:-1])
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
 
 
 def evaluation_window(stream: Tensor, vocabulary: int) -> int:
@@ -268,4 +400,4 @@ def perplexity(model: nn.Module, stream: Tensor, *, window: int = 100, carry_sta
     finally:
         model.train(was_training)
     mean = total / (stream.numel() - stream.shape[1])
-    return math.exp(mean) if mean < 700 else math.inf
+    return _exp(mean)

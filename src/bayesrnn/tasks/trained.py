@@ -1,4 +1,4 @@
-"""A finished or unfinished run, read back: its recipe, vocabulary, text and best weights."""
+"""A finished or unfinished run, read back: its recipe, the files of its data, and the best weights."""
 
 import json
 from dataclasses import dataclass
@@ -9,32 +9,58 @@ import torch
 from torch import nn
 
 from bayesrnn import recipes
-from bayesrnn.data.text import Vocabulary, python_docs, read_folder
+from bayesrnn.data.text import Vocabulary
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import language
+from bayesrnn.tasks.base import Files, Task, task_class
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What ``evaluate``, ``prune`` and ``predict`` work on. The model is in eval mode."""
+    """What commands on a run work on. The model is in eval mode; the data is read only by :meth:`task`."""
 
     path: Path
     config: dict[str, Any]
     recipe: recipes.Recipe
-    vocabulary: Vocabulary
+    files: Files
     model: nn.Module
 
-    def streams(self, data: str | None, device: torch.device) -> language.Streams:
-        """The run's text; ``data`` where it has moved."""
+    def task(self, data: str | None, device: torch.device) -> Task:
+        """The run's task with the trained model; ``data`` where the data has moved."""
+        cls = task_class(self.recipe.task)
         source = data or self.config["data"]
-        corpus = python_docs() if source == "python-docs" else read_folder(source)
-        found = Vocabulary(corpus.train, min_count=self.recipe.data.min_count)
-        if found.words != self.vocabulary.words:
+        task = cls(self.recipe, None if source == cls.default_data else source, device)
+        check_files(task, self.files, advice=f"name the {task.source} it was trained on with --data")
+        task.attach(self.model)
+        return task
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Of a language run."""
+        self._must_be_language()
+        return language.vocabulary_of(self.files)
+
+    def streams(self, data: str | None, device: torch.device) -> language.Streams:
+        """A language run's text; ``data`` where it has moved."""
+        self._must_be_language()
+        task = self.task(data, device)
+        assert isinstance(task, language.Language)
+        return task.streams
+
+    def _must_be_language(self) -> None:
+        if self.recipe.task != "language":
+            raise UserError(f"{self.path} is a {self.recipe.task} run; this command is for language models.")
+
+
+def check_files(task: Task, before: Files, *, advice: str) -> None:
+    """Refuse data whose files are not those of the run."""
+    for name, content in task.files().items():
+        if content != before[name]:
+            here, there = (part.count(b"\n") for part in (content, before[name]))
             raise UserError(
-                f"The vocabulary of this text ({len(found):,} words) is not that of the run "
-                f"({len(self.vocabulary):,}); name the text it was trained on with --data."
+                f"The {Path(name).stem} of this {task.source} ({here:,} lines) is not that of the run ({there:,}); "
+                f"{advice}."
             )
-        return language.streams(corpus, self.recipe, self.vocabulary).to(device)
 
 
 def open_run(path: str | Path, device: torch.device) -> Trained:
@@ -44,14 +70,16 @@ def open_run(path: str | Path, device: torch.device) -> Trained:
     folder = Path(path)
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        words = (folder / "vocabulary.txt").read_text("utf-8").split("\n")[:-1]
         recipe = recipes.from_dict(config["settings"], where="config.json")
-    except (OSError, ValueError, KeyError, TypeError):
+        cls = task_class(recipe.task)
+        names = [Path(name).name for name in config.get("files", ["vocabulary.txt"])]
+        files = {name: (folder / name).read_bytes() for name in names}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"{folder} is no run of bayesrnn train; its config.json and vocabulary.txt are needed."
+            f"{folder} is no run of bayesrnn train; its config.json and the files it names are needed."
         ) from None
-    model = language.build(recipe, len(words))
+    model = cls.build(recipe, files)
     weights = folder / "best.safetensors"
     tensors, _ = checkpoint.load(weights)
     checkpoint.load_model(model, tensors, weights)
-    return Trained(folder, config, recipe, Vocabulary.of_words(words), model.to(device).eval())
+    return Trained(folder, config, recipe, files, model.to(device).eval())

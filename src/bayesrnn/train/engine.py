@@ -1,37 +1,38 @@
-"""The engine of language-model recipes: epochs, schedules, validation, checkpoints, resuming, the record of the run."""
+"""The engine of all recipes: epochs, schedules, validation, checkpoints, resuming, the record of the run."""
 
 import json
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
-from bayesrnn.tasks import language
+from bayesrnn.tasks.base import Task, evaluating
 from bayesrnn.train import checkpoint
 from bayesrnn.train.run_folder import RunFolder
 from bayesrnn.train.step import Step
 
-FILES = ("config.json", "metrics.jsonl", "vocabulary.txt", "best.safetensors", "last.safetensors", "state.json")
+FILES = ("config.json", "metrics.jsonl", "best.safetensors", "last.safetensors", "state.json")
 _LOOK_EVERY = 100  # steps between looks at the device's totals
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands; ``kl`` is per sequence, KL / (B C), ``perplexity`` that of the training text so far."""
+    """Where training stands; ``figures`` are the task's of the training data so far, the first one foremost."""
 
     epoch: int
     epochs: int
     step: int
     steps: int
-    words_per_second: float
+    unit: str
+    per_second: float
     seconds_left: float
-    perplexity: float
-    kl: float
+    figures: dict[str, float]
 
 
 class Reporter(Protocol):
@@ -43,56 +44,31 @@ class Reporter(Protocol):
 
 
 class Run:
-    """One training run of a recipe into a folder.
+    """One training run of a task into a folder.
 
     Args:
-        recipe, streams: what to train on what; the streams are already on the device.
+        task: what to train, on its device; it gets its model here.
         seed: of initial weights and all noise.
         folder: where checkpoints and metrics go.
         reporter: told of progress.
         graph: False: no CUDA graph.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        streams: language.Streams,
-        *,
-        seed: int,
-        folder: RunFolder,
-        reporter: Reporter,
-        graph: bool = True,
-    ) -> None:
-        self.recipe, self.streams, self.seed, self.folder, self.reporter = recipe, streams, seed, folder, reporter
-        device = streams.train.device
-        set_precision(recipe.train.precision, device)
+    def __init__(self, task: Task, *, seed: int, folder: RunFolder, reporter: Reporter, graph: bool = True) -> None:
+        self.task, self.recipe, self.seed, self.folder, self.reporter = task, task.recipe, seed, folder, reporter
+        set_precision(self.recipe.train.precision, task.device)
         torch.manual_seed(seed)
         # Built on the CPU, so that a seed means the same initial weights on every device.
-        self.model: nn.Module = language.build(recipe, len(streams.vocabulary)).to(device).train()
-        self.windows = streams.windows
-        self.objective = language.Objective(self.model, recipe, self.windows)
-        self.step = Step(
-            self.model,
-            self.objective,
-            streams.train,
-            state=(recipe.model.layers, recipe.data.batch_size, recipe.model.hidden),
-            window=recipe.data.window,
-            carry_state=recipe.data.carry_state,
-            optimizer=recipe.train.optimizer,
-            clip=recipe.train.clip,
-            eta_clip=recipe.posterior.eta_clip,
-            weight_decay=recipe.train.weight_decay,
-            precision=recipe.train.precision,
-            graph=graph,
-        )
-        self.valid_streams = streams.valid_streams
+        task.attach(task.build(self.recipe, task.files()).to(task.device).train())
+        self.model = task.model
+        self.step = Step(task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph)
         self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
 
     @property
     def best(self) -> dict[str, Any] | None:
-        return min(self.history, key=lambda line: line["valid_perplexity"], default=None)
+        return min(self.history, key=lambda line: line[self.task.metric], default=None)
 
     def resume(self) -> None:
         """Go on from the folder's last checkpoint, as if nothing had happened."""
@@ -114,18 +90,21 @@ class Run:
 
     def train(self) -> None:
         """All epochs that are left."""
-        settings = self.recipe.train
+        settings, metric = self.recipe.train, self.task.metric
         while self.epoch <= settings.epochs and not self._out_of_patience():
             self.step.lr.fill_(settings.lr * settings.decay ** max(0, self.epoch - settings.decay_after))
+            self.step.averaging.fill_(float(settings.average_from is not None and self.epoch >= settings.average_from))
             if self.done == 0:
                 self.step.start_epoch()
+                self.task.start_epoch(self.epoch)
                 self.seconds = 0.0
             self._epoch()
-            line = self._validated()
-            improved = self.best is None or line["valid_perplexity"] < self.best["valid_perplexity"]
-            self.history.append(line)
-            if improved:
-                checkpoint.save(self.folder, "best.safetensors", self._weights(), {"epoch": self.epoch, **line})
+            with self.step.averaged():
+                line = self._validated()
+                improved = self.best is None or line[metric] < self.best[metric]
+                self.history.append(line)
+                if improved:
+                    checkpoint.save(self.folder, "best.safetensors", self._weights(), {"epoch": self.epoch, **line})
             self.epoch, self.done = self.epoch + 1, 0
             self._save()
             self.reporter.epoch(line, settings.epochs)
@@ -135,40 +114,37 @@ class Run:
         return patience is not None and best is not None and self.history[-1]["epoch"] - best["epoch"] >= patience
 
     def _epoch(self) -> None:
-        words = self.recipe.data.batch_size * self.recipe.data.window
-        every = self.recipe.train.save_every
+        steps, epochs, every = self.task.steps, self.recipe.train.epochs, self.recipe.train.save_every
         self.model.train()
         before, started, first = self.seconds, time.perf_counter(), self.done
-        while self.done < self.windows:
+        while self.done < steps:
             self.step()
             self.done += 1
-            if self.done % _LOOK_EVERY == 0 or self.done == self.windows:
+            if self.done % _LOOK_EVERY == 0 or self.done == steps:
                 totals = self._checked_totals()
                 elapsed = time.perf_counter() - started
                 self.seconds = before + elapsed
                 speed = (self.done - first) / max(elapsed, 1e-9)
-                left = (self.recipe.train.epochs - self.epoch) * self.windows + self.windows - self.done
+                left = (epochs - self.epoch) * steps + steps - self.done
                 self.reporter.step(
                     Progress(
                         epoch=self.epoch,
-                        epochs=self.recipe.train.epochs,
+                        epochs=epochs,
                         step=self.done,
-                        steps=self.windows,
-                        words_per_second=speed * words,
+                        steps=steps,
+                        unit=self.task.unit,
+                        per_second=speed * self.task.examples_per_step,
                         seconds_left=left / speed,
-                        perplexity=_exp(totals["nll"] / words),
-                        kl=totals["kl"] / self.objective.sequences,
+                        figures=self.task.training(totals),
                     )
                 )
-            if every and self.done % every == 0 and self.done < self.windows:
+            if every and self.done % every == 0 and self.done < steps:
                 self._checked_totals()
                 self._save()
 
     def _checked_totals(self) -> dict[str, float]:
         totals = self.step.read_totals()
-        words = self.recipe.data.batch_size * self.recipe.data.window
-        limit = 2 * math.log(len(self.streams.vocabulary)) + 2
-        if math.isfinite(totals["loss"]) and totals["nll"] / words < limit:
+        if math.isfinite(totals["loss"]) and totals["nll"] / self.task.examples_per_step < self.task.limit:
             return totals
         what = "is not a number" if not math.isfinite(totals["loss"]) else "diverged"
         kept = (
@@ -180,33 +156,23 @@ class Run:
         )
 
     def _validated(self) -> dict[str, Any]:
-        totals = self.step.read_totals()
-        data, sequences = self.recipe.data, self.objective.sequences
-        words = data.batch_size * data.window
-        valid = self.perplexity(self.valid_streams)
+        task, totals = self.task, self.step.read_totals()
+        with evaluating(self.model):
+            valid = task.validate()
         line = {
             "epoch": self.epoch,
-            "lr": float(self.step.lr),
+            "lr": float(self.step.rate()),
             "loss": totals["loss"],
-            "train_perplexity": _exp(totals["nll"] / words),
-            "kl_per_sequence": totals["kl"] / sequences,
-            "sharpening_per_sequence": totals["sharpening"] / data.batch_size,
+            **task.training(totals),
             "gradient_norm": totals["gradient_norm"],
-            "valid_perplexity": valid,
-            "valid_streams": self.valid_streams.shape[1],
-            "words_per_second": words * self.windows / max(self.seconds, 1e-9),
+            **valid,
+            f"{task.unit}_per_second": task.examples_per_step * task.steps / max(self.seconds, 1e-9),
             "seconds": self.seconds,
         }
-        if not math.isfinite(valid):
-            raise UserError(f"The validation perplexity is {valid} after epoch {self.epoch}; lower train.lr.")
+        if not math.isfinite(line[task.metric]):
+            figure = task.metric.replace("valid_", "validation ").replace("_", " ")
+            raise UserError(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
         return line
-
-    def perplexity(self, stream: Tensor) -> float:
-        """Of the posterior mean; the state as the recipe carries it."""
-        window, carry = self.recipe.data.window, self.recipe.data.carry_state
-        if carry:
-            window = language.evaluation_window(stream, len(self.streams.vocabulary))
-        return language.perplexity(self.model, stream, window=window, carry_state=carry)
 
     def load_best(self) -> dict[str, Any]:
         """Put the best epoch's weights into the model; returns that epoch's line."""
@@ -234,10 +200,6 @@ class Run:
         self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
 
 
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf
-
-
 def set_precision(precision: str, device: torch.device) -> None:
     """How a CUDA device multiplies float32 matrices from here on."""
     if device.type == "cuda":
@@ -246,23 +208,34 @@ def set_precision(precision: str, device: torch.device) -> None:
             torch.backends.cudnn.allow_tf32 = False
 
 
-def config(recipe: Recipe, *, name: str, data: str, seed: int) -> dict[str, Any]:
+def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Iterable[str]) -> dict[str, Any]:
     """What a run folder says about itself, and what must be the same when it is resumed."""
-    return {"program": "bayesrnn", "recipe": name, "data": data, "seed": seed, "settings": asdict(recipe)}
+    about = {"program": "bayesrnn", "recipe": name, "data": data, "seed": seed}
+    return {**about, "files": list(files), "settings": asdict(recipe)}
 
 
 def final_metrics(run: Run) -> dict[str, Any]:
-    """The best epoch's weights on one stream per split: the figures of the tables."""
+    """The task's figures with the best epoch's weights: those of the tables."""
     best = run.load_best()
-    speeds = sorted(line["words_per_second"] for line in run.history)
+    speed = f"{run.task.unit}_per_second"
+    speeds = sorted(line[speed] for line in run.history)
+    with evaluating(run.model):
+        figures = run.task.final()
     return {
         "best_epoch": best["epoch"],
-        "valid_perplexity": run.perplexity(run.streams.valid),
-        "test_perplexity": run.perplexity(run.streams.test),
+        **figures,
         "parameters": sum(p.numel() for p in run.model.parameters()),
-        "words_per_second": speeds[len(speeds) // 2],
+        speed: speeds[len(speeds) // 2],
         "train_seconds": sum(line["seconds"] for line in run.history),
     }
+
+
+def curves(run: Run) -> dict[str, list[float]]:
+    """Every figure of the epochs that is a number with a fraction, the times aside."""
+    first = run.history[0]
+    times = ("seconds", f"{run.task.unit}_per_second")
+    keys = [key for key, value in first.items() if isinstance(value, float) and key not in times]
+    return {key: [line[key] for line in run.history] for key in keys}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

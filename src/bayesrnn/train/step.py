@@ -1,89 +1,77 @@
 """One training step on one device; on CUDA the whole of it is one CUDA graph."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
+from bayesrnn.recipes.schema import Train
+from bayesrnn.tasks.base import Task
 
 _WARM_UP = 3
 TOTALS = ("steps", "loss", "nll", "kl", "sharpening", "gradient_norm")
 
 
 class Step:
-    """Read the next window, run the objective, clip, update, carry the state on.
+    """Read the next batch, run the objective, clip, update, carry the state on.
 
-    Everything a step reads or writes is a tensor with a fixed place: position in the stream, state, learning rate and
+    Everything a step reads or writes is a tensor with a fixed place: position in the epoch, state, learning rate and
     running totals, so that the same code runs eagerly or is recorded once as a CUDA graph and replayed.
 
     Args:
-        model: in train mode; its parameters are updated in place.
-        objective: (x, y, (h, c)) to (loss, terms, (h, c)).
-        stream: (L, B) tokens, on the device.
-        state: shape of h and of c.
-        window: steps T.
-        carry_state: False: every window starts from the zero state.
-        optimizer: "sgd" or "adam".
-        clip: largest global norm of the gradient.
-        eta_clip: the same for the rates of sharpening, ``eta``, on their own: in the first epochs their gradient is
-            so long that together with the others it would leave nothing of those.
-        weight_decay: w -= weight_decay * w at every step, not multiplied by the learning rate (arXiv 1512.05287).
-        precision: "tf32", "fp32" or "bf16"; a CPU computes in float32 whatever is asked for.
+        task: its model is attached, on the device and in train mode; parameters are updated in place.
+        settings: optimiser, clipping, decay, averaging and precision; a CPU computes in float32 whatever is asked for.
+            The schedule over epochs is the caller's: it sets ``lr`` and ``averaging``.
+        eta_clip: the largest global norm of the gradient of the rates of sharpening, ``eta``, on their own: in the
+            first epochs it is so long that together with the others it would leave nothing of those.
         graph: False: eager on CUDA too.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Callable[..., tuple[Tensor, Any, tuple[Tensor, Tensor]]],
-        stream: Tensor,
-        *,
-        state: tuple[int, int, int],
-        window: int,
-        carry_state: bool = True,
-        optimizer: str = "sgd",
-        clip: float = 5.0,
-        eta_clip: float = 0.1,
-        weight_decay: float = 0.0,
-        precision: str = "tf32",
-        graph: bool = True,
-    ) -> None:
-        self.model, self.objective, self.stream = model, objective, stream
-        self.clip, self.eta_clip, self.weight_decay, self.carry_state = clip, eta_clip, weight_decay, carry_state
-        self.window, self.batch = window, stream.shape[1]
-        device = stream.device
+    def __init__(self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True) -> None:
+        self.task, self.model, self.settings, self.eta_clip = task, task.model, settings, eta_clip
+        device = task.device
         self.device = device
         self.on_cuda = device.type == "cuda"
-        self.bf16 = precision == "bf16" and self.on_cuda
-        named = dict(model.named_parameters())
-        self.etas: list[Tensor] = [p for n, p in named.items() if n.startswith("eta.")]
-        self.params: list[Tensor] = [p for n, p in named.items() if not n.startswith("eta.")]
-        self.rows = torch.arange(window + 1, device=device)
-        self.offset = torch.zeros((), dtype=torch.long, device=device)
-        self.h, self.c = torch.zeros(state, device=device), torch.zeros(state, device=device)
+        self.bf16 = settings.precision == "bf16" and self.on_cuda
+        rates = {id(p) for m in self.model.modules() if isinstance(m, PosteriorSharpening) for p in m.eta.parameters()}
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.etas: list[Tensor] = [p for p in trained if id(p) in rates]
+        self.params: list[Tensor] = [p for p in trained if id(p) not in rates]
+        both = self.params + self.etas
+        self.position = torch.zeros((), dtype=torch.long, device=device)
+        self.state = task.state()
         self.lr = torch.ones((), device=device)
+        self.averaging = torch.zeros((), device=device)
         self.totals = torch.zeros(len(TOTALS), dtype=torch.float64, device=device)
         self.moments: dict[str, list[Tensor]] = {}
-        if optimizer == "adam":
-            both = self.params + self.etas
-            self.moments = {k: [torch.zeros_like(p, requires_grad=False) for p in both] for k in ("first", "second")}
+        if settings.optimizer == "adam":
+            self.moments = {k: _zeros(both) for k in ("first", "second")}
             self.moments["count"] = [torch.zeros((), device=device)]
+        elif settings.momentum:
+            self.moments["velocity"] = _zeros(both)
+        if settings.inverse_gamma:
+            self.moments["iteration"] = [torch.zeros((), dtype=torch.float64, device=device)]
+        if settings.average_from is not None:
+            self.moments["average"] = _zeros(both)
+            self.moments["averaged"] = [torch.zeros((), device=device)]
         self.graph: Any = None
         self.reason = "not a CUDA device" if not self.on_cuda else "" if graph else "switched off"
         if self.on_cuda and graph:
             self._record()
 
     def __call__(self) -> None:
-        """One window on."""
+        """One batch on."""
         if self.graph is not None:
             self.graph.replay()
         else:
             self._work()
 
     def start_epoch(self) -> None:
-        """Back to the beginning of the streams, with a zero state and empty totals."""
-        for tensor in (self.offset, self.h, self.c, self.totals):
+        """Back to the first batch, with a zero state and empty totals."""
+        for tensor in (self.position, *self.state, self.totals):
             tensor.zero_()
 
     def read_totals(self) -> dict[str, float]:
@@ -92,31 +80,61 @@ class Step:
         steps = max(values["steps"], 1.0)
         return {key: value if key == "steps" else value / steps for key, value in values.items()}
 
+    def rate(self) -> Tensor:
+        """The learning rate of the next step."""
+        if not self.settings.inverse_gamma:
+            return self.lr
+        (iteration,) = self.moments["iteration"]
+        factor = (1 + self.settings.inverse_gamma * iteration) ** -self.settings.inverse_power
+        return self.lr * factor.to(self.lr.dtype)
+
     def tensors(self) -> dict[str, Tensor]:
         """All that the next step depends on, the model aside, by name. Loading is copying into these."""
-        own = {"offset": self.offset, "h": self.h, "c": self.c, "totals": self.totals}
-        moments = {f"{k}.{i}": t for k, ts in self.moments.items() for i, t in enumerate(ts)}
-        return {**own, **moments}
+        own = {"position": self.position, "totals": self.totals}
+        own |= {f"state.{i}": t for i, t in enumerate(self.state)}
+        own |= {f"{k}.{i}": t for k, ts in self.moments.items() for i, t in enumerate(ts)}
+        return own | {f"task.{k}": t for k, t in self.task.tensors().items()}
+
+    @property
+    def has_average(self) -> bool:
+        """Whether any step has been averaged over. Waits for the device."""
+        return "averaged" in self.moments and float(self.moments["averaged"][0]) > 0
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights are in the model inside the block, if there are any."""
+        if not self.has_average:
+            yield
+            return
+        both = self.params + self.etas
+        kept = [p.detach().clone() for p in both]
+        with torch.no_grad():
+            torch._foreach_copy_(both, self.moments["average"])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(both, kept)
 
     def _work(self) -> None:
-        tokens = self.stream.index_select(0, self.offset + self.rows)
+        batch = self.task.batch(self.position)
         with self._precision():
-            loss, terms, (h, c) = self.objective(tokens[:-1], tokens[1:], (self.h, self.c))
+            loss, terms, after = self.task.objective(batch, self.state)
         both = self.params + self.etas
         found = torch.autograd.grad(loss, both, allow_unused=True)
         with torch.no_grad():
             gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(both, found, strict=True)]
             main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
-            main, norm = _clipped(main, self.clip)
+            main, norm = _clipped(main, self.settings.clip)
             if extra:
                 # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
-                extra, _ = _clipped(list(torch._foreach_div(extra, float(self.batch))), self.eta_clip)
-                torch._foreach_div_(extra, float(self.batch))
+                rows = float(self.task.batch_size)
+                extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
+                torch._foreach_div_(extra, rows)
             self._update(both, main + extra)
-            if self.carry_state:
-                self.h.copy_(h)
-                self.c.copy_(c)
-            self.offset.add_(self.window)
+            for own, new in zip(self.state, after, strict=True):
+                own.copy_(new)
+            self.position.add_(1)
             parts = (loss, terms.nll, terms.kl, terms.sharpening, norm)
             self.totals.add_(torch.stack([torch.ones_like(self.totals[0]), *(p.detach().double() for p in parts)]))
 
@@ -125,12 +143,35 @@ class Step:
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
 
     def _update(self, params: list[Tensor], gradients: list[Tensor]) -> None:
-        if self.moments:
+        settings = self.settings
+        if settings.l2:
+            torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=settings.l2)
+        if "first" in self.moments:
             gradients = self._adam(gradients)
-        torch._foreach_mul_(gradients, self.lr)
-        if self.weight_decay:
-            torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=self.weight_decay)
+        elif "velocity" in self.moments:
+            velocity = self.moments["velocity"]
+            torch._foreach_mul_(velocity, settings.momentum)
+            torch._foreach_add_(velocity, gradients)
+            torch._foreach_copy_(gradients, velocity)
+        torch._foreach_mul_(gradients, self.rate())
+        if settings.weight_decay:
+            torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=settings.weight_decay)
         torch._foreach_sub_(params, gradients)
+        if settings.inverse_gamma:
+            self.moments["iteration"][0].add_(1)
+        if "average" in self.moments:
+            self._average(params)
+
+    def _average(self, params: list[Tensor]) -> None:
+        """The n-th averaged step counts 1 / n, or 1 - decay once that is more; 0 while averaging has not begun."""
+        (count,) = self.moments["averaged"]
+        count.add_(self.averaging)
+        share = self.averaging / count.clamp_min(1.0)
+        if self.settings.average_decay is not None:
+            share = torch.maximum(share, self.averaging * (1 - self.settings.average_decay))
+        difference = torch._foreach_sub(params, self.moments["average"])
+        torch._foreach_mul_(difference, share)
+        torch._foreach_add_(self.moments["average"], difference)
 
     def _adam(self, gradients: list[Tensor], beta1: float = 0.9, beta2: float = 0.999) -> list[Tensor]:
         (count,) = self.moments["count"]
@@ -162,6 +203,7 @@ class Step:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     self._work()
+                    self.position.zero_()  # an epoch may have fewer steps than these
             torch.cuda.synchronize(self.device)
             with torch.cuda.graph(graph, stream=stream):
                 self._work()
@@ -176,7 +218,12 @@ class Step:
         torch.set_rng_state(cpu_rng)
 
 
-def _clipped(gradients: list[Tensor], clip: float) -> tuple[list[Tensor], Tensor]:
+def _zeros(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t, requires_grad=False) for t in tensors]
+
+
+def _clipped(gradients: list[Tensor], clip: float | None) -> tuple[list[Tensor], Tensor]:
     """New tensors: autograd may hand out one and the same for two parameters that are only added up."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    return list(torch._foreach_mul(gradients, (clip / (norm + 1e-6)).clamp(max=1.0))), norm
+    factor = torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
+    return list(torch._foreach_mul(gradients, factor)), norm

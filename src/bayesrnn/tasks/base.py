@@ -1,0 +1,355 @@
+"""What the engine trains: the interface of a task, and helpers for writing one.
+
+A task joins data, model, likelihood and measures. It is a subclass of :class:`Task`, found by its name in
+:data:`TASKS`; a recipe selects it with ``task: NAME``. What happens in a run:
+
+    bayesrnn train RECIPE     task = task_class(recipe.task)(recipe, data, device)    reads the data; moves it once
+                              torch.manual_seed(seed)
+                              task.attach(task.build(recipe, task.files()).to(device))
+                              every epoch: task.start_epoch(epoch), then task.steps times:
+                                  batch = task.batch(position)                        on CUDA these lines are
+                                  loss, terms, state = task.objective(batch, state)   recorded once, as one graph
+                                  clip, update, copy the state, add up the terms
+                              after every epoch: task.validate()
+                              at the end, with the best weights: task.final()
+    bayesrnn evaluate RUN     the same task with the best weights: task.evaluate(**options)
+
+Clipping, optimisers, schedules, weight averaging, checkpoints, resuming, precision, CUDA graphs, speed, progress, the
+run folder and the record are the engine's; a task has none of it.
+
+Three rules make one step one CUDA graph. They hold for ``batch`` and ``objective``, and cost nothing elsewhere:
+
+1. The data lies on the device before training; a step selects from it by a position *tensor* (``index_select``).
+2. All shapes are the same at every step.
+3. No value is read back (no ``float(tensor)``, ``.item()``, ``if tensor``); randomness is torch's global generator.
+
+A task with minibatches of independent examples gets 1 and 2 from :class:`Minibatches`.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.recipes.schema import Posterior, Recipe, Sections
+
+if TYPE_CHECKING:
+    from bayesrnn.elbo import Terms
+    from bayesrnn.likelihoods import Likelihood
+
+Files = Mapping[str, bytes]
+Say = Callable[[str], None]
+State = tuple[Tensor, ...]
+
+
+class Task:
+    """One task on one data set, for one recipe. Members without a default here must be given.
+
+    Args of the constructor (the engine calls it with exactly these):
+        recipe: the settings; ``recipe.model``, ``.data``, ``.evaluate`` and ``.paper`` are this task's own sections.
+        data: what ``--data`` said; None: not given. Raise :class:`UserError` if the task has no data of its own.
+        device: where all tensors go.
+
+    A constructor that finds the data wanting raises :class:`UserError`; nothing has been written by then.
+    """
+
+    sections: ClassVar[Sections]
+    """The recipe's sections that are this task's own: frozen dataclasses, every field with a default."""
+    metric: ClassVar[str]
+    """Which figure of :meth:`validate` says which epoch is best; lower is better. Such as ``valid_rmse``."""
+    unit: ClassVar[str] = "examples"
+    """What ``examples_per_step`` counts: words, images, windows. Speeds are recorded as ``{unit}_per_second``."""
+    source: ClassVar[str] = "data"
+    """What a user calls the data, for messages: text, reviews, images, series."""
+    default_data: ClassVar[str] = ""
+    """The name of the data that ``data=None`` means, for the record; empty: there is none."""
+    paper_figures: ClassVar[Mapping[str, str]] = {}
+    """Fields of ``sections.paper`` to the record's metric that each is to be compared with."""
+
+    model: nn.Module
+    steps: int
+    """Steps per epoch."""
+    batch_size: int
+    """Sequences, images, … in a step: the rows of a batch."""
+    examples_per_step: int
+    """Targets in a step; for a language model words, batch_size * window. ``terms.nll`` is a sum over these."""
+    limit: float = math.inf
+    """-log p per target, as a mean over an epoch so far, above which the run is given up as diverged."""
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        """The model with its initial weights from torch's global generator, on the CPU.
+
+        It must follow from the recipe and the run's :meth:`files` alone: a finished run is opened without its data.
+        """
+        raise NotImplementedError
+
+    def attach(self, model: nn.Module) -> None:
+        """Take the model, which is on the device. Override (and call this) to make what needs it, such as a Bound."""
+        self.model = model
+
+    def files(self) -> dict[str, bytes]:
+        """What the data decides about the model and its meaning (a vocabulary, a scale), by file name.
+
+        Written to the run folder at the start; a run is resumed and evaluated only where they are the same.
+        """
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold besides model, optimiser and state, by name; loading copies into these."""
+        return {}
+
+    def state(self) -> State:
+        """What one step hands to the next, as it is at the start of an epoch: zeros. Carried by the engine."""
+        return ()
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called before the first step of each epoch (from 1); a resumed epoch is not started again."""
+
+    def batch(self, position: Tensor) -> Any:
+        """The batch of a step of this epoch; ``position`` is its number from 0, a long scalar on the device."""
+        raise NotImplementedError
+
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+        """The loss to minimise, its terms as unscaled sums (they are only reported), and the next state."""
+        raise NotImplementedError
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Figures of the training data for metrics.jsonl, from means per step of loss, nll, kl and sharpening.
+
+        The first is shown while training.
+        """
+        return {"train_nll": totals["nll"] / self.examples_per_step, "kl": totals["kl"]}
+
+    def validate(self) -> dict[str, Any]:
+        """Figures after an epoch, :attr:`metric` among them; the model is in eval mode. More keys are more curves.
+
+        Draws take a seed of their own (``br.predict(..., seed=)``), so that measuring more does not change training.
+        """
+        raise NotImplementedError
+
+    def final(self) -> dict[str, Any]:
+        """Figures of the finished run for its record, with the best weights, in eval mode."""
+        return self.validate()
+
+    def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
+        """What ``bayesrnn evaluate`` measures, with the best weights, in eval mode.
+
+        Keyword parameters are the command's options: ``beam: int = 3`` is ``--beam 3``, a bool a flag; int, float, bool
+        and str, each with a default, may be used. ``samples`` (None: the recipe's), ``seed`` and ``say``, which is told
+        of progress, are passed to every task.
+        """
+        return self.final()
+
+    def describe(self) -> str:
+        """One line on the data, said at the start."""
+        return f"{self.steps:,} steps of {self.examples_per_step:,} {self.unit} per epoch on {self.device}."
+
+    def about(self) -> dict[str, Any]:
+        """More keys for the record: what the data is made of."""
+        return {}
+
+
+TASKS: dict[str, str | type[Task]] = {
+    "language": "bayesrnn.tasks.language:Language",
+    "sentiment": "bayesrnn.tasks.sentiment:Sentiment",
+    "digits": "bayesrnn.tasks.digits:Digits",
+    "captioning": "bayesrnn.tasks.captioning:Captioning",
+    "forecast": "bayesrnn.tasks.forecast:Forecast",
+}
+"""Names to classes, or to ``module:class``, imported when asked for. ``TASKS["mine"] = Mine`` adds one; so does an
+entry point of the group ``bayesrnn.tasks`` in any installed package."""
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of this name."""
+    found = TASKS.get(name)
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        cls: type[Task] = getattr(importlib.import_module(module), attribute)
+        return cls
+    if found is not None:
+        return found
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="bayesrnn.tasks", name=name):
+        loaded: type[Task] = entry.load()
+        return loaded
+    raise UserError(f"There is no task {name}; there are {', '.join(TASKS)}.")
+
+
+class Minibatches:
+    """Batches of independent examples in an order that is new in every epoch, by position, for :meth:`Task.batch`.
+
+    Args:
+        tensors: the training data on the device, one example per entry of the first dimension.
+        batch_size: examples per batch.
+        last: of an epoch's last, partial batch: "drop" it, or "wrap": fill it with the first examples of the order.
+
+    Example::
+
+        self.minibatches = Minibatches(images, labels, batch_size=64)
+        self.steps = self.minibatches.steps
+        start_epoch: self.minibatches.shuffle()        tensors: return self.minibatches.tensors()
+        batch: return self.minibatches(position)       -> (images (64, …), labels (64,))
+    """
+
+    def __init__(self, *tensors: Tensor, batch_size: int, last: str = "drop") -> None:
+        self.data, self.count, self.batch_size = tensors, len(tensors[0]), batch_size
+        if any(len(t) != self.count for t in tensors):
+            raise ValueError(f"tensors have different numbers of examples: {[len(t) for t in tensors]}")
+        if last not in ("drop", "wrap"):
+            raise ValueError(f"last must be drop or wrap, got {last!r}")
+        self.steps = self.count // batch_size if last == "drop" else math.ceil(self.count / batch_size)
+        if self.steps == 0:
+            raise UserError(
+                f"There are {self.count} examples to train on, fewer than one batch of {batch_size}; "
+                "use more data or a smaller data.batch_size."
+            )
+        self.order = torch.zeros(self.steps, batch_size, dtype=torch.long, device=tensors[0].device)
+        self._fill(torch.arange(self.count))
+
+    def _fill(self, order: Tensor) -> None:
+        size = self.steps * self.batch_size
+        self.order.copy_(order.repeat(math.ceil(size / self.count))[:size].view(self.order.shape))
+
+    def shuffle(self) -> None:
+        """A new order, from torch's global CPU generator: the same for a seed on every device."""
+        self._fill(torch.randperm(self.count))
+
+    def __call__(self, position: Tensor) -> tuple[Tensor, ...]:
+        rows = self.order.index_select(0, position.reshape(1))[0]
+        return tuple(t.index_select(0, rows) for t in self.data)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What :meth:`Task.tensors` must return for a run to be resumed exactly."""
+        return {"order": self.order}
+
+
+def posterior(
+    plain: nn.Module,
+    settings: Posterior,
+    *,
+    recurrent: str | None = None,
+    exclude: str | list[str] | None = None,
+) -> nn.Module:
+    """The module with the posterior that a recipe's section asks for; of kind "none" the module itself.
+
+    Args:
+        recurrent: name pattern of the weights that start with the sigmas of ``lstm_low`` and ``lstm_high``; all others
+            start between ``other_low`` and ``other_high``, in units of the prior's standard deviation.
+        exclude: name patterns of parameters that stay ordinary.
+    """
+    import bayesrnn as br
+
+    if settings.kind == "none":
+        return plain
+    prior: Any
+    if settings.prior == "normal":
+        prior = br.Normal(math.exp(settings.log_sigma1))
+    else:
+        prior = br.ScaleMixture(
+            settings.pi, math.exp(settings.log_sigma1), math.exp(settings.log_sigma2), group=settings.group
+        )
+    spread = {"*": (prior.sigma * settings.other_low, prior.sigma * settings.other_high)}
+    if recurrent is not None:
+        spread = {recurrent: (prior.sigma * settings.lstm_low, prior.sigma * settings.lstm_high), **spread}
+    q = br.BayesByBackprop(plain, prior=prior, init_sigma=spread, exclude=exclude)
+    if settings.kind == "bayes_by_backprop":
+        return q
+    return br.PosteriorSharpening(q, settings.sigma0, init_eta=settings.init_eta)
+
+
+class Bound:
+    """The loss of a batch, per target, for every kind of posterior; the scaling of the KL is :class:`bayesrnn.ELBO`'s.
+
+    Of kind "none" there is no KL (a dropout recipe writes it as ``l2`` or ``weight_decay``): the loss is nll / targets.
+
+    Args:
+        model: the model, as :func:`posterior` made it.
+        likelihood: ``br.Categorical()``, ``br.Gaussian()``, or anything with ``nll`` and ``count``. One with parameters
+            of its own must be part of the model, or they are not trained.
+        kind: ``recipe.posterior.kind``.
+        num_data: targets in the whole training set.
+
+    Example::
+
+        terms, logits = self.bound(lambda: self.model(images), labels)
+        return terms.loss, terms, ()
+    """
+
+    def __init__(self, model: nn.Module, likelihood: "Likelihood", *, kind: str, num_data: int) -> None:
+        import bayesrnn as br
+
+        self.model, self.likelihood, self.kind = model, likelihood, kind
+        self.elbo = br.ELBO(model, likelihood, num_data=num_data, check_finite=False)
+
+    def __call__(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
+        """Terms and the output, the result of ``run``: what the likelihood takes, or a tuple that begins with it."""
+        if self.kind == "sharpened":
+            return self._sharpened(run, target)
+        output = run()
+        if self.kind == "none":
+            from bayesrnn.elbo import Terms
+
+            nll = self.likelihood.nll(_first(output), target)
+            zero = torch.zeros_like(nll)
+            return Terms(loss=nll / self.likelihood.count(target), nll=nll, kl=zero, sharpening=zero), output
+        return self.elbo(output, target), output
+
+    def _sharpened(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
+        from bayesrnn import draws
+
+        model: Any = self.model
+        with (
+            draws.bind(model, HeldNoise()),
+            model.sharpen(lambda: self.likelihood.nll(_first(run()), target)),
+        ):
+            output = run()
+            return self.elbo(output, target), output
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+class HeldNoise:
+    """One draw for both passes of sharpening, from torch's global generator, which a CUDA graph can carry."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def _once(self, key: str, make: Any) -> Any:
+        if key not in self._held:
+            self._held[key] = make()
+        return self._held[key]
+
+    def units(self, key: str, noise: Any, shape: Any, like: Tensor, *, rows: int, shared: bool = False) -> Tensor:
+        held: Tensor = self._once(key, lambda: noise.sample(shape if shared else (rows, *shape), like))
+        return held
+
+    def steps(self, key: str, noise: Any, shape: Any, like: Tensor, *, batch_dim: int | None) -> Tensor:
+        sampled: Tensor = noise.sample(shape, like)
+        return sampled
+
+    def weights(self, key: str, make: Any, device: torch.device) -> Any:
+        return self._once(key, lambda: make(None))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block, without gradients of the caller's making; the mode as it was afterwards."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
