@@ -30,6 +30,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -72,6 +73,8 @@ class Task:
     """Fields of ``sections.paper`` to the record's metric that each is to be compared with."""
 
     model: nn.Module
+    folder: Path | None = None
+    """The run's folder where a run is evaluated, for what is neither a figure nor weights; None while it is trained."""
     steps: int
     """Steps per epoch."""
     batch_size: int
@@ -144,8 +147,9 @@ class Task:
         """What ``bayesrnn evaluate`` measures, with the best weights, in eval mode.
 
         Keyword parameters are the command's options: ``beam: int = 3`` is ``--beam 3``, a bool a flag; int, float, bool
-        and str, each with a default, may be used. ``samples`` (None: the recipe's), ``seed`` and ``say``, which is told
-        of progress, are passed to every task.
+        and str (or None), each with a default, may be used. An option that was not given is not passed, ``say``, which
+        is told of progress, always. ``samples=None`` means the recipe's. Lists and dicts among the figures are written
+        but not shown.
         """
         return self.final()
 

@@ -31,6 +31,7 @@ class Trained:
         source = data or self.config["data"]
         task = cls(self.recipe, None if source == cls.default_data else source, device)
         check_files(task, self.files, advice=f"name the {task.source} it was trained on with --data")
+        task.folder = self.path
         task.attach(self.model)
         return task
 
