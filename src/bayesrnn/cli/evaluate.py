@@ -1,60 +1,132 @@
-"""``bayesrnn evaluate``: perplexities, uncertainty and calibration of a trained run."""
+"""``bayesrnn evaluate``: what a trained run comes to, measured as its task does."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bayesrnn.cli.errors import one_line
 
+if TYPE_CHECKING:
+    from bayesrnn.tasks.base import Task
+
+_LANGUAGE = "Of language models"
+
 
 @one_line
 def command(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="A run folder; it comes before options of other tasks.")],
     samples: Annotated[int | None, typer.Option(min=0, help="Draws to average over. Default: the recipe's.")] = None,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Also learn on while being tested.")] = False,
-    reversed_text: Annotated[bool, typer.Option("--reversed", help="Also the entropy on reversed text.")] = False,
-    data: Annotated[str | None, typer.Option(help="The text, where it has moved since.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data, where it has moved since.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
-    dynamic_lr: Annotated[float | None, typer.Option(help="Step size of --dynamic. Default: the recipe's.")] = None,
-    dynamic_rule: Annotated[str, typer.Option(help="sgd, or rms (Krause et al.).")] = "sgd",
-    dynamic_decay: Annotated[float, typer.Option(min=0.0, help="Pull back to the trained weights.")] = 0.0,
-    drop_words: Annotated[bool, typer.Option("--drop-words", help="Keep word dropout on in draws.")] = False,
-    entropy_samples: Annotated[int, typer.Option(min=0, help="Draws for the entropy gap.")] = 10,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="Also learn on while being tested.", rich_help_panel=_LANGUAGE)
+    ] = False,
+    reversed_text: Annotated[
+        bool, typer.Option("--reversed", help="Also the entropy on reversed text.", rich_help_panel=_LANGUAGE)
+    ] = False,
+    dynamic_lr: Annotated[
+        float | None,
+        typer.Option(help="Step size of --dynamic. Default: the recipe's.", rich_help_panel=_LANGUAGE),
+    ] = None,
+    dynamic_rule: Annotated[str, typer.Option(help="sgd, or rms (Krause et al.).", rich_help_panel=_LANGUAGE)] = "sgd",
+    dynamic_decay: Annotated[
+        float, typer.Option(min=0.0, help="Pull back to the trained weights.", rich_help_panel=_LANGUAGE)
+    ] = 0.0,
+    drop_words: Annotated[
+        bool, typer.Option("--drop-words", help="Keep word dropout on in draws.", rich_help_panel=_LANGUAGE)
+    ] = False,
+    entropy_samples: Annotated[
+        int, typer.Option(min=0, help="Draws for the entropy gap.", rich_help_panel=_LANGUAGE)
+    ] = 10,
 ) -> None:
-    """Measure a run's best weights; writes evaluation.json and adds the figures to record.json."""
+    """Measure a run's best weights; writes evaluation.json and adds the figures to record.json.
+
+    Runs of other tasks may have further options; one that a task does not know is refused with a list of those it does.
+    """
     from bayesrnn.cli.console import plain_console
-    from bayesrnn.errors import UserError
     from bayesrnn.report.tables import Column, rich_table
-    from bayesrnn.tasks.evaluation import evaluate
+    from bayesrnn.tasks.base import task_class
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
 
-    if dynamic_rule not in ("sgd", "rms"):
-        raise UserError(f"There is no rule {dynamic_rule}; choose sgd or rms.")
     console = plain_console()
     where = device_of(device)
     trained = open_run(run, where)
+    options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
-    metrics = evaluate(
-        trained,
-        trained.streams(data, where),
-        samples=trained.recipe.evaluate.samples if samples is None else samples,
-        dynamic=dynamic,
-        reversed_text=reversed_text,
-        dynamic_lr=dynamic_lr,
-        dynamic_rule=dynamic_rule,
-        dynamic_decay=dynamic_decay,
-        drop_words=drop_words,
-        entropy_samples=entropy_samples,
-        seed=seed,
-        say=lambda text: console.print(text, style="dim"),
-    )
+    task = trained.task(data, where)
+    metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     record(run, metrics)
-    rows = [{"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list)]
+    rows = [
+        {"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list | dict)
+    ]
     console.print(rich_table(rows, (Column("key", "measure"), Column("value", trained.config["recipe"]))))
+
+
+def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str, Any]:
+    """The options that were given, by parameter of the task's ``evaluate``; those it does not have are refused."""
+    import inspect
+
+    from bayesrnn.errors import UserError
+
+    known = {
+        k: p for k, p in inspect.signature(cls.evaluate, eval_str=True).parameters.items() if k not in ("self", "say")
+    }
+    spelled = {p.name: p.opts[0] for p in context.command.params if p.name}
+    given = {
+        key: value
+        for key, value in context.params.items()
+        if key not in ("run", "data", "device") and _explicit(context, key)
+    }
+    words = list(context.args)
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        key = word.removeprefix("--").replace("-", "_")
+        if not word.startswith("--"):
+            raise UserError(f"{word} is too much; one run folder, then options.")
+        if key in known and _kind(known[key]) is bool and not equals:
+            given[key] = True
+        elif key in known:
+            given[key] = _parsed(value if equals else words.pop(0) if words else "", _kind(known[key]), word)
+        else:
+            given[key] = None
+    for key in given:
+        if key not in known:
+            options = ", ".join(spelled.get(k) or f"--{k.replace('_', '-')}" for k in known)
+            option = spelled.get(key) or f"--{key.replace('_', '-')}"
+            raise UserError(f"{option} is no option of {name} runs; they have {options}.")
+    return given
+
+
+def _explicit(context: typer.Context, key: str) -> bool:
+    source = context.get_parameter_source(key)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _kind(parameter: Any) -> Any:
+    import types
+    import typing
+
+    kind = parameter.annotation
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return kind
+
+
+def _parsed(text: str, kind: Any, option: str) -> Any:
+    from bayesrnn.errors import UserError
+
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text]
+        return kind(text)
+    except (ValueError, KeyError):
+        names = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise UserError(f"{option} must be {names[kind]}, got {text!r}.") from None
 
 
 def _shown(value: Any) -> str:

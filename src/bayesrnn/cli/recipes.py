@@ -1,37 +1,47 @@
 """``bayesrnn recipes``: what there is to train, with the papers' figures."""
 
+from typing import Any
+
 from bayesrnn.cli.errors import one_line
+
+_SPLITS = ("train", "valid", "test")
 
 
 @one_line
 def command() -> None:
-    """List the recipes with the papers' perplexities on the Penn Treebank."""
+    """List the recipes, task by task, with the papers' figures."""
     from bayesrnn import recipes
     from bayesrnn.cli.console import plain_console
     from bayesrnn.report.tables import Column, rich_table
+    from bayesrnn.tasks.base import task_class
 
-    rows = []
+    tasks: dict[str, list[dict[str, Any]]] = {}
     for name in recipes.names():
         recipe = recipes.load(name)
         paper = recipe.paper
-        rows.append(
-            {
-                "name": name,
-                "valid": paper.valid,
-                "test": paper.test,
-                "test_mc": paper.test_mc,
-                "test_dynamic": paper.test_dynamic,
-                "source": f"{paper.source}: {paper.row}" if paper.row else paper.source,
-            }
-        )
-    columns = (
-        Column("name", "recipe"),
-        Column("valid", "paper: valid", "{:.1f}"),
-        Column("test", "test", "{:.1f}"),
-        Column("test_mc", "test, MC", "{:.1f}"),
-        Column("test_dynamic", "test, dynamic", "{:.1f}"),
-        Column("source", "source"),
-    )
+        source = f"{paper.source}: {paper.row}" if paper.row else paper.source
+        tasks.setdefault(recipe.task, []).append({"name": name, "figures": vars(paper), "source": source})
     console = plain_console()
-    console.print(rich_table(rows, columns))
+    for task, rows in sorted(tasks.items(), key=lambda item: (item[0] != "language", item[0])):
+        keys = [key for key in rows[0]["figures"] if key.split("_")[0] in _SPLITS]
+        values = {key: [row["figures"][key] for row in rows if row["figures"][key] is not None] for key in keys}
+        columns = [
+            Column("name", "recipe"),
+            *(
+                Column(key, heading(key), "{:.1f}" if min(found) >= 10 else "{:.4g}")
+                for key, found in values.items()
+                if found
+            ),
+            Column("source", "source"),
+        ]
+        measure = task_class(task).metric.removeprefix("valid_").replace("_", " ")
+        flat = [{**row["figures"], **row} for row in rows]
+        console.print(rich_table(flat, columns, title=f"{task}: {measure} in the papers"))
     console.print("Train one: bayesrnn train RECIPE --data FOLDER", soft_wrap=True)
+
+
+def heading(key: str) -> str:
+    """``test_mc`` as "test, MC"."""
+    split, _, rest = key.partition("_")
+    words = " ".join("MC" if word == "mc" else word for word in rest.split("_"))
+    return f"{split}, {words}" if rest else split

@@ -25,7 +25,10 @@ def command(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changed settings, such as train.epochs=2.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Folder with train, valid and test text. Default: Python's own documentation.")
+        str | None,
+        typer.Option(
+            help="Folder of the data; of a language model train, valid and test text (default: Python's docs)."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the run to. Default: runs/RECIPE/SEED.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
@@ -34,7 +37,7 @@ def command(
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     graph: Annotated[bool, typer.Option(help="Record a CUDA step as one graph.")] = True,
 ) -> None:
-    """Train a recipe on any folder of text; writes checkpoints, metrics and the record of the run."""
+    """Train a recipe on data of its task; writes checkpoints, metrics and the record of the run."""
     from bayesrnn.cli.console import plain_console
     from bayesrnn.train.launch import launch
 

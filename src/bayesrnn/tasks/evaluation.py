@@ -35,7 +35,10 @@ def evaluate(
     seed: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Metrics by name, each on one stream with the state carried from word to word, unless the name says otherwise.
+    """Metrics by name, each on one stream, unless the name says otherwise.
+
+    The state is carried from word to word; with ``data.carry_state: false`` it starts from zero in every window, as in
+    training.
 
     Args:
         samples: draws to average over; None or 0: no Monte Carlo.
@@ -46,10 +49,11 @@ def evaluate(
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
     splits = {"valid": streams.valid, "test": streams.test}
+    reset = reset_of(run)
     metrics: dict[str, Any] = {}
     for split, stream in splits.items():
         say(f"posterior mean on {split}")
-        found = scoring.scores(run.model, stream)
+        found = scoring.scores(run.model, stream, reset=reset)
         metrics |= {
             f"{split}_perplexity": found.perplexity,
             f"{split}_calibration_error": found.calibration_error,
@@ -64,7 +68,7 @@ def evaluate(
             for split, stream in splits.items():
                 say(f"{samples} draws on {split}")
                 metrics[f"{split}_perplexity_mc"] = scoring.monte_carlo_perplexity(
-                    run.model, stream, samples=samples, seed=seed
+                    run.model, stream, samples=samples, seed=seed, reset=reset
                 )
     if run.recipe.posterior.kind == "sharpened":
         data = run.recipe.data
@@ -72,12 +76,33 @@ def evaluate(
         for split, stream in splits.items():
             say(f"sharpened bound on {split}")
             parts = batchify(stream[:, 0], min(data.batch_size, len(stream) // (data.window + 1)))
-            metrics[f"{split}_perplexity_bound"] = scoring.sharpened_perplexity(run.model, parts, window=data.window)
+            metrics[f"{split}_perplexity_bound"] = scoring.sharpened_perplexity(
+                run.model, parts, window=data.window, carry_state=data.carry_state
+            )
     if dynamic:
         metrics |= _dynamic(run, streams, dynamic_lr, dynamic_rule, dynamic_decay, say)
     if reversed_text:
         metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
     return metrics
+
+
+def reset_of(run: Trained) -> int | None:
+    """Words after which a run's state starts from zero; None: never."""
+    return None if run.recipe.data.carry_state else run.recipe.data.window
+
+
+class Forgetful(nn.Module):
+    """The posterior mean of a model that returns no state: each call starts from zero."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        from bayesrnn.dynamic import mean_copy
+
+        self.module = mean_copy(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.module(x)[0]
+        return logits
 
 
 def _random(run: Trained) -> bool:
@@ -97,16 +122,17 @@ def _dynamic(
     import bayesrnn as br
 
     lr = run.recipe.evaluate.dynamic_lr if lr is None else lr
-    window = run.recipe.evaluate.dynamic_window
-    scale = None
+    reset, window, model, scale = reset_of(run), run.recipe.evaluate.dynamic_window, run.model, None
+    if reset is not None:
+        window, model = reset, Forgetful(run.model)
     if rule == "rms":
         say("mean squared gradients on train")
-        scale = br.dynamic.mean_squared_gradients(run.model, streams.train[:-1], streams.train[1:], window=window)
+        scale = br.dynamic.mean_squared_gradients(model, streams.train[:-1], streams.train[1:], window=window)
     found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay}
     for split, stream in (("valid", streams.valid), ("test", streams.test)):
         say(f"dynamic evaluation on {split}")
         result = br.dynamic_evaluation(
-            run.model, stream[:-1], stream[1:], lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale
+            model, stream[:-1], stream[1:], lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale
         )
         found[f"{split}_perplexity_dynamic"] = result.perplexity
     return found
@@ -115,13 +141,13 @@ def _dynamic(
 def _reversed(
     run: Trained, test: Tensor, samples: int, drop_words: bool, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    backwards = torch.flip(test, (0,))
+    backwards, reset = torch.flip(test, (0,)), reset_of(run)
     found: dict[str, Any] = {}
     with scoring.word_dropout(run.model, on=drop_words):
         for count in sorted({0, 1, samples} if samples else {0}):
             say(f"reversed text, {count or 'no'} draws")
-            forward = scoring.scores(run.model, test, samples=count, seed=seed)
-            reverse = scoring.scores(run.model, backwards, samples=count, seed=seed)
+            forward = scoring.scores(run.model, test, samples=count, seed=seed, reset=reset)
+            reverse = scoring.scores(run.model, backwards, samples=count, seed=seed, reset=reset)
             name = "entropy_gap_mean" if count == 0 else "entropy_gap" if count == samples else "entropy_gap_1"
             found[name] = reverse.entropy - forward.entropy
             found[f"reversed_{name.replace('_gap', '')}"] = reverse.entropy

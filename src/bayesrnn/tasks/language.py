@@ -338,6 +338,8 @@ class Language(Task):
     ) -> dict[str, Any]:
         from bayesrnn.tasks.evaluation import evaluate
 
+        if dynamic_rule not in ("sgd", "rms"):
+            raise UserError(f"There is no rule {dynamic_rule}; choose sgd or rms.")
         return evaluate(
             self,
             self.streams,

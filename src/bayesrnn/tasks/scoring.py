@@ -38,14 +38,23 @@ def word_dropout(model: nn.Module, on: bool) -> Iterator[None]:
             layer.word_dropout = rate
 
 
+def pieces(stream: Tensor, length: int, reset: int | None) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """(x, y, whether the state starts from zero) of at most ``length`` steps; ``reset``: a zero state every so many."""
+    for start, (x, y) in enumerate(windows(stream, min(reset or length, len(stream) - 1))):
+        parts = zip(x.split(length), y.split(length), strict=True)
+        for part, (inputs, targets) in enumerate(parts):
+            yield inputs, targets, part == 0 and (start == 0 or reset is not None)
+
+
 @torch.no_grad()
 def log_probabilities(
-    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0
+    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, reset: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Window after window of one stream: targets (T,) and log-probabilities (draws, T, V).
 
-    Each draw is held over the whole stream and carries its own state. ``samples=0`` is the posterior mean, as one
-    draw. Draws of unit noise are rows of one batch; draws of weights take turns.
+    Each draw is held over the whole stream and carries its own state; with ``reset`` that starts from zero every so
+    many words. ``samples=0`` is the posterior mean, as one draw. Draws of unit noise are rows of one batch; draws of
+    weights take turns.
     """
     model.eval()
     count = max(samples, 1)
@@ -55,30 +64,32 @@ def log_probabilities(
     if samples and not draws_weights(model):
         state: Any = None
         with draws.draw(model, seed=seed):
-            for x, y in windows(stream, length):
-                logits, state = model(x.expand(-1, count), state)
+            for x, y, fresh in pieces(stream, length, reset):
+                logits, state = model(x.expand(-1, count), None if fresh else state)
                 yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
         return
     held: list[draws.Draw | None] = [draws.Draw(seed * 1_000_003 + k) for k in range(samples)] or [None]
     states: list[Any] = [None] * count
-    for x, y in windows(stream, length):
+    for x, y, fresh in pieces(stream, length, reset):
         outputs = []
         for k, one in enumerate(held):
             with draws.using(model, one):
-                logits, states[k] = model(x, states[k])
+                logits, states[k] = model(x, None if fresh else states[k])
             outputs.append(logits[:, 0].log_softmax(-1))
         yield y[:, 0], torch.stack(outputs)
 
 
 @torch.no_grad()
-def monte_carlo_perplexity(model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0) -> float:
+def monte_carlo_perplexity(
+    model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0, reset: int | None = None
+) -> float:
     """Perplexity of the average of the draws' probabilities."""
     each = 1 if draws_weights(model) else min(_ROWS, samples)
     total: Tensor | None = None
     for start in range(0, samples, each):
         count = min(each, samples - start)
         parts = []
-        for y, logs in log_probabilities(model, stream, samples=count, seed=seed + start):
+        for y, logs in log_probabilities(model, stream, samples=count, seed=seed + start, reset=reset):
             target = logs.gather(-1, y.expand(count, -1).unsqueeze(-1)).squeeze(-1)
             parts.append(target.double().logsumexp(0))
         found = torch.cat(parts)
@@ -98,12 +109,14 @@ class Scores:
     reliability: list[dict[str, float]]
 
 
-def scores(model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, bins: int = 15) -> Scores:
+def scores(
+    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, bins: int = 15, reset: int | None = None
+) -> Scores:
     """Perplexity, mean entropy and mutual information (nats per word) and calibration of the top word."""
     count = torch.zeros(bins, dtype=torch.float64, device=stream.device)
     confidence, right = torch.zeros_like(count), torch.zeros_like(count)
     nll = entropy = expected = 0.0
-    for y, logs in log_probabilities(model, stream, samples=samples, seed=seed):
+    for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset):
         mean = logs.logsumexp(0) - math.log(len(logs))
         nll -= float(mean.gather(-1, y.unsqueeze(-1)).double().sum())
         entropy += float(entropy_of_logs(mean).double().sum())
@@ -133,12 +146,13 @@ def entropy_of_logs(logs: Tensor) -> Tensor:
     return -(logs.exp() * logs.clamp_min(-1e4)).sum(-1)
 
 
-def sharpened_perplexity(model: Any, stream: Tensor, *, window: int) -> float:
+def sharpened_perplexity(model: Any, stream: Tensor, *, window: int, carry_state: bool = True) -> float:
     """The sharpened bound on the perplexity at the posterior mean, the sharpening KL of every window included."""
     likelihood, total, state = Categorical(), 0.0, None
     model.eval()
     for x, y in windows(stream, window):
         with model.sharpen(lambda x=x, y=y, state=state: likelihood.nll(model(x, state)[0], y)), torch.no_grad():
-            logits, state = model(x, state)
+            logits, after = model(x, state)
             total += float(likelihood.nll(logits, y) + model.sharpening_kl())
+        state = after if carry_state else None
     return math.exp(min(total / (stream.numel() - stream.shape[1]), 700.0))
