@@ -34,7 +34,8 @@ def _options(
 app.command("quickstart")(quickstart.command)
 app.command("recipes")(recipes.command)
 app.command("train")(train.command)
-app.command("evaluate")(evaluate.command)
+# Options that are a task's own are read by the command itself.
+app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate.command)
 app.command("predict")(predict.command)
 app.command("prune")(prune.command)
 app.command("reproduce")(reproduce.command)
