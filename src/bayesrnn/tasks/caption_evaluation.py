@@ -1,0 +1,198 @@
+"""What ``bayesrnn evaluate`` does with a captioning run: captions and perplexities first, then BLEU and CIDEr of them.
+
+The first part needs the model, and is quick on a GPU; the second needs pycocoevalcap, and no model. What the first
+finds is kept in the run's ``captions.json``, so the two can be on different machines.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from bayesrnn.data.captions import words
+from bayesrnn.data.text import UNK
+from bayesrnn.errors import UserError
+from bayesrnn.tasks import caption_scores, caption_search, scoring
+from bayesrnn.tasks.base import Say
+from bayesrnn.train.run_folder import write_file
+
+if TYPE_CHECKING:
+    from bayesrnn.tasks.captioning import Captioning
+
+CAPTIONS = "captions.json"
+CHOSEN_BY = "cider"
+"""The validation score that chooses beam and length penalty."""
+_KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
+_SIGNS = ("entropy", "mutual_information", "surprisal")
+
+
+def evaluate(
+    task: "Captioning",
+    *,
+    samples: int,
+    seed: int,
+    beams: Sequence[int],
+    length_penalties: Sequence[float],
+    again: bool,
+    say: Say,
+) -> dict[str, Any]:
+    """Figures by name; those with ``_mc`` are of the average over draws. See :meth:`Captioning.evaluate`."""
+    if min(beams) < 1 or min(length_penalties) < 0:
+        raise UserError("A beam is at least 1, a length penalty at least 0.")
+    samples = samples if task.random else 0
+    asked = {
+        "weights": weights_digest(task.model),
+        "samples": samples,
+        "seed": seed,
+        "max_words": task.recipe.evaluate.max_words,
+        "beams": list(beams),
+        "length_penalties": list(length_penalties),
+    }
+    file = None if task.folder is None else task.folder / CAPTIONS
+    kept = None if again or file is None else _kept(file, asked)
+    if kept is None:
+        kept = {
+            "program": "bayesrnn",
+            **asked,
+            "metrics": _perplexities(task, samples, seed, say),
+            "found": list(_found(task, samples, seed, beams, length_penalties, say)),
+        }
+        if file is not None:
+            write_file(file, json.dumps(kept) + "\n")
+            say(f"Captions are in {file}")
+    else:
+        say(f"Captions are those of {file}")
+    metrics = {"samples": samples, **kept["metrics"]}
+    if not caption_scores.available():
+        say("BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is: captions are kept.")
+        return metrics
+    for suffix, draws in (("", 0), *((("_mc", samples),) if samples else ())):
+        say(f"BLEU and CIDEr, {'posterior mean' if not draws else f'{draws} draws'}")
+        metrics |= _scored(task, [one for one in kept["found"] if one["draws"] == draws], suffix)
+    return metrics
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Of all weights, the same on every machine."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _kept(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the file holds, if it answers what is asked now."""
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(kept, dict) or any(kept.get(key) != value for key, value in asked.items()):
+        return None
+    return kept
+
+
+def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict[str, float]:
+    found = {}
+    for split in ("valid", "test"):
+        say(f"perplexity, {split}")
+        found[f"{split}_perplexity"] = task.perplexity(split)
+        if samples:
+            with scoring.word_dropout(task.model, on=False):
+                found[f"{split}_perplexity_mc"] = task.perplexity(split, samples=samples, seed=seed)
+    return found
+
+
+def _found(
+    task: "Captioning",
+    samples: int,
+    seed: int,
+    beams: Sequence[int],
+    length_penalties: Sequence[float],
+    say: Say,
+) -> Iterator[dict[str, Any]]:
+    """Captions of both splits with every setting, and what the draws say about their words."""
+    for split in ("valid", "test"):
+        for draws in (0, samples) if samples else (0,):
+            for beam in beams:
+                for length_penalty in length_penalties:
+                    say(f"captions, {split}, {draws or 'no'} draws, beam {beam}, length penalty {length_penalty:g}")
+                    about = {"split": split, "draws": draws, "beam": beam, "length_penalty": length_penalty}
+                    yield {**about, "captions": _captions(task, split, draws, samples, seed, beam, length_penalty)}
+
+
+def _captions(
+    task: "Captioning", split: str, draws: int, samples: int, seed: int, beam: int, length_penalty: float
+) -> dict[str, dict[str, Any]]:
+    part, vocabulary = task.splits[split], task.vocabulary
+    with scoring.word_dropout(task.model, on=False):
+        found = caption_search.find_captions(
+            task.model,
+            part.features,
+            end=task.end,
+            vocabulary=len(vocabulary),
+            beam=beam,
+            length_penalty=length_penalty,
+            max_words=task.recipe.evaluate.max_words,
+            banned=vocabulary.encode([UNK]).tolist(),
+            held=caption_search.seeds(draws, seed),
+        )
+        ids = [one.words for one in found]
+        unsure = caption_search.word_uncertainty(
+            task.model, part.features, ids, end=task.end, vocabulary=len(vocabulary), samples=samples, seed=seed
+        )
+    made = {}
+    for name, one, each in zip(part.names, found, unsure, strict=True):
+        made[name] = {
+            "caption": " ".join(vocabulary.decode(one.words)),
+            "surprisal": round(-one.log_probability / len(each), 4),
+            "entropy": round(sum(entropy for _, entropy, _ in each) / len(each), 4),
+            "mutual_information": round(sum(information for _, _, information in each) / len(each), 5),
+        }
+    return made
+
+
+def _scored(task: "Captioning", found: Sequence[dict[str, Any]], suffix: str) -> dict[str, Any]:
+    """Scores with the setting that does best on validation, and those of all settings there."""
+    rows, tests = [], {}
+    for one in found:
+        setting = (one["beam"], one["length_penalty"])
+        if one["split"] == "test":
+            tests[setting] = one
+            continue
+        corpus, _ = _score(task, one)
+        rows.append({"beam": one["beam"], "length_penalty": one["length_penalty"], **corpus, "words": _mean_words(one)})
+    best = max(rows, key=lambda row: row[CHOSEN_BY])
+    test = tests[best["beam"], best["length_penalty"]]
+    corpus, each = _score(task, test)
+    values = {name: best[name] for name in ("beam", "length_penalty")}
+    values |= {f"valid_{name}": best[name] for name in caption_scores.SCORES}
+    values |= {f"test_{name}": value for name, value in corpus.items()}
+    values |= {"test_words": _mean_words(test)}
+    values |= {"decoding": rows, "selective": _selective(test["captions"], each)}
+    return {f"{name}{suffix}": value for name, value in values.items()}
+
+
+def _score(task: "Captioning", one: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    captions = {name: words(about["caption"]) for name, about in one["captions"].items()}
+    return caption_scores.scores(captions, task.references.split(one["split"]))
+
+
+def _mean_words(one: dict[str, Any]) -> float:
+    captions = [about["caption"].split() for about in one["captions"].values()]
+    return sum(map(len, captions)) / len(captions)
+
+
+def _selective(captions: Mapping[str, Mapping[str, Any]], cider: Mapping[str, float]) -> dict[str, list[list[float]]]:
+    """For each sign of doubt, [share of captions kept, mean CIDEr of these], the least doubtful kept first."""
+    found: dict[str, list[list[float]]] = {}
+    for sign in _SIGNS:
+        order = sorted(captions, key=lambda name: (captions[name][sign], name))
+        found[sign] = []
+        for share in _KEPT:
+            kept = order[: max(1, round(share * len(order)))]
+            found[sign].append([share, sum(cider[name] for name in kept) / len(kept)])
+    return found
