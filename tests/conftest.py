@@ -1,4 +1,5 @@
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -18,3 +19,82 @@ def text_folder(tmp_path_factory):
             text.append(" ".join(sentence))
         (folder / f"{split}.txt").write_text("\n".join(text) + "\n")
     return folder
+
+
+@pytest.fixture
+def line_recipe(tmp_path, monkeypatch):
+    """The path of a recipe of a task of its own, "line": a network of one hidden layer learns y = x0 - 2 x1."""
+    import torch
+    from torch import nn
+
+    import bayesrnn as br
+    from bayesrnn.recipes.schema import Sections, positive, rate
+    from bayesrnn.tasks.base import TASKS, Bound, Minibatches, Task, posterior
+
+    @dataclass(frozen=True)
+    class Model:
+        hidden: int = positive(5)
+        dropout: float = rate()
+
+    @dataclass(frozen=True)
+    class Data:
+        examples: int = positive(50)
+        batch_size: int = positive(8)
+
+    class Line(Task):
+        sections = Sections(model=Model, data=Data)
+        metric = "valid_rmse"
+        unit = "points"
+        default_data = "made up"
+
+        def __init__(self, recipe, data, device):
+            super().__init__(recipe, data, device)
+            x = torch.randn(recipe.data.examples + 30, 2, generator=torch.Generator().manual_seed(0)).to(device)
+            y = x[:, :1] - 2 * x[:, 1:]
+            self.minibatches = Minibatches(x[30:], y[30:], batch_size=recipe.data.batch_size, last="wrap")
+            self.valid = x[:30], y[:30]
+            self.steps = self.minibatches.steps
+            self.batch_size = self.examples_per_step = recipe.data.batch_size
+
+        @staticmethod
+        def build(recipe, files):
+            m = recipe.model
+            plain = nn.Sequential(nn.Linear(2, m.hidden), nn.Tanh(), nn.Dropout(m.dropout), nn.Linear(m.hidden, 1))
+            return posterior(plain, recipe.posterior)
+
+        def attach(self, model):
+            super().attach(model)
+            likelihood = br.Gaussian(0.1, learn=False)
+            self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.minibatches.count)
+
+        def files(self):
+            return {"scale.txt": b"1\n"}
+
+        def tensors(self):
+            return self.minibatches.tensors()
+
+        def start_epoch(self, epoch):
+            self.minibatches.shuffle()
+
+        def batch(self, position):
+            return self.minibatches(position)
+
+        def objective(self, batch, state):
+            x, y = batch
+            terms, _ = self.bound(lambda: self.model(x), y)
+            return terms.loss, terms, state
+
+        def validate(self):
+            x, y = self.valid
+            with torch.no_grad():
+                return {"valid_rmse": float((self.model(x) - y).square().mean().sqrt())}
+
+        def evaluate(
+            self, *, samples=None, seed=1, say=print, beam: int = 3, note: str | None = None, fast: bool = False
+        ):
+            return {**self.validate(), "beam": beam, "note": note, "fast": fast}
+
+    monkeypatch.setitem(TASKS, "line", Line)
+    path = tmp_path / "line.yaml"
+    path.write_text("task: line\ntrain: {epochs: 3, lr: 0.001, clip: 5.0}\n")
+    return str(path)

@@ -1,21 +1,30 @@
+import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pytest
 import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.recipes import flatten, from_dict, load, names, override
+from bayesrnn.recipes import flatten, from_dict, load, names, override, schema
 from bayesrnn.tasks import language
 
 TINY = ["model.hidden=4", "data.batch_size=2", "data.window=3"]
+LANGUAGE = [name for name in names() if load(name).task == "language"]
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_recipe_opens_with_its_command_and_runs(name):
+def test_every_recipe_opens_with_its_command(name):
     text = (recipes._FOLDER / f"{name}.yaml").read_text("utf-8")
-    assert text.startswith(f"# bayesrnn train {name} --data ")
+    assert text.startswith(f"# bayesrnn train {name} ")
+    assert name not in LANGUAGE or text.startswith(f"# bayesrnn train {name} --data ")
+    recipe = load(name)
+    assert from_dict(json.loads(json.dumps(asdict(recipe))), where="copy") == recipe
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_every_language_recipe_runs(name):
     recipe = override(load(name), TINY)
     torch.manual_seed(0)
     model = language.build(recipe, 7).train()
@@ -29,7 +38,7 @@ def test_every_recipe_opens_with_its_command_and_runs(name):
     torch.testing.assert_close(loss, expected)
 
 
-@pytest.mark.parametrize("name", [n for n in names() if load(n).table])
+@pytest.mark.parametrize("name", [n for n in LANGUAGE if load(n).table])
 def test_rows_of_the_tables_have_their_figures(name):
     recipe = load(name)
     assert recipe.paper.valid
@@ -66,6 +75,11 @@ def test_published_settings_of_the_bayesian_row():
         ("pi=1.5", "below 1"),
         ("precision=fp8", "must be one of tf32, fp32, bf16"),
         ("lr=[", "cannot be read"),
+        ("momentum=1", "it must be below 1"),
+        ("clip=0", "must be more than 0"),
+        ("average_decay=0.9", "needs train.average_from"),
+        ("task=digits", "cannot be overridden"),
+        ("init=.inf", "must be a finite number"),
     ],
 )
 def test_bad_overrides_are_refused(text, message):
@@ -101,3 +115,73 @@ def test_unknown_names():
         load("brn-medium")
     with pytest.raises(UserError, match="cannot be read"):
         load("nowhere/x.yaml")
+
+
+class TestFields:
+    """Checks that are declared with a field."""
+
+    @pytest.fixture
+    def refused(self, monkeypatch):
+        from bayesrnn.tasks.base import TASKS, Task
+
+        @dataclass(frozen=True)
+        class Model:
+            sizes: tuple[int, ...] = schema.positive((4, 4))
+            names: tuple[str, ...] = ()
+            share: float | None = schema.number(None, least=0, most=1)
+            power: float = schema.number(0.5, above=0, below=2, why="it is a root")
+            cell: str = schema.choice("lstm", "gru")
+            drop: float = schema.rate(0.1)
+
+        @dataclass(frozen=True)
+        class Figures(schema.Paper):
+            error: float | None = None
+
+        class Own(Task):
+            sections = schema.Sections(model=Model, data=schema.Nothing, paper=Figures)
+            metric = "valid_error"
+
+        monkeypatch.setitem(TASKS, "own", Own)
+
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            ({"sizes": [3, 0]}, "model.sizes is 0; it must be more than 0"),
+            ({"sizes": [3, 0.5]}, "model.sizes must be a whole number, got 0.5"),
+            ({"sizes": 3}, "model.sizes must be a list"),
+            ({"share": 1.5}, "model.share is 1.5; it must be at most 1"),
+            ({"share": -1}, "model.share is -1.0; it must be at least 0"),
+            ({"power": 2}, "model.power is 2.0; it is a root"),
+            ({"cell": "rnn"}, "model.cell is 'rnn'; it must be one of lstm, gru"),
+            ({"drop": 1}, "model.drop is 1.0; a dropout rate is"),
+            ({"celll": 1}, "there is no key model.celll; did you mean model.cell"),
+        ],
+    )
+    def test_bad_values(self, refused, model, message):
+        with pytest.raises(UserError, match=message):
+            from_dict({"task": "own", "model": model}, where="x")
+
+    def test_good_values(self, refused):
+        recipe = from_dict(
+            {"task": "own", "model": {"sizes": [7], "names": ["a"]}, "paper": {"error": "1e-3"}}, where="x"
+        )
+        assert recipe.model.sizes == (7,)
+        assert recipe.model.names == ("a",)
+        assert recipe.model.share is None
+        assert recipe.paper.error == 1e-3
+        assert flatten(recipe)["model.cell"] == "lstm"
+        assert override(recipe, ["sizes=[1, 2]", "share=0.5"]).model.sizes == (1, 2)
+        assert from_dict(json.loads(json.dumps(asdict(recipe))), where="copy") == recipe
+        kinds = {key: schema.kind_of(recipe, key) for key in ("model.sizes", "model.share", "train.patience", "task")}
+        assert kinds == {"model.sizes": tuple, "model.share": float, "train.patience": int, "task": str}
+
+    @pytest.mark.parametrize("task", ["nothing", 3])
+    def test_tasks_that_do_not_exist(self, task):
+        with pytest.raises(UserError, match=f"There is no task {task}; there are language"):
+            from_dict({"task": task}, where="x")
+
+
+def test_momentum_is_not_for_adam():
+    with pytest.raises(UserError, match="momentum is for sgd"):
+        override(load("brnn-medium"), ["optimizer=adam", "momentum=0.5"])
+    assert override(load("brnn-medium"), ["clip=null"]).train.clip is None

@@ -65,9 +65,15 @@ def weights(out, name="last.safetensors"):
     return checkpoint.load(out / name)[0]
 
 
-@pytest.mark.parametrize("name", ["brnn-sharpened-medium", "zaremba-medium"])
+KILLED = {
+    "brnn-sharpened-medium": ["average_from=2", "inverse_gamma=0.01"],
+    "zaremba-medium": ["optimizer=adam", "lr=0.01"],
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
 def test_killed_and_resumed_is_bit_identical(text_folder, tmp_path, name):
-    extra = ["epochs=4", "save_every=9"] + (["optimizer=adam", "lr=0.01"] if name == "zaremba-medium" else [])
+    extra = ["epochs=4", "save_every=9", *KILLED[name]]
     run(text_folder, tmp_path / "whole", name, extra)
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "bayesrnn.cli", "train", name, "--data", str(text_folder), "--out", str(out),
@@ -199,3 +205,122 @@ def test_devices():
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):
             device_of("cuda")
+
+
+class Stop(Exception):
+    pass
+
+
+class Stopped(Quiet):
+    """Ends the run at the step, once this many have been reported."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def step(self, progress):
+        super().step(progress)
+        if len(self.steps) == self.after:
+            raise Stop
+
+
+def line(recipe, out, overrides=(), reporter=None, **kwargs):
+    return launch(recipe, out=out, reporter=reporter or Quiet(), overrides=list(overrides), device="cpu", **kwargs)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["kind=bayes_by_backprop"],
+        ["kind=sharpened", "average_from=1", "average_decay=0.9"],
+        ["dropout=0.3", "momentum=0.9", "l2=1e-4", "average_from=2", "inverse_gamma=0.1"],
+    ],
+)
+def test_a_task_of_minibatches_is_resumed_exactly(line_recipe, tmp_path, monkeypatch, overrides):
+    # 7 steps per epoch, the device looked at after every step, saved after every third: stopped in the second epoch
+    # between two saves.
+    monkeypatch.setattr("bayesrnn.train.engine._LOOK_EVERY", 1)
+    overrides = [*overrides, "save_every=3"]
+    told = Quiet()
+    whole = line(line_recipe, tmp_path / "whole", overrides, told)
+    assert len(told.steps) == 21
+    with pytest.raises(Stop):
+        line(line_recipe, tmp_path / "stopped", overrides, Stopped(12))
+    again = line(line_recipe, tmp_path / "stopped", overrides, resume=True)
+    assert again["curves"] == whole["curves"]
+    for file in ("last.safetensors", "best.safetensors"):
+        ours, theirs = weights(tmp_path / "stopped", file), weights(tmp_path / "whole", file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_a_task_of_its_own(line_recipe, tmp_path):
+    told = Quiet()
+    record = line(line_recipe, tmp_path / "r", ["lr=0.01"], told)
+    assert {p.name for p in (tmp_path / "r").iterdir()} == {
+        "config.json", "metrics.jsonl", "scale.txt", "best.safetensors", "last.safetensors", "state.json",
+        "record.json",
+    }  # fmt: skip
+    assert record["data"] == "made up"
+    assert record["metrics"]["valid_rmse"] == min(record["curves"]["valid_rmse"])
+    assert record["metrics"]["valid_rmse"] < record["curves"]["valid_rmse"][0]
+    assert {"train_nll", "kl", "valid_rmse", "lr", "loss", "gradient_norm"} == record["curves"].keys()
+    assert told.lines[0]["points_per_second"] > 0
+    assert "7 steps of 8 points per epoch on cpu." in told.said
+    (tmp_path / "r" / ".unfinished").write_text("1\n")
+    (tmp_path / "r" / "scale.txt").write_text("2\n")
+    with pytest.raises(
+        UserError, match=r"The scale of this data .* is not that of the run .*; resume with the data it"
+    ):
+        line(line_recipe, tmp_path / "r", ["lr=0.01"], resume=True)
+
+
+def test_the_average_is_validated_and_kept(line_recipe, tmp_path):
+    plain = line(line_recipe, tmp_path / "plain")
+    averaged = line(line_recipe, tmp_path / "averaged", ["average_from=2"])
+    a, b = plain["curves"], averaged["curves"]
+    assert a["loss"] == b["loss"]  # the steps are the same
+    assert a["valid_rmse"][0] == b["valid_rmse"][0]
+    assert a["valid_rmse"][1:] != b["valid_rmse"][1:]
+    last, best = weights(tmp_path / "averaged"), weights(tmp_path / "averaged", "best.safetensors")
+    assert torch.equal(last["model.0.weight"], weights(tmp_path / "plain")["model.0.weight"])
+    assert torch.equal(best["model.0.weight"], last["step.average.0"])  # the last epoch is the best
+    assert averaged["metrics"]["valid_rmse"] == b["valid_rmse"][-1]
+
+
+def test_measuring_does_not_change_training(line_recipe, tmp_path):
+    from bayesrnn.tasks.base import TASKS
+
+    before = line(line_recipe, tmp_path / "a", ["dropout=0.5"])["curves"]
+
+    class More(TASKS["line"]):
+        def validate(self):
+            return {**super().validate(), "valid_noise": float(torch.rand(()))}
+
+    TASKS["line"] = More  # the fixture puts it away
+    after = line(line_recipe, tmp_path / "b", ["dropout=0.5"])["curves"]
+    assert len(set(after.pop("valid_noise"))) == 3
+    assert after == before
+
+
+def test_a_figure_that_is_not_a_number_ends_the_run(line_recipe, tmp_path):
+    from bayesrnn.tasks.base import TASKS
+
+    class Bad(TASKS["line"]):
+        def validate(self):
+            return {"valid_rmse": float("nan")}
+
+    TASKS["line"] = Bad
+    with pytest.raises(UserError, match="The validation rmse is nan after epoch 1"):
+        line(line_recipe, tmp_path / "r")
+
+
+def test_the_limit_of_a_task(line_recipe, tmp_path):
+    from bayesrnn.tasks.base import TASKS
+
+    class Strict(TASKS["line"]):
+        limit = 1.0
+
+    TASKS["line"] = Strict
+    with pytest.raises(UserError, match="The loss diverged in epoch 1"):
+        line(line_recipe, tmp_path / "r")

@@ -103,3 +103,108 @@ def test_an_epoch_starts_from_zero(make):
     step()
     step.start_epoch()
     assert all(float(t.abs().sum()) == 0 for t in (step.position, *step.state, step.totals))
+
+
+def torch_steps(model, stream, optimizer, count, after=lambda k: None):
+    """The same windows by torch's own optimiser."""
+    state = None
+    for k in range(count):
+        x, y = stream[5 * k : 5 * k + 5], stream[5 * k + 1 : 5 * k + 6]
+        logits, (h, c) = model(x, state)
+        state = (h.detach(), c.detach())
+        optimizer.zero_grad()
+        (nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / 3).backward()
+        optimizer.step()
+        after(k)
+
+
+def same(a, b):
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x.detach(), y.detach(), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "l2", "both", "adam"])
+def test_momentum_and_l2_are_those_of_torch(kind, make):
+    momentum, l2 = (0.9 if kind in ("momentum", "both") else 0.0), (0.05 if kind != "momentum" else 0.0)
+    adam = kind == "adam"
+    model, step, stream = make(f"momentum={momentum}", f"l2={l2}", f"optimizer={'adam' if adam else 'sgd'}")
+    theirs = copy.deepcopy(model)
+    if adam:
+        optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=l2)
+    else:
+        optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01, momentum=momentum, weight_decay=l2)
+    step.lr.fill_(0.01)
+    for _ in range(4):
+        step()
+    torch_steps(theirs, stream, optimizer, 4)
+    same(model.parameters(), theirs.parameters())
+
+
+def test_the_inverse_schedule_falls_with_every_step(make):
+    model, step, stream = make("inverse_gamma=0.5", "inverse_power=0.75")
+    theirs = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda it: 0.2 * (1 + 0.5 * it) ** -0.75)
+    step.lr.fill_(0.2)
+    rates = []
+    for _ in range(4):
+        rates.append(float(step.rate()))
+        step()
+    assert rates == pytest.approx([0.2 * (1 + 0.5 * k) ** -0.75 for k in range(4)])
+    torch_steps(theirs, stream, optimizer, 4, after=lambda k: schedule.step())
+    same(model.parameters(), theirs.parameters())
+    step.start_epoch()
+    assert float(step.rate()) == pytest.approx(0.2 * 3**-0.75)  # an epoch does not start it over
+
+
+def test_no_clipping(make):
+    for clip in ("null", "1e-3"):
+        model, step, stream = make(f"clip={clip}")
+        theirs = copy.deepcopy(model)
+        step.lr.fill_(0.1)
+        step()
+        torch_steps(theirs, stream, torch.optim.SGD(theirs.parameters(), lr=0.1), 1)
+        if clip == "null":
+            same(model.parameters(), theirs.parameters())
+            norm = torch.cat([p.grad.flatten() for p in theirs.parameters()]).norm()
+            assert step.read_totals()["gradient_norm"] == pytest.approx(float(norm), rel=1e-5)
+        else:
+            with pytest.raises(AssertionError):
+                same(model.parameters(), theirs.parameters())
+
+
+@pytest.mark.parametrize("decay", [None, 0.6])
+def test_weights_are_averaged_over_the_steps_that_count(decay, make):
+    model, step, _ = make("average_from=2", f"average_decay={'null' if decay is None else decay}")
+    step.lr.fill_(0.3)
+    step()
+    assert not step.has_average
+    first = [p.detach().clone() for p in model.parameters()]
+    with step.averaged():
+        same(model.parameters(), first)  # nothing to put in their place yet
+    step.averaging.fill_(1.0)
+    path = []
+    for _ in range(5):
+        step()
+        path.append([p.detach().clone() for p in model.parameters()])
+    expected = path[0]
+    for n, weights in enumerate(path[1:], start=2):
+        share = 1 / n if decay is None else max(1 / n, 1 - decay)
+        expected = [e + share * (w - e) for e, w in zip(expected, weights, strict=True)]
+    if decay is None:
+        same(expected, [torch.stack(each).mean(0) for each in zip(*path, strict=True)])
+    with step.averaged():
+        same(model.parameters(), expected)
+    same(model.parameters(), path[-1])
+    assert step.has_average
+
+
+def test_what_needs_no_gradient_stays(make, folder):
+    _, step, _ = make("l2=0.1", "weight_decay=0.1", "average_from=1")
+    task = step.task
+    task.model.embed.weight.requires_grad_(False)
+    before = task.model.embed.weight.detach().clone()
+    step = Step(task, task.recipe.train)
+    step()
+    assert torch.equal(task.model.embed.weight, before)
+    assert len(step.params) == len(list(task.model.parameters())) - 1

@@ -135,7 +135,7 @@ class Task:
     def validate(self) -> dict[str, Any]:
         """Figures after an epoch, :attr:`metric` among them; the model is in eval mode. More keys are more curves.
 
-        Draws take a seed of their own (``br.predict(..., seed=)``), so that measuring more does not change training.
+        Randomness here does not touch that of training; give draws a seed (``br.predict(..., seed=)``) all the same.
         """
         raise NotImplementedError
 

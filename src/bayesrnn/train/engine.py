@@ -157,7 +157,9 @@ class Run:
 
     def _validated(self) -> dict[str, Any]:
         task, totals = self.task, self.step.read_totals()
-        with evaluating(self.model):
+        # Whatever a task draws to measure itself, training goes on as if it had not.
+        devices = [self.step.device] if self.step.on_cuda else []
+        with evaluating(self.model), torch.random.fork_rng(devices):
             valid = task.validate()
         line = {
             "epoch": self.epoch,
