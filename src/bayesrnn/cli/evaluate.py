@@ -73,32 +73,32 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
 
     from bayesrnn.errors import UserError
 
-    known = {
-        k: p for k, p in inspect.signature(cls.evaluate, eval_str=True).parameters.items() if k not in ("self", "say")
-    }
+    parameters = inspect.signature(cls.evaluate, eval_str=True).parameters
+    known = {key: p for key, p in parameters.items() if key not in ("self", "say")}
     spelled = {p.name: p.opts[0] for p in context.command.params if p.name}
-    given = {
-        key: value
-        for key, value in context.params.items()
-        if key not in ("run", "data", "device") and _explicit(context, key)
-    }
+
+    def spelling(key: str) -> str:
+        return spelled.get(key) or f"--{key.replace('_', '-')}"
+
+    def checked(key: str) -> str:
+        if key not in known:
+            options = ", ".join(map(spelling, known))
+            raise UserError(f"{spelling(key)} is no option of {name} runs; they have {options}.")
+        return key
+
+    own = {key: value for key, value in context.params.items() if key not in ("run", "data", "device")}
+    given = {checked(key): value for key, value in own.items() if _explicit(context, key)}
     words = list(context.args)
     while words:
         word, equals, value = words.pop(0).partition("=")
-        key = word.removeprefix("--").replace("-", "_")
         if not word.startswith("--"):
             raise UserError(f"{word} is too much; one run folder, then options.")
-        if key in known and _kind(known[key]) is bool and not equals:
+        key = checked(word.removeprefix("--").replace("-", "_"))
+        kind = _kind(known[key])
+        if kind is bool and not equals:
             given[key] = True
-        elif key in known:
-            given[key] = _parsed(value if equals else words.pop(0) if words else "", _kind(known[key]), word)
         else:
-            given[key] = None
-    for key in given:
-        if key not in known:
-            options = ", ".join(spelled.get(k) or f"--{k.replace('_', '-')}" for k in known)
-            option = spelled.get(key) or f"--{key.replace('_', '-')}"
-            raise UserError(f"{option} is no option of {name} runs; they have {options}.")
+            given[key] = _parsed(value if equals else words.pop(0) if words else "", kind, word)
     return given
 
 

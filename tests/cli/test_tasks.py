@@ -1,0 +1,90 @@
+"""Commands on runs of any task."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from bayesrnn.cli import app
+from bayesrnn.cli.recipes import heading
+from bayesrnn.cli.train import figures
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+@pytest.fixture
+def run(line_recipe, tmp_path):
+    result = invoke("train", line_recipe, "--out", tmp_path / "run", "--device", "cpu", "lr=0.01", "epochs=1")
+    assert result.exit_code == 0, result.output
+    assert "epoch 1/1: lr 0.01, -log p " in result.stdout
+    assert "points/s" in result.stdout
+    assert "best epoch 1, RMSE " in result.stdout
+    return tmp_path / "run"
+
+
+def test_options_are_the_tasks_own(run):
+    result = invoke("evaluate", run, "--beam", 5, "--note=a b", "--fast", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    found = json.loads((run / "evaluation.json").read_text())
+    assert (found["beam"], found["note"], found["fast"]) == (5, "a b", True)
+    assert json.loads((run / "record.json").read_text())["metrics"]["beam"] == 5
+    assert invoke("evaluate", run, "--fast=false", "--samples", 3).exit_code == 0
+    found = json.loads((run / "evaluation.json").read_text())
+    assert (found["beam"], found["note"], found["fast"]) == (3, None, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dynamic"], "--dynamic is no option of line runs; they have --samples, --seed, --beam, --note, --fast."),
+        (["--reversed"], "--reversed is no option of line runs"),
+        (["--dynamic-lr", "0.1"], "--dynamic-lr is no option of line runs"),
+        (["--bean", "3"], "--bean is no option of line runs"),
+        (["--beam", "x"], "--beam must be a whole number, got 'x'."),
+        (["--beam"], "--beam must be a whole number, got ''."),
+        (["--fast=1"], "--fast must be true or false, got '1'."),
+        (["more"], "more is too much; one run folder, then options."),
+    ],
+)
+def test_options_of_other_tasks_are_refused(run, options, message):
+    result = invoke("evaluate", run, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (run / "evaluation.json").exists()
+
+
+def test_commands_for_language_models_say_so(run):
+    for command in ("predict", "prune"):
+        result = invoke(command, run, *(["--device", "cpu"]))
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+
+
+def test_data_that_is_not_the_runs(run):
+    (run / "scale.txt").write_text("3\n")
+    result = invoke("evaluate", run)
+    assert "The scale of this data" in result.stderr
+    assert "name the data it was trained on with --data" in result.stderr
+    (run / "scale.txt").unlink()
+    assert "is no run of bayesrnn train" in invoke("evaluate", run).stderr
+
+
+def test_recipes_are_listed_by_task():
+    result = invoke("recipes")
+    assert result.exit_code == 0, result.output
+    assert "language: perplexity in the papers" in result.stdout
+    assert [heading(key) for key in ("valid", "test_mc", "test_dynamic")] == ["valid", "test, MC", "test, dynamic"]
+
+
+def test_figures_in_words():
+    named = {
+        "train_perplexity": 81.204,
+        "valid_perplexity": 9.5,
+        "kl_per_sequence": 0.0,
+        "valid_streams": 10,
+        "x": 1234.5,
+    }
+    assert figures(named) == "perplexity 81.20 train, 9.5 validation, x 1,234.50, 10 streams"

@@ -1,0 +1,78 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bayesrnn.data.text import windows
+from bayesrnn.recipes import load, override
+from bayesrnn.tasks import evaluation, language, scoring
+
+CPU = torch.device("cpu")
+
+
+def task_of(name, text_folder, *overrides):
+    recipe = override(load(name), ["hidden=6", "batch_size=3", "window=7", "init=0.8", *overrides])
+    task = language.Language(recipe, str(text_folder), CPU)
+    torch.manual_seed(0)
+    task.attach(task.build(recipe, task.files()).eval())
+    return task
+
+
+def windowed(model, stream, window):
+    """Perplexity by hand: every window on its own, from the zero state."""
+    total = 0.0
+    with torch.no_grad():
+        for x, y in windows(stream, window):
+            total += float(nn.functional.cross_entropy(model(x)[0].flatten(0, 1), y.flatten(), reduction="sum"))
+    return math.exp(total / (len(stream) - 1))
+
+
+@pytest.mark.parametrize("name", ["small-plain", "small-variational"])
+def test_every_window_starts_from_zero_where_training_does(name, text_folder):
+    task = task_of(name, text_folder)
+    stream = task.streams.test
+    expected = windowed(task.model, stream, 7)
+    carried = language.perplexity(task.model, stream)
+    assert abs(expected - carried) > 1e-3 * carried
+    assert task.final()["test_perplexity"] == pytest.approx(expected, rel=1e-5)
+    # the smallest rate: what is measured before each step is all but the trained model
+    found = task.evaluate(samples=2, dynamic=True, dynamic_lr=1e-9, reversed_text=True, entropy_samples=2)
+    assert found["test_perplexity"] == pytest.approx(expected, rel=1e-5)
+    assert found["test_perplexity_dynamic"] == pytest.approx(expected, rel=1e-4)
+    on_reversed = scoring.scores(task.model, stream.flip(0), reset=7).entropy
+    assert found["entropy_gap_mean"] == pytest.approx(on_reversed - found["test_entropy"], rel=1e-5)
+    rms = task.evaluate(samples=0, dynamic=True, dynamic_lr=1e-9, dynamic_rule="rms")
+    assert rms["test_perplexity_dynamic"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_state_is_carried_where_training_does(text_folder):
+    task = task_of("unregularised-medium", text_folder)
+    found = task.evaluate(samples=0)
+    assert found["test_perplexity"] == pytest.approx(language.perplexity(task.model, task.streams.test), rel=1e-5)
+    assert evaluation.reset_of(task) is None
+
+
+@pytest.mark.parametrize("name", ["small-variational", "brnn-medium"])
+def test_draws_forget_as_well(name, text_folder, monkeypatch):
+    task = task_of(name, text_folder, "carry_state=false")
+    stream = task.streams.test[:40]
+    monkeypatch.setattr(scoring, "_NUMBERS", 14 * 2 * 3)  # pieces of three words within the windows of seven
+    short = scoring.monte_carlo_perplexity(task.model, stream, samples=2, seed=3, reset=7)
+    monkeypatch.setattr(scoring, "_NUMBERS", 1 << 20)
+    assert scoring.monte_carlo_perplexity(task.model, stream, samples=2, seed=3, reset=7) == pytest.approx(
+        short, rel=1e-5
+    )
+    assert scoring.monte_carlo_perplexity(task.model, stream, samples=2, seed=3) != pytest.approx(short, rel=1e-4)
+    starts = [fresh for _, _, fresh in scoring.pieces(stream, 3, 7)]
+    assert starts == [True, False, False] * 5 + [True, False]  # 39 words: five windows of seven, one of four
+    assert [fresh for _, _, fresh in scoring.pieces(stream, 30, None)] == [True, False]
+
+
+def test_the_bound_without_a_step_forgets_too(text_folder):
+    task = task_of("brnn-sharpened-medium", text_folder, "carry_state=false", "init_eta=0")
+    stream = task.streams.test
+    expected = windowed(task.model, stream, 7)
+    found = scoring.sharpened_perplexity(task.model, stream, window=7, carry_state=False)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert task.evaluate(samples=0)["bound_streams"] == 3
