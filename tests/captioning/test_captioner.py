@@ -361,7 +361,8 @@ class TestDecoder:
             strict=True,
         ):
             ids = torch.tensor([0, *one.words, 0])
-            logits, _ = model(ids[:-1].unsqueeze(1), features=feature.unsqueeze(0))
+            with torch.no_grad():
+                logits, _ = model(ids[:-1].unsqueeze(1), features=feature.unsqueeze(0))
             expected = -float(torch.nn.functional.cross_entropy(logits[:, 0], ids[1:], reduction="sum"))
             assert one.log_probability == pytest.approx(expected, rel=1e-4)
             assert one.score == pytest.approx(expected / len(ids[1:]) ** 0.6, rel=1e-4)
