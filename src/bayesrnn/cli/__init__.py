@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import evaluate, predict, prune, quickstart, recipes, reproduce, train
+from bayesrnn.cli import caption, evaluate, predict, prune, quickstart, recipes, reproduce, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -38,6 +38,7 @@ app.command("train")(train.command)
 app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate.command)
 app.command("predict")(predict.command)
 app.command("prune")(prune.command)
+app.command("caption")(caption.command)
 app.command("reproduce")(reproduce.command)
 
 
