@@ -10,6 +10,7 @@ Every random layer asks `source(module)` where its noise comes from:
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.compiling import uncompiled
+
 _SLOT = "_bayesrnn_source"
+_open_blocks = 0
+_any_open = False  # read by compiled code, which goes another way as soon as it changes
+_lock = threading.Lock()
 
 
 class Unfoldable(Exception):
@@ -188,14 +194,17 @@ class Bound:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Bound, None, self.name, live=False), ()  # a saved module is outside the block
 
+    @uncompiled
     def units(self, key: str, *args: Any, **kwargs: Any) -> Tensor:
         assert self.source is not None
         return self.source.units(f"{self.name}.{key}", *args, **kwargs)
 
+    @uncompiled
     def steps(self, key: str, *args: Any, **kwargs: Any) -> Tensor:
         assert self.source is not None
         return self.source.steps(f"{self.name}.{key}", *args, **kwargs)
 
+    @uncompiled
     def weights(self, key: str, *args: Any) -> Any:
         assert self.source is not None
         return self.source.weights(f"{self.name}.{key}", *args)
@@ -203,6 +212,13 @@ class Bound:
 
 def source(module: nn.Module) -> Source | None:
     """Where `module` takes its noise from now; None: it uses the posterior mean."""
+    if not _any_open:
+        return FRESH if module.training else None
+    return _source_in_a_block(module)
+
+
+@uncompiled
+def _source_in_a_block(module: nn.Module) -> Source | None:
     bound: Bound | None = module.__dict__.get(_SLOT)
     while bound is not None and not bound.live:
         bound = bound.outer
@@ -215,8 +231,9 @@ def source(module: nn.Module) -> Source | None:
 def bind(model: nn.Module, to: Source | None) -> Iterator[None]:
     """Bind every module of `model` to a source (None: the mean) for the length of a `with` block."""
     changed: list[tuple[nn.Module, Bound]] = []
+    _count_blocks(1)
     for name, module in model.named_modules():
-        bound = Bound(to, name, module.__dict__.get(_SLOT))
+        bound = Bound(to, name_before_compiling(name), module.__dict__.get(_SLOT))
         changed.append((module, bound))
         module.__dict__[_SLOT] = bound
     try:
@@ -227,6 +244,19 @@ def bind(model: nn.Module, to: Source | None) -> Iterator[None]:
             module.__dict__.pop(_SLOT, None)
             if bound.outer is not None:
                 module.__dict__[_SLOT] = bound.outer
+        _count_blocks(-1)
+
+
+def name_before_compiling(name: str) -> str:
+    """The module's name without the part that `torch.compile` puts in, so that a seed gives the same draw."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _count_blocks(change: int) -> None:
+    global _open_blocks, _any_open
+    with _lock:
+        _open_blocks += change
+        _any_open = _open_blocks > 0
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import kernels
+from bayesrnn.compiling import uncompiled
 from bayesrnn.draws import Noise, Source
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -123,6 +124,7 @@ def layer_noise(
     return out
 
 
+@uncompiled
 def flat_weights(module: nn.RNNBase, rates: Rates, source: Source, rows: int) -> list[Tensor]:
     """The module's weights with noise that the whole batch shares folded in, in torch's order."""
     replaced: dict[str, Tensor] = {}
@@ -209,6 +211,7 @@ def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) 
     return states
 
 
+@uncompiled
 def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | None) -> tuple[Any, Any]:
     """`module(input, hx)` layer by layer, with noise from `source` (None: without noise).
 

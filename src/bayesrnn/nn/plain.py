@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.draws import Bound, Draw, Noise, Stacked, Unfoldable, bind, source
+from bayesrnn.draws import Bound, Draw, Noise, Stacked, Unfoldable, bind, name_before_compiling, source
 from bayesrnn.nn import layered
 
 _UNIT_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -27,7 +27,7 @@ def torch_noise_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
         active |= isinstance(module, nn.RReLU)
         active |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
         if active:
-            found.append((name, module))
+            found.append((name_before_compiling(name), module))
     return found
 
 

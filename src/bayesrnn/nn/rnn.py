@@ -64,7 +64,7 @@ class _Noisy(_Base):
                 self.check_forward_args(input.data, hx, input.batch_sizes)
         source = draws.source(self)
         noisy = source is not None and (self.rates.any or (self.dropout > 0 and source is not draws.FRESH))
-        if kernels.forced():
+        if not torch.compiler.is_dynamo_compiling() and kernels.forced():
             return layered.run(self, self.rates, input, hx, source)
         if source is None or not noisy:
             return self._fused(input, hx, None, quiet=source is None)

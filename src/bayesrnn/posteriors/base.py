@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
+from bayesrnn.compiling import uncompiled
 
 
 class Posterior(Protocol):
@@ -167,15 +168,20 @@ class Bayesian(nn.Module):
         return {n: self._places[n][0][0]._parameters[self._places[n][0][1]] for n in self._names}  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        source = draws.source(self)
         self._current = None
-        if source is None:
+        if draws.source(self) is None:
             return self.module(*args, **kwargs)
+        with self.placed(self._drawn()):
+            return self.module(*args, **kwargs)
+
+    @uncompiled
+    def _drawn(self) -> Mapping[str, Tensor]:
+        source = draws.source(self)
+        assert source is not None
         noise = source.weights("weights", self.posterior.noise, self.means[self._names[0]].device)
-        weights = self.posterior.weights(self.means, noise)
+        weights: Mapping[str, Tensor] = self.posterior.weights(self.means, noise)
         self._current = noise
-        with self.placed(weights):
-            return self.module(*args, **kwargs)
+        return weights
 
     @contextmanager
     def placed(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

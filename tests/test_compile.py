@@ -1,0 +1,157 @@
+"""`torch.compile` over our layers: the numbers of the model itself, in every mode, and few pieces."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import bayesrnn as br
+
+V, H = 13, 6
+pytestmark = [  # of the compiler's own making
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+
+class Tagger(nn.Module):
+    def __init__(self, cell=br.LSTM, **rates):
+        super().__init__()
+        self.embed, self.rnn = br.Embedding(V, H, word_dropout=0.3), cell(H, H, 2, **rates)
+        self.drop, self.head = br.SequenceDropout(0.4), nn.Linear(H, V)
+
+    def forward(self, tokens, state=None):
+        hidden, state = self.rnn(self.embed(tokens), state)
+        return self.head(self.drop(hidden)), state
+
+
+MODELS = {
+    "variational": lambda: Tagger(input_dropout=0.3, recurrent_dropout=0.2),
+    "shared": lambda: Tagger(recurrent_dropout=0.2, share="batch"),
+    "gru": lambda: Tagger(br.GRU, recurrent_dropout=0.2, weight_dropout=0.1),
+    "bayes_by_backprop": lambda: br.BayesByBackprop(Tagger(), prior=br.ScaleMixture(0.5, 1.0, 0.1)),
+    "sharpened": lambda: br.PosteriorSharpening(br.BayesByBackprop(Tagger(br.RNN))),
+}
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+    torch._dynamo.reset()
+
+
+def tokens():
+    return torch.randint(V, (5, 3))
+
+
+def pieces():
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_eval_is_one_graph_where_recurrent_layers_are_allowed(name):
+    """torch's compiler leaves every recurrent layer out, torch's own too, unless `allow_rnn` is set."""
+    model, x = MODELS[name]().eval(), tokens()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for rows in (3, 2):
+            torch.testing.assert_close(compiled(x[:, :rows]), model(x[:, :rows]))
+    assert pieces()[1] == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_eval_breaks_at_recurrent_layers_alone(name):
+    model, x = MODELS[name]().eval(), tokens()
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+    assert all("RNN, GRU, or LSTM" in reason for reason in counters["graph_break"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_gives_the_same_draws_gradients_and_kl(name):
+    model, x = MODELS[name](), tokens()
+    compiled = torch.compile(model, backend="aot_eager")
+    found = []
+    for run in (model, compiled):
+        torch.manual_seed(1)
+        for _ in range(2):  # the second call has another draw
+            logits, _ = run(x)
+            loss = logits.square().sum() + br.kl(model)
+            gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+            found.append((logits, loss, gradients))
+    for one, other in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(one, other)
+    assert not torch.equal(found[2][0], found[3][0])
+    assert pieces()[0] <= 4
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", ["variational", "bayes_by_backprop"])
+def test_held_draws_and_the_mean_are_seen_by_compiled_code(name, mode):
+    model, x = MODELS[name](), tokens()
+    getattr(model, mode)()
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)  # compiled outside any block
+    for seed in (1, 2):
+        with br.draw(model, seed=seed):
+            expected = model(x)[0]
+            torch.testing.assert_close(compiled(x)[0], expected, rtol=0, atol=0)
+            torch.testing.assert_close(compiled(x)[0], expected, rtol=0, atol=0)
+    with br.mean(model):
+        torch.testing.assert_close(compiled(x)[0], model(x)[0], rtol=0, atol=0)
+    if mode == "train":
+        assert not torch.equal(compiled(x)[0], compiled(x)[0])  # outside the blocks: fresh draws again
+
+
+def test_predictions_of_a_compiled_model_are_the_model_s():
+    model, x = MODELS["variational"]().eval(), tokens()
+    compiled = torch.compile(model, backend="eager")
+    expected = br.predict(model, x, samples=3, seed=4)
+    torch.testing.assert_close(br.predict(compiled, x, samples=3, seed=4).mean, expected.mean, rtol=0, atol=0)
+
+
+def test_importing_and_running_layers_does_not_load_the_compiler():
+    import subprocess
+    import sys
+
+    code = """
+import sys, torch, bayesrnn as br
+br.LSTM(3, 4, recurrent_dropout=0.2)(torch.randn(5, 2, 3))
+br.BayesByBackprop(torch.nn.Linear(3, 4))(torch.randn(2, 3))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")
+def test_inductor_in_eval_and_training():
+    model, x = Tagger(recurrent_dropout=0.2), tokens()
+    compiled = torch.compile(model)
+    compiled.eval()
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    # Its dropout masks are its own: the mean over draws is the same, single draws are not.
+    torch._dynamo.reset()
+    q = br.BayesByBackprop(nn.LSTM(H, H))
+    compiled, y = torch.compile(q), torch.randn(5, 3, H)
+    torch.manual_seed(1)
+    expected = q(y)[0].sum()
+    torch.manual_seed(1)
+    out = compiled(y)[0].sum()
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(
+        torch.autograd.grad(expected, list(q.parameters()), allow_unused=True),
+        torch.autograd.grad(out, list(q.parameters()), allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
