@@ -1,0 +1,390 @@
+"""Time series from CSV files, put on an even grid of steps. :mod:`bayesrnn.data.frames` cuts them into windows.
+
+series = read_csv("sales.csv", target="sales")     # or sunspots()
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from bayesrnn.data import dates as when
+from bayesrnn.data.dates import Grid
+from bayesrnn.errors import UserError
+
+MAX_BYTES = 200_000_000
+MAX_ROWS = 1_000_000
+MAX_COLUMNS = 1_000
+_MISSING = {"", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?"}
+_NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
+_PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
+_LOOK = 200  # rows that decide on delimiter, header and date column
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values on an even grid, without gaps.
+
+    ``values`` has shape (n, columns), the target first and covariates after it; ``notes`` say what was done to the
+    file's rows, one sentence each.
+    """
+
+    name: str
+    columns: list[str]
+    values: Array
+    grid: Grid
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def target(self) -> Array:
+        return self.values[:, 0]
+
+    def label(self, step: int) -> str:
+        """The date of a step as text, also beyond the end."""
+        return self.grid.label(step)
+
+    def to_csv(self) -> str:
+        """The series as it is used: evenly spaced, gaps filled, target first."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["row" if self.grid.unit == "row" else "date", *self.columns])
+        for step, row in enumerate(self.values):
+            writer.writerow([self.label(step), *(repr(float(v)) for v in row)])
+        return out.getvalue()
+
+
+def sunspots() -> Series:
+    """Yearly mean sunspot numbers, 1700 to 2008: the series that comes with the library (NOAA, public domain)."""
+    return read_csv(Path(__file__).with_name("sunspots.csv"))
+
+
+def read_csv(
+    path: str | Path,
+    *,
+    target: str = "",
+    covariates: str = "",
+    date: str = "",
+    max_gap: int = 0,
+) -> Series:
+    """A series from a CSV file: one column of dates, one or more of numbers, in any order of rows.
+
+    Delimiter (comma, semicolon, tab, bar), header, decimal comma and the form of the dates are found by looking. Rows
+    are sorted by date; dates that are missing between the first and the last count as gaps.
+
+    Args:
+        target: the column to forecast; empty: the first with numbers.
+        covariates: further columns that the model sees, separated by commas; "all": every other; empty: none.
+        date: the column of dates; empty: found. Without one the rows are taken as evenly spaced.
+        max_gap: gaps of up to this many steps are filled by straight lines; 0: 1% of the series, at least 3.
+    """
+    path = Path(path)
+    table = _table(path)
+    notes: list[str] = []
+    dated, table = _dated(table, date, notes)
+    names = _chosen(table, dated, target, covariates, notes)
+    values = np.column_stack([_numbers(table, name, path.name) for name in names])
+    grid, values = _placed(table, dated, values, notes)
+    grid, values = _trimmed(grid, values, names[0], notes)
+    values = _filled(values, names, grid, max_gap, notes)
+    return Series(path.stem, names, values, grid, notes)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Cells by column; ``lines`` are the lines of the file that the rows stand in."""
+
+    cells: dict[str, list[str]]
+    lines: list[int]
+    comma: bool
+    """Whether numbers have a decimal comma."""
+
+
+def _table(path: Path) -> _Table:
+    rows, lines, delimiter = _rows(path)
+    width = len(rows[0])
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != width:
+            raise UserError(
+                f"{path.name}, line {line}, has {len(row)} cells where line {lines[0]} has {width}; "
+                "put quotes around cells that hold the delimiter, or correct the line."
+            )
+    if width > MAX_COLUMNS:
+        raise UserError(f"{path.name} has {width:,} columns; at most {MAX_COLUMNS:,} are read.")
+    comma = delimiter != "," and any(_is_comma_number(cell) for row in rows[1:_LOOK] for cell in row)
+    header = any(cell and not _is_data(cell, comma) for cell in rows[0])
+    names = rows[0] if header else [f"column {i + 1}" for i in range(width)]
+    if len(set(names)) < width:
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{path.name} has two columns called {twice!r}; give each its own name.")
+    body, where = (rows[1:], lines[1:]) if header else (rows, lines)
+    if len(body) < 2:
+        raise UserError(f"{path.name} has {len(body)} rows of data; a series needs many more.")
+    if len(body) > MAX_ROWS:
+        raise UserError(f"{path.name} has {len(body):,} rows; at most {MAX_ROWS:,} are read.")
+    return _Table({name: [row[i] for row in body] for i, name in enumerate(names)}, where, comma)
+
+
+def _rows(path: Path) -> tuple[list[list[str]], list[int], str]:
+    """The file's cells without blank lines and comments (#), their line numbers, and the delimiter."""
+    text = _text(path)
+    lines = text.splitlines()
+    useful = [line for line in lines[: 5 * _LOOK] if line.strip() and not line.lstrip().startswith("#")][:_LOOK]
+    if not useful:
+        raise UserError(f"{path.name} is empty; a series needs a column of dates and a column of numbers.")
+    delimiter = max(",;\t|", key=lambda mark: (_columns(useful, mark), -",;\t|".index(mark)))
+    rows, numbers = [], []
+    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells) and not cells[0].startswith("#"):
+                rows.append(cells)
+                numbers.append(reader.line_num)
+    except csv.Error as error:
+        raise UserError(f"{path.name}, line {reader.line_num}, cannot be read as CSV ({error}).") from None
+    while len(rows[0]) > 1 and all(len(row) == len(rows[0]) and not row[-1] for row in rows):
+        rows = [row[:-1] for row in rows]  # lines that end with a delimiter
+    return rows, numbers, delimiter
+
+
+def _columns(lines: Sequence[str], mark: str) -> int:
+    """How many columns a delimiter makes of these lines; 1 where they do not agree."""
+    try:
+        widths = [len(row) for row in csv.reader(lines, delimiter=mark, skipinitialspace=True) if row]
+    except csv.Error:
+        return 1
+    usual = max(set(widths), key=widths.count)
+    return usual if widths.count(usual) >= 0.8 * len(widths) else 1
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); --data names a CSV file.") from None
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8.") from None
+    if "\0" in text:
+        raise UserError(f"{path} is a binary file; save the series as CSV.")
+    return text
+
+
+def _is_comma_number(cell: str) -> bool:
+    head, comma, tail = cell.partition(",")
+    return bool(comma) and head.lstrip("+-").isdigit() and tail.isdigit()
+
+
+def _is_data(cell: str, comma: bool) -> bool:
+    if cell.lower() in _MISSING or when.form_of([cell]) is not None:
+        return True
+    try:
+        float(cell.replace(",", ".") if comma else cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _dated(table: _Table, given: str, notes: list[str]) -> tuple[list[datetime] | None, _Table]:
+    """The dates of the rows, and the table without the columns they came from."""
+    name, form = _date_column(table, given)
+    if name is None or form is None:
+        notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
+        return None, table
+    used, cells = [name], table.cells[name]
+    part = next((c for c in table.cells if c.lower() in _PARTS and c != name), None)
+    if form == "YYYY" and part is not None:
+        used.append(part)
+        cells, form = _joined(cells, table.cells[part], _PARTS[part.lower()], table.lines, part), "YYYY-MM"
+    dates = when.parse(cells, form, table.lines)
+    rest = {column: values for column, values in table.cells.items() if column not in used}
+    return dates, _Table(rest, table.lines, table.comma)
+
+
+def _joined(years: list[str], parts: list[str], most: int, lines: list[int], name: str) -> list[str]:
+    """Years of one column and months or quarters of another, as year and month."""
+    joined = []
+    for year, part, line in zip(years, parts, lines, strict=True):
+        number = part.removesuffix(".0")
+        if not number.isdigit() or not 1 <= int(number) <= most:
+            raise UserError(f"The {name} in line {line} is {part!r}; it must be a whole number from 1 to {most}.")
+        month = int(number) if most == 12 else 3 * int(number) - 2
+        joined.append(f"{year.split('.')[0]}-{month:02}")
+    return joined
+
+
+def _date_column(table: _Table, given: str) -> tuple[str | None, str | None]:
+    if given:
+        if given not in table.cells:
+            raise UserError(f"There is no column {given!r} for the dates; there are {_listed(table.cells)}.")
+        form = when.form_of(table.cells[given][:_LOOK])
+        if form is None:
+            raise UserError(
+                f"The column {given!r} holds no dates (its first cell is {table.cells[given][0]!r}); "
+                "write them as YYYY-MM-DD, YYYY-MM or YYYY."
+            )
+        return given, form
+    forms = {name: when.form_of(cells[:_LOOK]) for name, cells in table.cells.items()}
+    found = [(name, form) for name, form in forms.items() if form is not None]
+    first = next(iter(table.cells))
+    for name, form in found:  # by name, then by form, then a first column of years or the like
+        if name.lower() in _NAMES:
+            return name, form
+    for name, form in found:
+        if form not in when.NUMERIC:
+            return name, form
+    cells = table.cells[first]
+    return (first, forms[first]) if forms[first] and len(set(cells)) == len(cells) > 2 else (None, None)
+
+
+def _listed(names: Sequence[str] | dict[str, list[str]]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def _chosen(table: _Table, dated: list[datetime] | None, target: str, covariates: str, notes: list[str]) -> list[str]:
+    """The target's column and those of the covariates."""
+    numeric = [name for name, cells in table.cells.items() if _looks_numeric(cells, table.comma)]
+    if target and target not in table.cells:
+        raise UserError(f"There is no column {target!r} to forecast; there are {_listed(table.cells)}.")
+    if not target and not numeric:
+        raise UserError("No column holds numbers; a series needs a column of dates and a column of numbers.")
+    name = target or numeric[0]
+    others = [c for c in numeric if c != name]
+    if covariates in ("", "none"):
+        if others:
+            notes.append(
+                f"{name} is forecast from its own past; {_listed(others)} can be used with data.covariates=all."
+            )
+        return [name]
+    if covariates == "all":
+        return [name, *others]
+    wanted = [c.strip() for c in covariates.split(",") if c.strip()]
+    for c in wanted:
+        if c not in table.cells:
+            raise UserError(f"There is no column {c!r} for a covariate; there are {_listed(table.cells)}.")
+        if c == name:
+            raise UserError(f"{c} is the series to forecast; it cannot be a covariate as well.")
+    return [name, *wanted]
+
+
+def _looks_numeric(cells: list[str], comma: bool) -> bool:
+    some = [c for c in cells[:_LOOK] if c.lower() not in _MISSING]
+    return bool(some) and sum(_number(c, comma) is not None for c in some) > 0.5 * len(some)
+
+
+def _number(cell: str, comma: bool) -> float | None:
+    try:
+        return float(cell.replace(",", ".") if comma else cell)
+    except ValueError:
+        return None
+
+
+def _numbers(table: _Table, name: str, file: str) -> Array:
+    values = np.empty(len(table.lines))
+    for i, (cell, line) in enumerate(zip(table.cells[name], table.lines, strict=True)):
+        number = float("nan") if cell.lower() in _MISSING else _number(cell, table.comma)
+        if number is None:
+            raise UserError(
+                f"{file}, line {line}: {cell!r} in column {name} is no number; correct it or leave it empty."
+            )
+        if np.isinf(number):
+            raise UserError(
+                f"{file}, line {line}: {cell!r} in column {name} is infinite; correct it or leave it empty."
+            )
+        values[i] = number
+    return values
+
+
+def _placed(table: _Table, dated: list[datetime] | None, values: Array, notes: list[str]) -> tuple[Grid, Array]:
+    """Rows on the even grid; steps without a row are NaN."""
+    if dated is None:
+        return Grid("row", 1, datetime(1, 1, 1)), values
+    lines = table.lines
+    order = sorted(range(len(dated)), key=lambda i: dated[i])
+    if order != list(range(len(dated))):
+        what = "in reverse order" if order == list(range(len(dated)))[::-1] else "not in order"
+        notes.append(f"The dates are {what} in the file; the rows were sorted by date.")
+    kept: list[int] = []
+    doubled = 0
+    for i in order:
+        if kept and dated[kept[-1]] == dated[i]:
+            if not np.array_equal(values[kept[-1]], values[i], equal_nan=True):
+                raise UserError(
+                    f"Lines {lines[kept[-1]]} and {lines[i]} have the same date and different values; "
+                    "keep one of them, or their mean."
+                )
+            doubled += 1
+        else:
+            kept.append(i)
+    if doubled:
+        notes.append(f"{doubled} rows that repeat a date and its values were left out.")
+    if len(kept) < 3:
+        raise UserError(f"There are {len(kept)} different dates; a series needs many more.")
+    grid, steps = when.grid_of([dated[i] for i in kept], [lines[i] for i in kept])
+    if steps[-1] + 1 > MAX_ROWS or steps[-1] + 1 > 2 * len(kept):
+        raise UserError(
+            f"Only {len(kept):,} of the {steps[-1] + 1:,} steps of one {grid.name} between the first and the last date "
+            "have a row; resample the series to longer steps."
+        )
+    placed = np.full((steps[-1] + 1, values.shape[1]), np.nan)
+    placed[steps] = values[kept]
+    return grid, placed
+
+
+def _trimmed(grid: Grid, values: Array, name: str, notes: list[str]) -> tuple[Grid, Array]:
+    """Without the steps at both ends that have no target."""
+    known = np.flatnonzero(~np.isnan(values[:, 0]))
+    if len(known) == 0:
+        raise UserError(f"The column {name} has no numbers.")
+    first, last = int(known[0]), int(known[-1])
+    if first or last + 1 < len(values):
+        notes.append(f"{first + len(values) - 1 - last} steps without {name} at the ends were left out.")
+        start = grid.start if grid.unit == "row" else grid.date(first)
+        grid = replace(grid, start=start)
+    return grid, values[first : last + 1]
+
+
+def _filled(values: Array, names: list[str], grid: Grid, max_gap: int, notes: list[str]) -> Array:
+    """Small gaps filled by straight lines, large ones refused."""
+    limit = max_gap or max(3, len(values) // 100)
+    filled = values.copy()
+    for j, name in enumerate(names):
+        missing = np.isnan(values[:, j])
+        if not missing.any():
+            continue
+        if missing.all():
+            raise UserError(f"The column {name} has no numbers.")
+        start, length = _longest(missing)
+        if length > limit:
+            raise UserError(
+                f"{name} has no value for {length} steps from {grid.label(start)} on, and gaps of up to {limit} are "
+                f"filled; cut the series there, fill it yourself, or allow it with data.max_gap={length}."
+            )
+        steps = np.arange(len(values))
+        filled[missing, j] = np.interp(steps[missing], steps[~missing], values[~missing, j])
+        notes.append(
+            f"{int(missing.sum())} missing values of {name} (longest gap: {length}) were filled by straight lines."
+        )
+    return filled
+
+
+def _longest(missing: Array) -> tuple[int, int]:
+    """Start and length of the longest run."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], missing.astype(np.int8), [0]])))
+    starts, ends = edges[::2], edges[1::2]
+    i = int(np.argmax(ends - starts))
+    return int(starts[i]), int(ends[i] - starts[i])

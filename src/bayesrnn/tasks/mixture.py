@@ -1,0 +1,191 @@
+"""Predictive distributions of a forecast: mixtures of Gaussians, their scores, and how they are calibrated."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ROOT_2PI = math.sqrt(2 * math.pi)
+_BLOCK = 1 << 22  # numbers in one block of pairs
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One Gaussian per draw of the weights, all equally likely; with ``log``, of the logarithm of the quantity.
+
+    Args:
+        means, sigmas: (S, ...) float64. ``sigmas`` are standard deviations of the noise, above 0.
+
+    What it says is about the quantity itself: with ``log`` the components are log-normal.
+    """
+
+    means: Tensor
+    sigmas: Tensor
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if self.means.shape != self.sigmas.shape:
+            raise ValueError(
+                f"means and sigmas have shapes {tuple(self.means.shape)} and {tuple(self.sigmas.shape)}; "
+                "they must be alike"
+            )
+
+    def __getitem__(self, rows: slice | Tensor) -> "Mixture":
+        """The mixture of these rows (of the first axis after the draws)."""
+        return Mixture(self.means[:, rows], self.sigmas[:, rows], self.log)
+
+    @property
+    def component_means(self) -> Tensor:
+        return (self.means + 0.5 * self.sigmas.square()).exp() if self.log else self.means
+
+    @property
+    def component_variances(self) -> Tensor:
+        variance = self.sigmas.square()
+        return torch.expm1(variance) * self.component_means.square() if self.log else variance
+
+    @property
+    def mean(self) -> Tensor:
+        return self.component_means.mean(0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise, averaged over draws."""
+        return self.component_variances.mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the draws' means."""
+        return self.component_means.var(0, correction=0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.aleatoric + self.epistemic
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """P(Y <= y); at the value that came about, this is the probability integral transform."""
+        return torch.special.ndtr((self._modelled(y) - self.means) / self.sigmas).mean(0)
+
+    def log_density(self, y: Tensor) -> Tensor:
+        at = self._modelled(y)
+        each = -0.5 * ((at - self.means) / self.sigmas).square() - self.sigmas.log() - math.log(_ROOT_2PI)
+        density = each.logsumexp(0) - math.log(len(self.means))
+        return density - at if self.log else density
+
+    def quantile(self, q: float) -> Tensor:
+        """By bisection on all entries at once."""
+        if not 0 < q < 1:
+            raise ValueError(f"a quantile is asked for by a number between 0 and 1, got {q!r}")
+        reach = max(8.0, 2 * abs(float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))))
+        low, high = (self.means - reach * self.sigmas).amin(0), (self.means + reach * self.sigmas).amax(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = torch.special.ndtr((middle - self.means) / self.sigmas).mean(0) < q
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        middle = (low + high) / 2
+        return middle.exp() if self.log else middle
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """(low, high) with the same probability beyond either end."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def crps(self, y: Tensor) -> Tensor:
+        """Continuous ranked probability score, E|Y - y| - E|Y - Y'| / 2, in closed form, in the quantity's unit.
+
+        Of Gaussians E|N(m, s^2)| = m (2 Phi(m/s) - 1) + 2 s phi(m/s) (Grimit et al. 2006); of log-normals the
+        corresponding partial expectations. Lower is better; of a point forecast it is the absolute error.
+        """
+        if self.log:
+            first = _log_normal_from(self.means, self.sigmas, y).mean(0)
+        else:
+            first = _absolute(y - self.means, self.sigmas).mean(0)
+        return first - 0.5 * self._spread()
+
+    def _spread(self) -> Tensor:
+        """E|Y - Y'| of two independent copies, block by block."""
+        count = len(self.means)
+        each = max(1, _BLOCK // max(self.means.numel(), 1))
+        total = torch.zeros_like(self.means[0])
+        for start in range(0, count, each):
+            m, s = self.means[start : start + each].unsqueeze(1), self.sigmas[start : start + each].unsqueeze(1)
+            both = (s.square() + self.sigmas.square()).sqrt()
+            if self.log:
+                apart = (m - self.means) / both
+                mine, other = (m + 0.5 * s.square()).exp(), self.component_means
+                pairs = mine * _odd(apart + s.square() / both) + other * _odd(-apart + self.sigmas.square() / both)
+            else:
+                pairs = _absolute(m - self.means, both)
+            total += pairs.sum((0, 1))
+        return total / count**2
+
+    def standardised(self, y: Tensor) -> Tensor:
+        """(y - mean) / standard deviation, on the modelled scale."""
+        spread = self.sigmas.square().mean(0) + self.means.var(0, correction=0)
+        return (self._modelled(y) - self.means.mean(0)) / spread.sqrt()
+
+    def scaled(self, k: Tensor | float) -> "Mixture":
+        """k times as wide about the same mean (on the modelled scale); both kinds of uncertainty keep their share."""
+        centre = self.means.mean(0)
+        return Mixture(centre + k * (self.means - centre), self.sigmas * k, self.log)
+
+    def _modelled(self, y: Tensor) -> Tensor:
+        return y.log() if self.log else y
+
+
+def _absolute(m: Tensor, s: Tensor) -> Tensor:
+    """E|N(m, s^2)|."""
+    z = m / s
+    return m * _odd(z) + (2 / _ROOT_2PI) * s * torch.exp(-0.5 * z.square())
+
+
+def _odd(z: Tensor) -> Tensor:
+    return 2 * torch.special.ndtr(z) - 1
+
+
+def _log_normal_from(m: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """E|exp(N(m, s^2)) - y|."""
+    z = (y.log() - m) / s
+    return y * _odd(z) - (m + 0.5 * s.square()).exp() * _odd(z - s)
+
+
+def crps_of_samples(samples: Tensor, y: Tensor) -> Tensor:
+    """The score of an empirical distribution: E|X - y| - E|X - X'| / 2 over all pairs of samples (S, ...)."""
+    count = len(samples)
+    ranks = torch.arange(1, count + 1, dtype=samples.dtype, device=samples.device)
+    weights = (2 * ranks - count - 1).reshape(-1, *[1] * (samples.dim() - 1))
+    spread = (weights * samples.sort(0).values).sum(0) * (2 / count**2)
+    return (samples - y).abs().mean(0) - 0.5 * spread
+
+
+def running_scale(z: Tensor, *, memory: float, prior: float = 10.0) -> Tensor:
+    """How much wider or narrower forecasts should be, from errors that are known when each is made.
+
+    Args:
+        z: standardised errors (N, H) of forecasts at N consecutive origins for 1 to H steps ahead; NaN where the
+            future is not known yet.
+        memory: errors this many steps old count 1/e; math.inf: all count alike.
+        prior: begin as if this many errors had been seen, of the size that was predicted.
+
+    Returns:
+        k (N, H): at origin t for step h the root of the running mean of z^2, over origins j with j + h <= t.
+    """
+    count, horizon = z.shape
+    keep = math.exp(-1 / memory)
+    squares = z.square().tolist()
+    scale = torch.ones(count, horizon, dtype=z.dtype)
+    for h in range(1, horizon + 1):
+        total = weight = float(prior)
+        for t in range(count):
+            if t >= h and math.isfinite(squares[t - h][h - 1]):
+                total, weight = keep * total + squares[t - h][h - 1], keep * weight + 1
+            scale[t, h - 1] = math.sqrt(total / weight)
+    return scale.to(z.device)
+
+
+def histogram(pit: Tensor, bins: int = 10) -> list[float]:
+    """Share of probability integral transforms in equal bins of [0, 1]; all 1 / bins where forecasts are calibrated."""
+    index = (pit.flatten() * bins).long().clamp(0, bins - 1)
+    counts = torch.bincount(index.cpu(), minlength=bins).double()
+    return [float(c) for c in counts / counts.sum()]

@@ -1,0 +1,304 @@
+"""Series from CSV files: what is found by looking, what is mended, and what is refused in one sentence."""
+
+import csv
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+
+from bayesrnn.data import dates, series
+from bayesrnn.data.series import read_csv, sunspots
+from bayesrnn.errors import UserError
+
+
+def write(folder, text, name="data.csv", encoding="utf-8"):
+    path = folder / name
+    path.write_bytes(text.encode(encoding) if isinstance(text, str) else text)
+    return path
+
+
+def rows(labels, start=1.0):
+    return "\n".join(f"{label},{start + i}" for i, label in enumerate(labels))
+
+
+def days(count, first="2020-01-01"):
+    return [f"{datetime.fromisoformat(first) + timedelta(days=i):%Y-%m-%d}" for i in range(count)]
+
+
+def test_the_series_of_the_library():
+    one = sunspots()
+    assert (len(one), one.columns, one.label(0), one.label(308), one.label(309)) == (
+        309, ["sunspots"], "1700", "2008", "2009",
+    )  # fmt: skip
+    assert one.target[:3].tolist() == [5.0, 11.0, 16.0]
+    assert one.target.max() == 190.2  # 1957
+    assert one.label(int(one.target.argmax())) == "1957"
+    assert one.notes == []
+
+
+FORMS = {
+    "2020-01-01": (["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-05"], ("day", 1)),
+    "ISO without zeros": (["2020-1-8", "2020-1-9", "2020-1-10", "2020-1-11"], ("day", 1)),
+    "YYYY/MM/DD": (["2020/01/30", "2020/01/31", "2020/02/01"], ("day", 1)),
+    "times": (["2020-01-01 00:00", "2020-01-01 01:00", "2020-01-01 02:00"], ("second", 3600)),
+    "T and zone": (["2020-01-01T00:00:00Z", "2020-01-01T00:15:00Z", "2020-01-01T00:30:00Z"], ("second", 900)),
+    "months": (["1999-11", "1999-12", "2000-01", "2000-02"], ("month", 1)),
+    "months M": (["1999M11", "1999M12", "2000M01"], ("month", 1)),
+    "month first": (["11/1999", "12/1999", "01/2000"], ("month", 1)),
+    "quarters": (["1959Q1", "1959Q2", "1959Q3", "1959Q4", "1960Q1"], ("month", 3)),
+    "quarters, other": (["Q3 1959", "Q4 1959", "Q1 1960"], ("month", 3)),
+    "years": (["1700", "1701", "1702"], ("month", 12)),
+    "years with a point": (["1700.0", "1701.0", "1702.0"], ("month", 12)),
+    "compact days": (["19580329", "19580405", "19580412"], ("day", 7)),
+    "compact months": (["195811", "195812", "195901"], ("month", 1)),
+    "names": (["Jan-1-1995", "Feb-1-1995", "Mar-1-1995"], ("month", 1)),
+    "names, year": (["Nov 2001", "Dec 2001", "Jan 2002"], ("month", 1)),
+    "names, day": (["30 January 2001", "31 January 2001", "1 February 2001"], ("day", 1)),
+    "weeks": (["2020-W52", "2020-W53", "2021-W01"], ("day", 7)),
+    "day first": (["30.01.2020", "31.01.2020", "01.02.2020"], ("day", 1)),
+    "US": (["1/30/2020", "1/31/2020", "2/1/2020"], ("day", 1)),
+    "month ends": (["2020-01-31", "2020-02-29", "2020-03-31", "2020-04-30"], ("month", 1)),
+    "quarter ends": (["2020-03-31", "2020-06-30", "2020-09-30", "2020-12-31"], ("month", 3)),
+    "year ends": (["2018-12-31", "2019-12-31", "2020-12-31", "2021-12-31"], ("month", 12)),
+    "epoch": (["1577836800", "1577840400", "1577844000"], ("second", 3600)),
+    "epoch in ms": (["1577836800000", "1577836860000", "1577836920000"], ("second", 60)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_dates(tmp_path, name):
+    labels, (unit, every) = FORMS[name]
+    one = read_csv(write(tmp_path, "when,what\n" + rows(labels)))
+    assert (one.grid.unit, one.grid.every) == (unit, every)
+    assert one.columns == ["what"]
+    assert one.target[0] == 1.0
+    assert one.target[-1] == len(labels)
+
+
+def test_the_day_or_the_month_first(tmp_path):
+    """Where both can be read, even steps decide; where they do not, nothing is guessed."""
+    monthly = [f"01/{m % 12 + 1:02}/{2020 + m // 12}" for m in range(15)]
+    assert read_csv(write(tmp_path, "when,what\n" + rows(monthly))).grid.name == "month"
+    american = [f"{m % 12 + 1:02}/01/{2020 + m // 12}" for m in range(15)]
+    assert read_csv(write(tmp_path, "when,what\n" + rows(american))).grid.name == "month"
+    unclear = ["01/02/2020", "03/05/2020", "04/09/2020"]
+    with pytest.raises(UserError, match=r"day first or with the month first .'01/02/2020'.; write them as YYYY-MM-DD"):
+        read_csv(write(tmp_path, "when,what\n" + rows(unclear)))
+
+
+def test_weekdays_have_no_weekends(tmp_path):
+    labels = [d for d in days(30, "2024-01-01") if datetime.fromisoformat(d).weekday() < 5]
+    one = read_csv(write(tmp_path, "date,price\n" + rows(labels)))
+    assert (one.grid.unit, len(one), one.grid.season, one.notes) == ("weekday", len(labels), 5, [])
+    assert one.label(4) == "2024-01-05"  # a Friday
+    assert one.label(5) == "2024-01-08"
+
+
+def test_labels_and_seasons_of_grids():
+    start = datetime(2020, 1, 1)
+    expected = {
+        ("month", 1): ("month", 12, "2020-02"),
+        ("month", 3): ("quarter", 4, "2020Q2"),
+        ("month", 12): ("year", 1, "2021"),
+        ("month", 2): ("2 months", 6, "2020-03"),
+        ("day", 1): ("day", 7, "2020-01-02"),
+        ("day", 7): ("week", 52, "2020-01-08"),
+        ("second", 3600): ("hour", 24, "2020-01-01 01:00:00"),
+        ("second", 900): ("15 minutes", 96, "2020-01-01 00:15:00"),
+        ("second", 1): ("second", 3600, "2020-01-01 00:00:01"),
+        ("second", 0.5): ("0.5 seconds", 7200, "2020-01-01 00:00:00.500000"),
+        ("row", 1): ("row", 1, "2"),
+    }
+    for (unit, every), (name, season, label) in expected.items():
+        grid = dates.Grid(unit, every, start)
+        assert (grid.name, grid.season, grid.label(1)) == (name, season, label)
+
+
+def test_year_and_quarter_in_two_columns(tmp_path):
+    text = "year,quarter,gdp\n" + "\n".join(f"{1959 + i // 4}.0,{i % 4 + 1},{i}" for i in range(8))
+    one = read_csv(write(tmp_path, text))
+    assert (one.grid.name, one.columns, one.label(0), one.label(7)) == ("quarter", ["gdp"], "1959Q1", "1960Q4")
+    text = text.replace("1959.0,3", "1959.0,5")
+    with pytest.raises(UserError, match=r"The quarter in line 4 is '5'; it must be a whole number from 1 to 4\."):
+        read_csv(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_delimiters(tmp_path, mark):
+    text = "\n".join(
+        mark.join(row) for row in [("date", "a", "b"), ("2001", "1", "2"), ("2002", "3", "4"), ("2003", "5", "6")]
+    )
+    one = read_csv(write(tmp_path, text), covariates="all")
+    assert one.values.tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_a_decimal_comma(tmp_path):
+    one = read_csv(write(tmp_path, "Datum;Wert\n12.02.2020;1,5\n13.02.2020;2,25\n14.02.2020;3\n"))
+    assert one.target.tolist() == [1.5, 2.25, 3.0]
+
+
+def test_files_as_programs_write_them(tmp_path):
+    """Byte-order marks, UTF-16, Windows line ends, comments, blank lines, quotes, a last empty column."""
+    plain = "date,a\n2001,1\n2002,2\n2003,4\n"
+    for text, encoding in (
+        ("﻿" + plain, "utf-8"),
+        (plain, "utf-16"),
+        (plain.replace("\n", "\r\n"), "utf-8"),
+        ("# made by hand\n\n" + plain + "\n\n", "utf-8"),
+        ('"date","a"\n"2001","1"\n"2002","2"\n"2003","4"\n', "utf-8"),
+        ("date,a,\n2001,1,\n2002,2,\n2003,4,\n", "utf-8"),
+        ("date, a\n2001, 1\n2002, 2\n2003, 4\n", "utf-8"),
+    ):
+        one = read_csv(write(tmp_path, text, encoding=encoding))
+        assert (one.columns, one.target.tolist()) == (["a"], [1.0, 2.0, 4.0])
+
+
+def test_without_a_header(tmp_path):
+    one = read_csv(write(tmp_path, "2001,1.5\n2002,2\n2003,4\n"))
+    assert (one.columns, one.label(0), one.target[0]) == (["column 2"], "2001", 1.5)
+
+
+def test_without_dates(tmp_path):
+    one = read_csv(write(tmp_path, "load\n3\n1\n2\n"))
+    assert (one.grid.name, one.target.tolist(), one.label(3)) == ("row", [3.0, 1.0, 2.0], "4")
+    assert one.notes == ["No column holds dates; the rows are taken as evenly spaced, in the order of the file."]
+
+
+def test_numbers_that_could_be_years_are_values(tmp_path):
+    """The first column of whole numbers may be years; later ones are not taken for dates."""
+    one = read_csv(write(tmp_path, "year,volume\n1871,1120\n1872,1160\n1873,1963\n"))
+    assert (one.columns, one.label(0)) == (["volume"], "1871")
+    other = read_csv(write(tmp_path, "load,volume\n12.5,1120\n13.5,1160\n14.5,1963\n"), target="volume")
+    assert (other.grid.unit, other.target[2]) == ("row", 1963)
+
+
+def test_target_and_covariates(tmp_path):
+    path = write(tmp_path, "date,a,name,b,c\n2001,1,x,4,7\n2002,2,y,5,8\n2003,3,z,6,9\n")
+    assert read_csv(path).columns == ["a"]
+    assert read_csv(path).notes == ["a is forecast from its own past; b, c can be used with data.covariates=all."]
+    assert read_csv(path, covariates="all").columns == ["a", "b", "c"]
+    assert read_csv(path, target="b", covariates="c, a").columns == ["b", "c", "a"]
+    assert read_csv(path, target="b", covariates="c, a").values[0].tolist() == [4, 7, 1]
+    for options, words in (
+        ({"target": "d"}, "There is no column 'd' to forecast; there are a, name, b, c."),
+        ({"covariates": "d"}, "There is no column 'd' for a covariate"),
+        ({"covariates": "a"}, "a is the series to forecast; it cannot be a covariate as well."),
+        ({"date": "d"}, "There is no column 'd' for the dates"),
+        ({"date": "name"}, "The column 'name' holds no dates (its first cell is 'x')"),
+        ({"target": "name"}, "data.csv, line 2: 'x' in column name is no number"),
+    ):
+        with pytest.raises(UserError) as error:
+            read_csv(path, **options)
+        assert words in str(error.value)
+
+
+def test_rows_out_of_order_are_sorted_and_it_is_said(tmp_path):
+    one = read_csv(write(tmp_path, "date,a\n2003,3\n2001,1\n2002,2\n"))
+    assert one.target.tolist() == [1, 2, 3]
+    assert one.notes == ["The dates are not in order in the file; the rows were sorted by date."]
+    back = read_csv(write(tmp_path, "date,a\n2003,3\n2002,2\n2001,1\n"))
+    assert back.notes == ["The dates are in reverse order in the file; the rows were sorted by date."]
+
+
+def test_repeated_dates(tmp_path):
+    one = read_csv(write(tmp_path, "date,a\n2001,1\n2002,2\n2002,2\n2003,3\n"))
+    assert one.target.tolist() == [1, 2, 3]
+    assert one.notes == ["1 rows that repeat a date and its values were left out."]
+    with pytest.raises(UserError, match=r"Lines 3 and 4 have the same date and different values; keep one"):
+        read_csv(write(tmp_path, "date,a\n2001,1\n2002,2\n2002,2.5\n2003,3\n"))
+
+
+@pytest.mark.parametrize("missing", ["", "NA", "nan", "NULL", "?", None])
+def test_small_gaps_are_filled_and_it_is_said(tmp_path, missing):
+    """Empty cells and absent rows alike: a straight line from 1 at 2001 to 4 at 2004."""
+    between = "" if missing is None else f"2002,{missing}\n2003,{missing}\n"
+    one = read_csv(write(tmp_path, f"date,a\n2000,0\n2001,1\n{between}2004,4\n2005,9\n2006,3\n"))
+    assert one.target.tolist() == [0, 1, 2, 3, 4, 9, 3]
+    assert one.notes == ["2 missing values of a (longest gap: 2) were filled by straight lines."]
+
+
+def test_large_gaps_are_refused(tmp_path):
+    labels = [*days(20), *days(20, "2020-01-25")]
+    path = write(tmp_path, "date,a\n" + rows(labels))
+    with pytest.raises(
+        UserError, match=r"a has no value for 4 steps from 2020-01-21 on, and gaps of up to 3 are filled.*max_gap=4"
+    ):
+        read_csv(path)
+    assert len(read_csv(path, max_gap=4)) == 44
+    long = write(tmp_path, "date,a\n" + rows([*days(600), *days(600, "2021-08-28")]))
+    assert len(read_csv(long)) == 1205  # 5 missing steps: 1% of the series is 12
+
+
+def test_ends_without_a_target_are_cut(tmp_path):
+    one = read_csv(write(tmp_path, "date,a\n1999-11,\n1999-12,1\n2000-01,2\n2000-02,3\n2000-03,NA\n"))
+    assert (one.target.tolist(), one.label(0), one.label(2)) == ([1, 2, 3], "1999-12", "2000-02")
+    assert one.notes == ["2 steps without a at the ends were left out."]
+
+
+REFUSED = {
+    "": "is empty; a series needs a column of dates and a column of numbers",
+    "date,a\n2001,1\n": "has 1 rows of data; a series needs many more",
+    "date,a\n2001,1\n2002,2\n2002,2\n": "There are 2 different dates",
+    "date,a\n2001,1\n2002,two\n2003,3\n": "line 3: 'two' in column a is no number; correct it or leave it empty",
+    "date,a\n2001,1\n2002,inf\n2003,3\n": "line 3: 'inf' in column a is infinite",
+    "date,a\n2001,1\n2002,2,5\n2003,3\n": "line 3, has 3 cells where line 1 has 2",
+    "date,a,a\n2001,1,2\n2002,2,3\n2003,3,4\n": "has two columns called 'a'",
+    "date,a\n2001,x\n2002,y\n2003,z\n": "No column holds numbers",
+    "date,a\n2001,\n2002,\n2003,\n": "No column holds numbers",
+    "date,a\n2001,1\n2002,2\n2003,3\n2004.5,4\n2005,3\n2006,3\n2007,1\n2008,1\n2009,1\n2010,1\n2011,1\n2012,2\n":
+        "'2004.5' is no date of the form YYYY, as the others are, in line 5",
+    "date,a\n2020-01-01,1\n2020-01-02,2\n2020-01-03,3\n2020-01-04T00:00+01:00,1\n":
+        "has a time zone, unlike those before",
+    "date,a\n" + rows([*days(12), ""]): "There is no date in line 14",
+    "date,a\n2020-01-01 00:00,1\n2020-01-01 01:00,2\n2020-01-01 02:00,3\n2020-01-01 03:30,1\n":
+        "most are one hour apart, but 2020-01-01 03:30 in line 5 is not a whole number",
+    "date,a\n" + rows(["2020-01-01", "2020-01-08", "2020-01-15", "2020-01-18", "2020-01-22"]): "not evenly spaced",
+    "date,a\n" + rows(["2000-01-01", "2000-01-02", "2000-01-03", "2020-01-01"]): "Only 4 of the 7,306 steps of one day",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda t: REFUSED[t][:40])
+def test_what_is_refused(tmp_path, text):
+    with pytest.raises(UserError) as error:
+        read_csv(write(tmp_path, text))
+    assert REFUSED[text] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_csv(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"cannot be read .*; --data names a CSV file"):
+        read_csv(tmp_path / "nothing.csv")
+    with pytest.raises(UserError, match=r"is not UTF-8 text .byte 4.; save it as CSV in UTF-8"):
+        read_csv(write(tmp_path, b"date\xff\xfe,a\n"))
+    with pytest.raises(UserError, match="is a binary file"):
+        read_csv(write(tmp_path, b"date,a\n\0\0\0\n"))
+    with pytest.raises(UserError, match="cannot be read as CSV"):
+        read_csv(write(tmp_path, "date,a\n2001," + "1" * 200_000 + "\n2002,2\n"))
+    small = write(tmp_path, "date,a,b\n" + "\n".join(f"{y},1,2" for y in range(2000, 2010)))
+    for name, limit, words in (
+        ("MAX_BYTES", 20, "is larger than 0 MB"),
+        ("MAX_ROWS", 5, "has 10 rows; at most 5 are read"),
+        ("MAX_COLUMNS", 2, "has 3 columns; at most 2 are read"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=words):
+            patch.setattr(series, name, limit)
+            read_csv(small)
+
+
+def test_a_clock_that_is_not_exact(tmp_path):
+    """Sensor times may be off by a quarter of a step."""
+    labels = ["2020-01-01 00:00:00", "2020-01-01 00:01:02", "2020-01-01 00:01:59", "2020-01-01 00:04:01"]
+    one = read_csv(write(tmp_path, "time,v\n" + rows(labels)))
+    assert one.target.tolist() == pytest.approx([1, 2, 3, 3.5, 4])
+
+
+def test_what_is_written_reads_back(tmp_path):
+    for labels in (days(30), [f"{1990 + i}" for i in range(30)], [f"{1990 + i // 4}Q{i % 4 + 1}" for i in range(30)]):
+        text = "date,a,b\n" + "\n".join(f"{d},{np.sin(i)},{i * 0.1}" for i, d in enumerate(labels))
+        one = read_csv(write(tmp_path, text), target="b", covariates="all")
+        again = read_csv(write(tmp_path, one.to_csv(), name="again.csv"), covariates="all")
+        assert (again.columns, again.grid) == (one.columns, one.grid)
+        np.testing.assert_array_equal(again.values, one.values)
+    rowwise = read_csv(write(tmp_path, "a\n3\n1\n2\n"))
+    table = list(csv.reader(rowwise.to_csv().splitlines()))
+    assert table[:2] == [["row", "a"], ["1", "3.0"]]
