@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from bayesrnn.train.launch import launch
+
 COLOURS = ("red", "green", "blue", "white")
 THINGS = ("dog", "boat", "child", "car", "horse")
 PLACES = ("grass", "water", "snow")
@@ -55,3 +57,35 @@ def pictures(tmp_path_factory):
 def writable(tmp_path):
     """A small copy of it that a test may break."""
     return write_flickr8k(tmp_path / "pictures", sizes=(6, 3, 3))
+
+
+class Silent:
+    def say(self, text):
+        pass
+
+    def step(self, progress):
+        pass
+
+    def epoch(self, line, epochs):
+        pass
+
+
+@pytest.fixture(scope="session")
+def runs(pictures, tmp_path_factory):
+    """Short runs of the recipes on the made-up set: recipe name to run folder. The first has learnt what it sees."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {
+        "caption-dropout": ["train.epochs=30", "image_dropout=0", "step_dropout=0.1"],
+        "caption-bbb": ["train.epochs=2"],
+        "caption-variational": ["train.epochs=1"],
+    }
+    for name, changed in settings.items():
+        launch(
+            name,
+            out=folder / name,
+            reporter=Silent(),
+            data=str(pictures),
+            overrides=["hidden=32", "batch_size=20", "lr=0.01", "train.decay=1.0", *changed],
+            device="cpu",
+        )
+    return {name: folder / name for name in settings}

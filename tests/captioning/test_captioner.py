@@ -189,6 +189,13 @@ class TestTask:
         loss, terms, _ = task.objective(task.batch(torch.tensor(0)), ())
         torch.testing.assert_close(loss * 480, terms.nll + terms.kl, rtol=1e-5, atol=0)
 
+    def test_an_image_layer_outside_the_posterior(self, pictures):
+        inside, outside = (task_of("caption-bbb", pictures, f"bayesian_image={b}").model for b in ("true", "false"))
+        assert {n for n, _, _ in inside.named_posteriors()} - {n for n, _, _ in outside.named_posteriors()} == {
+            "image.weight",
+            "image.bias",
+        }
+
     def test_features_follow_the_captions(self, pictures):
         task = task_of("caption-dropout", pictures)
         task.start_epoch(1)

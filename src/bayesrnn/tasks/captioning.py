@@ -45,11 +45,15 @@ class Paper(schema.Paper):
 
 @dataclass(frozen=True)
 class Model:
-    """Embedding, LSTM layers and decoder of one width; rates of the noise in them and on the image's features."""
+    """Embedding, LSTM layers and decoder of one width; rates of the noise in them and on the image's features.
+
+    ``bayesian_image: false`` leaves the image's linear layer out of the posterior, as an ordinary layer.
+    """
 
     hidden: int = positive(512)
     layers: int = positive(1)
     init: float = positive(0.05)
+    bayesian_image: bool = True
     image_dropout: float = rate()
     word_dropout: float = rate()
     input_dropout: float = rate()
@@ -280,7 +284,8 @@ class Captioning(Task):
             step_dropout=m.step_dropout,
             init=m.init,
         )
-        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="decoder.bias")
+        exclude = ["decoder.bias"] if m.bayesian_image else ["decoder.bias", "image.*"]
+        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)
 
     def attach(self, model: nn.Module) -> None:
         import bayesrnn as br
