@@ -88,6 +88,7 @@ def _persistent_refuses(case: Case) -> str | None:
         batch=case.batch or 1,
         hidden=case.hidden or 1,
         projection=case.projection,
+        untied=case.recurrent_mask == "untied",
     )
 
 
@@ -202,6 +203,12 @@ def choose(case: Case) -> tuple[Path, list[tuple[Path, str]]]:
     raise ValueError(f"there is no kernel {case.kernel!r}: the names are LSTM, GRU, RNN, input and gaussian")
 
 
+def able(path: str, case: Case) -> bool:
+    """Whether a path can run a case, whatever was asked for."""
+    row = _TABLE[_NAMES.index(_check(path, "path"))]
+    return case.kernel in row.kernels and row.refuses(case) is None
+
+
 def path(device: str = "cpu", *, name: str = "LSTM", **facts: Any) -> str:
     """The path that layers with noise per sequence take now; `facts` are those of `Case`."""
     return choose(Case(name, device, **facts))[0].name
@@ -215,10 +222,10 @@ def _load(place: str) -> Callable[..., Any]:
 
 
 def kernel(name: str, device: str = "cpu", **facts: Any) -> Callable[..., Any]:
-    """The function of `name`, "LSTM", "GRU", "RNN" or "input", for a case with these facts."""
+    """The function of `name` for a case with these facts; on every path a layer's are called alike."""
     return _load(choose(Case(name, device, **facts))[0].kernels[name])
 
 
 from bayesrnn.kernels.explanation import explain  # noqa: E402  (it reads the table)
 
-__all__ = ["Case", "Path", "asked", "choose", "explain", "force", "forced", "interpreted", "kernel", "path"]
+__all__ = ["Case", "Path", "able", "asked", "choose", "explain", "force", "forced", "interpreted", "kernel", "path"]

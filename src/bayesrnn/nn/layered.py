@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import kernels
 from bayesrnn.compiling import uncompiled
-from bayesrnn.draws import Noise, Source
+from bayesrnn.draws import Noise, Source, source
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -183,6 +183,34 @@ def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes
         "recurrent_mask": None if z_h is None else "tied" if z_h.ndim == 2 else "untied",
         "cell_mask": noise.z_c is not None,
     }
+
+
+def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
+    """Whether a layer takes all steps of this input in one launch, which is faster than torch's own kernel."""
+    packed = isinstance(input, PackedSequence)
+    x = input.data if packed else input
+    if module.mode != "LSTM" or not isinstance(x, Tensor) or not x.is_cuda or torch.compiler.is_compiling():
+        return False
+    if x.dtype != module.weight_hh_l0.dtype or not packed and (x.dim() not in (2, 3) or x.numel() == 0):
+        return False
+    rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
+    case = kernels.Case(
+        "LSTM",
+        "cuda",
+        x.dtype,
+        batch=rows,
+        hidden=module.hidden_size,
+        projection=module.proj_size > 0,
+    )
+    return kernels.choose(case)[0].name == "persistent"
+
+
+def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    """The forward of a layer of torch's own, in one launch per layer where that is faster."""
+    if in_one_launch(module, input):
+        return run(module, Rates(), input, hx, source(module) if module.dropout > 0 else None)
+    result: tuple[Any, Any] = type(module).forward(module, input, hx)
+    return result
 
 
 def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:

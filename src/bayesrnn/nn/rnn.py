@@ -66,6 +66,8 @@ class _Noisy(_Base):
         noisy = source is not None and (self.rates.any or (self.dropout > 0 and source is not draws.FRESH))
         if not torch.compiler.is_dynamo_compiling() and kernels.forced():
             return layered.run(self, self.rates, input, hx, source)
+        if (source is None or not noisy or self.rates.folds_into_weights) and layered.in_one_launch(self, input):
+            return layered.run(self, self.rates, input, hx, source)
         if source is None or not noisy:
             return self._fused(input, hx, None, quiet=source is None)
         plain_dropout = self.dropout == 0 or source is draws.FRESH
@@ -87,7 +89,9 @@ class _Noisy(_Base):
             if weights is not None:
                 self._flat_weights = list(weights)
                 if weights[0].is_cuda:
-                    self.flatten_parameters()  # the given weights, into the one piece that cuDNN wants
+                    # into the one piece that cuDNN wants; the parameters themselves stay where they are
+                    self._flat_weights = [w.clone() if isinstance(w, torch.nn.Parameter) else w for w in weights]
+                    self.flatten_parameters()
             result: tuple[Any, Any] = super().forward(input, hx)
         finally:
             self._flat_weights, self.dropout = kept, dropout
