@@ -8,6 +8,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
+    digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
 
 Nothing between the markers is written by hand.
 """
@@ -27,6 +28,7 @@ from typing import Any
 from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
+from bayesrnn.report import digits
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,6 +129,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "cpu": _cpu,
     "gal2016": partial(_published, "gal2016"),
     "fortunato2017": partial(_published, "fortunato2017"),
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in digits.BLOCKS.items()},
 }
 
 
@@ -153,6 +156,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the tables of README.md and docs/*.md from records.")
     parser.add_argument("--check", action="store_true", help="change nothing; status 1 if a block is out of date")
     check = parser.parse_args().check
+    if not check:
+        digits.write_figures(ROOT / "results", ROOT / "docs/figures")
     stale = [page for page in pages() if generated(page) != page.read_text("utf-8")]
     for page in stale:
         print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'written'}")

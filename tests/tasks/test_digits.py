@@ -226,7 +226,7 @@ def test_every_recipe_trains_and_is_evaluated(name, folder, tmp_path):
     ("name", "changes"),
     [
         ("digits-mlp-dropout", ["lr=0.1"]),
-        ("digits-lenet-all-gaussian", ["lr=0.02", "epochs=7"]),
+        ("digits-lenet-all-gaussian", ["lr=0.02", "epochs=12"]),
         ("digits-lenet-dropconnect", ["lr=0.02", "weight_dropout=0.1", "epochs=7"]),
         # the narrow part of the published prior has no place among 160 images
         ("digits-bbb-400", ["lr=0.1", "log_sigma2=-0.5", "other_low=0.02", "other_high=0.04"]),

@@ -1,0 +1,126 @@
+"""Tables, sentences and pictures of digit runs, from made-up records."""
+
+import json
+import math
+import random
+
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.report import digits
+from bayesrnn.tasks.digit_measures import ANGLES, FRACTIONS
+
+KINDS = ("uniform noise", "letters")
+
+
+def made_up(name, seed, *, epochs=40, speed=1.0):
+    source = random.Random(f"{name}{seed}")
+    curve = [1.3 + 8 / (1 + speed * e) + 0.05 * source.random() for e in range(epochs)]
+    metrics = {"valid_error": min(curve), "test_error": min(curve), "test_nll": 0.05, "test_calibration_error": 0.01}
+    random_weights = name not in ("digits-lenet", "digits-mlp-plain")
+    area = {"entropy_auroc": 0.9, "mean_entropy": 1.0}
+    metrics["unfamiliar"] = [{"kind": k, **area, "mutual_information_auroc": None} for k in KINDS]
+    if random_weights:
+        metrics |= {"valid_error_mc": 0.5, "test_error_mc": 0.55 + 0.02 * seed, "samples": 50, "test_nll_mc": 0.03}
+        metrics["test_calibration_error_mc"] = 0.005
+        metrics["unfamiliar_mc"] = [{"kind": k, **area, "mutual_information_auroc": 0.95} for k in KINDS]
+    draws = range(8 if random_weights else 1)
+    metrics["turning"] = [
+        {"angle": a, "logits": [[math.cos(a / 50 - c) * 5 + source.gauss(0, 1) for c in range(10)] for _ in draws]}
+        for a in ANGLES
+    ]
+    if "bbb" in name:
+        metrics["pruning"] = [{"fraction": f, "test_error": 1.3 / (1.0001 - f) ** 0.5} for f in FRACTIONS]
+    return {
+        "seed": seed,
+        "device": "cpu (here)",
+        "versions": {"torch": "2"},
+        "overrides": ["train.epochs=40"] if seed == 2 else [],
+        "curves": {"test_error": curve},
+        "metrics": metrics,
+    }
+
+
+@pytest.fixture
+def results(tmp_path):
+    for name in digits.NAMES:
+        (tmp_path / name).mkdir()
+        for seed in (1, 2):
+            record = made_up(name, seed, speed=2.0 if name == digits.SHARPENED else 1.0)
+            (tmp_path / name / f"{seed}.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+def test_every_recipe_has_a_name_and_every_name_a_recipe():
+    from bayesrnn import recipes
+
+    assert set(digits.NAMES) == {n for n in recipes.names() if recipes.load(n).task == "digits"}
+
+
+def test_without_records(tmp_path):
+    assert digits.figures(tmp_path) == {}
+    for block in digits.BLOCKS.values():
+        assert block(tmp_path) == digits.NO_RECORD
+
+
+def test_blocks(results):
+    main = digits.block(results)
+    row = next(line for line in main.splitlines() if line.startswith("| Bayes by Backprop, MLP 400 |"))
+    assert "| 1.36 |" in row
+    assert "| 0.58 ± 0.01 |" in row
+    assert "| LeNet | – |" in main  # no paper figure
+    assert "Changed settings: train.epochs=40." in main
+    assert "MC is below the standard error in 2 of 2 seeds (0.58% against" in main
+    pictures = digits._drawings(digits.load(results))
+    for name, block in digits.BLOCKS.items():
+        text = block(results)
+        assert text != digits.NO_RECORD
+        if "![" in text:
+            picture = text.rpartition("(figures/")[2].rstrip(")")
+            assert picture in pictures, name
+    assert "0.950 ± 0.000" in digits.BLOCKS["digits-unfamiliar"](results)
+
+
+def test_first_epochs():
+    assert digits.first_epoch([5.0, 3.0, 2.0, 2.5], 3.0) == 2
+    assert digits.first_epoch([5.0, 3.0, 2.0, 2.5], 2.4) == 3
+    assert digits.first_epoch([5.0], 1.0) is None
+
+
+def test_levels_count_only_where_all_runs_got():
+    def runs(plain, sharpened):
+        return {
+            digits.PLAIN: [{"curves": {"test_error": c}} for c in plain],
+            digits.SHARPENED: [{"curves": {"test_error": c}} for c in sharpened],
+        }
+
+    rows = digits.levels_reached(runs([[6, 4.5, 2.9], [4.9, 3.5, 2.8]], [[4, 2.9, 2], [6, 2.4, 2]]))
+    assert rows == [
+        {"level": 5.0, digits.PLAIN: 1.5, digits.SHARPENED: 1.5},
+        {"level": 4.0, digits.PLAIN: 2.5, digits.SHARPENED: 1.5},
+        {"level": 3.0, digits.PLAIN: 3.0, digits.SHARPENED: 2.0},
+    ]
+    assert digits.levels_reached({}) == []
+
+
+@pytest.mark.parametrize(("slower", "said"), [(False, "never later"), (True, "LATER at")])
+def test_what_is_said_of_sharpening(results, slower, said):
+    if slower:
+        for seed in (1, 2):
+            record = json.dumps(made_up(digits.SHARPENED, seed, speed=0.5))
+            (results / digits.SHARPENED / f"{seed}.json").write_text(record)
+    assert any(said in sentence for sentence in digits.findings(digits.load(results)))
+
+
+def test_pictures(results, tmp_path):
+    paths = digits.write_figures(results, tmp_path / "figures")
+    assert [p.name for p in paths] == [
+        "digits-errors.png", "digits-sharpening.png", "digits-pruning.png", "digits-turning.png",
+    ]  # fmt: skip
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
+
+
+def test_a_file_that_is_no_record(results):
+    (results / "digits-lenet" / "3.json").write_text('{"metrics": {}}')
+    with pytest.raises(UserError, match=r"3\.json is not the record of a digits run"):
+        digits.load(results)
