@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bayesrnn as br
 from bayesrnn import export
+from bayesrnn.nn import Dropout
+from bayesrnn.posteriors import DropConnect
 from bayesrnn.tasks.language import LanguageModel
 
 T, B, V, H = 6, 3, 11, 5
@@ -85,6 +87,14 @@ def test_plain_modules_give_the_mean(wrapping, cell):
         assert type(part).__module__.split(".")[0] in ("torch", __name__.split(".")[0], "bayesrnn")
         if type(part).__module__.startswith("bayesrnn"):
             assert type(part) is LanguageModel
+
+
+def test_noise_on_units_and_weights_of_feedforward_models():
+    net = nn.Sequential(nn.Linear(4, 5), Dropout(0.5, noise="gaussian"), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 2))
+    model, x = DropConnect(net, p=0.5), torch.randn(3, 4)
+    plain = export.to_torch(model)
+    assert [type(m).__name__ for m in plain] == ["Linear", "Identity", "ReLU", "Dropout", "Linear"]
+    assert_same(plain(x), model.eval()(x), rtol=0, atol=0)
 
 
 def test_train_mode_and_open_blocks_change_nothing():

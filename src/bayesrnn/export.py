@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.draws import _SLOT
-from bayesrnn.nn import GRU, LSTM, RNN, Embedding, SequenceDropout
+from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
 from bayesrnn.posteriors import Bayesian, PosteriorSharpening
 
 # ours, torch's in its place, and what torch's has no use for
@@ -28,16 +28,17 @@ _PLAIN: dict[type[nn.Module], tuple[type[nn.Module], tuple[str, ...]]] = {
     RNN: (nn.RNN, ("rates",)),
     Embedding: (nn.Embedding, ("word_dropout", "batch_first")),
     SequenceDropout: (nn.Identity, ("p", "noise", "share", "batch_first")),
+    Dropout: (nn.Identity, ("p", "noise")),
 }
 
 
 def to_torch(model: nn.Module) -> nn.Module:
     """A copy of the model at its posterior mean, made of torch.nn's layers, in eval mode.
 
-    Bayes by Backprop and sharpened models give way to the module they are around, with the means as its weights (after
-    `br.prune`: with zeros where weights went). `br.LSTM`, `br.GRU`, `br.RNN` and `br.Embedding` become torch.nn's,
-    `br.SequenceDropout` becomes `nn.Identity`. Names, tied weights, hooks, dtype and device stay. torch's own dropout
-    layers stay too, and are off in eval mode.
+    Posteriors over weights (Bayes by Backprop, sharpened, DropConnect) give way to the module they are around, with the
+    means as its weights; after `br.prune` there are zeros where weights went. `br.LSTM`, `br.GRU`, `br.RNN` and
+    `br.Embedding` become torch.nn's, `br.SequenceDropout` and `br.Dropout` become `nn.Identity`. Names, tied weights,
+    hooks, dtype and device stay. torch's own dropout layers stay too, and are off in eval mode.
 
     The result needs no bayesrnn: what it is pickled or scripted to refers to torch and to the model's own classes.
 
