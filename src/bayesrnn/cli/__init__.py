@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import caption, evaluate, predict, prune, quickstart, recipes, reproduce, train
+from bayesrnn.cli import caption, evaluate, export, predict, prune, quickstart, recipes, reproduce, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -39,6 +39,7 @@ app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unkn
 app.command("predict")(predict.command)
 app.command("prune")(prune.command)
 app.command("caption")(caption.command)
+app.command("export")(export.command)
 app.command("reproduce")(reproduce.command)
 
 
