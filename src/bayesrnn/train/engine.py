@@ -21,6 +21,10 @@ FILES = ("config.json", "metrics.jsonl", "best.safetensors", "last.safetensors",
 _LOOK_EVERY = 100  # steps between looks at the device's totals
 
 
+class Diverged(UserError):
+    """The settings do not train: the loss is not a number, or far above that of knowing nothing."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """Where training stands; ``figures`` are the task's of the training data so far, the first one foremost."""
@@ -150,7 +154,7 @@ class Run:
         kept = (
             f"the checkpoint of epoch {self.history[-1]['epoch']} is kept" if self.history else "nothing was saved yet"
         )
-        raise UserError(
+        raise Diverged(
             f"The loss {what} in epoch {self.epoch}, by step {self.done}; {kept}. "
             "Lower train.lr or train.clip and start again."
         )
@@ -173,7 +177,7 @@ class Run:
         }
         if not math.isfinite(line[task.metric]):
             figure = task.metric.replace("valid_", "validation ").replace("_", " ")
-            raise UserError(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
+            raise Diverged(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
         return line
 
     def load_best(self) -> dict[str, Any]:
@@ -216,13 +220,15 @@ def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Iterable[s
     return {**about, "files": list(files), "settings": asdict(recipe)}
 
 
-def final_metrics(run: Run) -> dict[str, Any]:
-    """The task's figures with the best epoch's weights: those of the tables."""
+def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
+    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: the metric alone."""
     best = run.load_best()
     speed = f"{run.task.unit}_per_second"
     speeds = sorted(line[speed] for line in run.history)
-    with evaluating(run.model):
-        figures = run.task.final()
+    figures = {run.task.metric: best[run.task.metric]}
+    if measure:
+        with evaluating(run.model):
+            figures = run.task.final()
     return {
         "best_epoch": best["epoch"],
         **figures,

@@ -41,9 +41,10 @@ def launch(
     resume: bool = False,
     force: bool = False,
     graph: bool = True,
+    measure: bool = True,
     command: str = "",
 ) -> dict[str, Any]:
-    """Train, measure and record; returns the record."""
+    """Train, measure and record; returns the record. ``measure=False``: the test data is not looked at."""
     recipe = recipes.override(recipes.load(name), overrides or [])
     where = device_of(device)
     task = task_class(recipe.task)(recipe, data, where)
@@ -65,7 +66,7 @@ def launch(
         run.resume()
         reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
     run.train()
-    metrics = engine.final_metrics(run)
+    metrics = engine.final_metrics(run, measure=measure)
     record = {
         "recipe": config["recipe"],
         "seed": seed,

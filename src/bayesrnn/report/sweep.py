@@ -1,0 +1,53 @@
+"""A grid over two settings as a picture."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def heat_map(
+    rows: Sequence[Mapping[str, Any]], *, keys: tuple[str, str], values: tuple[Sequence[Any], Sequence[Any]], label: str
+) -> bytes:
+    """The figure of every pair of settings, lower is better and darker; the best in a frame. PNG bytes.
+
+    Args:
+        rows: with ``settings``, by key, and ``value``; None where a run failed.
+        keys, values: the two settings and what was tried of each: the first downwards, the second to the right.
+        label: what the figure is.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    table = [[float("nan")] * len(values[1]) for _ in values[0]]
+    for row in rows:
+        if row["value"] is not None and set(keys) <= row["settings"].keys():
+            place = [list(values[i]).index(row["settings"][keys[i]]) for i in (0, 1)]
+            table[place[0]][place[1]] = row["value"]
+    height, width = len(values[0]), len(values[1])
+    figure = Figure(figsize=(2.6 + 0.9 * width, 1.8 + 0.6 * height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    known = sorted(v for line in table for v in line if v == v)
+    # A run that went astray must not take all the shades: the scale ends at four fifths of the runs.
+    top = known[int(0.8 * (len(known) - 1))] if known else 1.0
+    low = known[0] if known else 0.0
+    image = axes.imshow(table, cmap="viridis", aspect="auto", vmin=low, vmax=max(top, low + 1e-12))
+    for i, line in enumerate(table):
+        for j, value in enumerate(line):
+            text = "–" if value != value else f"{value:.4g}"
+            dark = value == value and (value - low) / max(top - low, 1e-12) < 0.55
+            axes.text(j, i, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
+            if known and value == low:
+                axes.add_patch(
+                    Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, edgecolor="#D55E00", linewidth=2.5)
+                )
+    for ticks, tried in ((axes.set_xticks, values[1]), (axes.set_yticks, values[0])):
+        ticks(range(len(tried)), [f"{v:g}" if isinstance(v, float) else str(v) for v in tried])
+    axes.set_xlabel(keys[1])
+    axes.set_ylabel(keys[0])
+    axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axes, label=label, extend="max" if known and known[-1] > top else "neither")
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    return png.getvalue()

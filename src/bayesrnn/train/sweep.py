@@ -1,0 +1,416 @@
+"""Many runs of one recipe with other settings, shared out by optuna: a grid, or a search by TPE.
+
+The trials live in an SQL database. Any number of processes, on any number of machines, that name the same study take
+trials from it until none is left. A trial that was killed goes back into the queue, and goes on from its checkpoint
+where that is at hand. What is compared is the best validation figure of each run; the test data is never looked at.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bayesrnn import recipes
+from bayesrnn.errors import UserError
+from bayesrnn.recipes.schema import Recipe, full_key, kind_of
+from bayesrnn.tasks.base import task_class
+from bayesrnn.train import engine
+from bayesrnn.train.launch import commit, device_of, launch
+from bayesrnn.train.run_folder import MARKER, RECORD, write_file
+
+FILE = "sweep.json"
+DATABASE = "sweep.db"
+_HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
+_TRIES = 3  # of one trial that is killed again and again
+_SURPLUS = "another process has this one"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Where a search looks for one setting."""
+
+    low: float
+    high: float
+    log: bool
+
+
+Space = dict[str, tuple[str, ...]] | dict[str, Range]
+
+
+def read_grid(recipe: Recipe, texts: list[str]) -> dict[str, tuple[str, ...]]:
+    """``key=a,b,c`` by full key; every value is tried on the recipe. A comma inside brackets does not part values."""
+    grid: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        key, equals, rest = text.partition("=")
+        values = tuple(value.strip() for value in re.split(r",(?![^\[]*\])", rest))
+        if not equals or not all(values):
+            raise UserError(f"{text!r} is no grid; write key=value,value, such as model.recurrent_dropout=0,0.25,0.5.")
+        full = full_key(recipe, key)
+        if full in grid or len(set(values)) < len(values):
+            raise UserError(f"{text!r} says the same twice.")
+        for value in values:
+            recipes.override(recipe, [f"{full}={value}"])
+        grid[full] = values
+    return grid
+
+
+def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
+    """``key=low:high`` or ``key=low:high:log`` by full key, for whole numbers and numbers."""
+    space: dict[str, Range] = {}
+    for text in texts:
+        key, _, rest = text.partition("=")
+        full = full_key(recipe, key)
+        kind = kind_of(recipe, full)
+        if kind not in (int, float):
+            raise UserError(f"{full} is no number; give its values with --grid.")
+        try:
+            low, high, *log = rest.split(":")
+            found = Range(kind(low), kind(high), log == ["log"])
+        except ValueError:
+            found = None
+        if found is None or log not in ([], ["log"]) or not found.low < found.high or (log and found.low <= 0):
+            raise UserError(
+                f"{text!r} is no range; write key=low:high or key=low:high:log, such as train.lr=1e-4:1e-1:log."
+            )
+        if full in space:
+            raise UserError(f"{text!r} says the same twice.")
+        for end in (found.low, found.high):
+            recipes.override(recipe, [f"{full}={end!r}"])
+        space[full] = found
+    return space
+
+
+def sweep(
+    name: str,
+    *,
+    out: Path,
+    say: Callable[[str], None],
+    grid: list[str] | None = None,
+    search: list[str] | None = None,
+    trials: int | None = None,
+    data: str | None = None,
+    overrides: list[str] | None = None,
+    seed: int = 1,
+    device: str | None = None,
+    storage: str | None = None,
+    study: str | None = None,
+    prune: bool = False,
+    graph: bool = True,
+    command: str = "",
+) -> dict[str, Any]:
+    """Take trials until none is left; returns and writes (``sweep.json``) the table of all of the study's trials.
+
+    Args:
+        grid, search: settings as :func:`read_grid` and :func:`read_search` take them; one of the two.
+        trials: of a search, over all processes.
+        seed: of every run, so that only the settings differ, and of the search.
+        storage: SQL URL; None: a file in ``out``.
+        study: its name in the storage; None: the recipe's.
+        prune: give up trials that are behind the median of the others.
+    """
+    optuna = _optuna()
+    recipe = recipes.override(recipes.load(name), overrides or [])
+    if bool(grid) == bool(search):
+        raise UserError("Give settings to try with --grid, or with --search; one of the two.")
+    space: Space = read_grid(recipe, grid) if grid else read_search(recipe, search or [])
+    if search and trials is None:
+        raise UserError("A search needs --trials, the number of runs.")
+    where = device_of(device)
+    about = {
+        "recipe": Path(name).stem,
+        "task": recipe.task,
+        "metric": task_class(recipe.task).metric,
+        "data": Path(data or task_class(recipe.task).default_data).name,
+        "seed": seed,
+        "settings": dataclasses.asdict(recipe),
+        "kind": "grid" if grid else "search",
+        "space": {
+            key: dataclasses.asdict(v) if isinstance(v, Range) else [_read(recipe, key, text) for text in v]
+            for key, v in space.items()
+        },
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    with _quiet(optuna):
+        found = _open(optuna, storage or f"sqlite:///{out / DATABASE}", study or str(about["recipe"]), about)
+        if prune:
+            found.pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=recipe.train.epochs // 5)
+        work = _Work(
+            found, about, space, recipe=recipe, name=name, out=out, say=say, trials=trials, data=data, seed=seed,
+            overrides=overrides or [], device=str(where), prune=prune, graph=graph, command=command,
+        )  # fmt: skip
+        return work.run()
+
+
+class _Work:
+    """One process's share of a sweep."""
+
+    def __init__(self, study: Any, about: dict[str, Any], space: Space, **options: Any) -> None:
+        self.study, self.about, self.space, self.options = study, about, space, options
+        self.out, self.say, self.seed = options["out"], options["say"], options["seed"]
+        self.optuna = _optuna()
+        self.states = self.optuna.trial.TrialState
+        if about["kind"] == "grid":
+            study.sampler = self.optuna.samplers.GridSampler(space, seed=self.seed)
+
+    def run(self) -> dict[str, Any]:
+        while self._left():
+            self.study.optimize(self._trial, n_trials=1, catch=(engine.Diverged, torch.OutOfMemoryError, _Surplus))
+            self.write()
+        return self.write()
+
+    def _left(self) -> bool:
+        """Whether there is a trial to take; those of dead processes are put back first."""
+        self._revive()
+        found = self.study.get_trials(deepcopy=False)
+        if any(t.state == self.states.WAITING for t in found):
+            return True
+        if self.about["kind"] == "search":
+            return len(self._counted(found)) < self.options["trials"]
+        points = 1
+        for values in self.space.values():
+            points *= len(values)  # type: ignore[arg-type]
+        return len({t.system_attrs["grid_id"] for t in self._counted(found) if "grid_id" in t.system_attrs}) < points
+
+    def _counted(self, found: list[Any]) -> list[Any]:
+        """Trials that are done or under way, surplus ones and those that go back into the queue aside."""
+        retried = self._retried(found)
+        return [t for t in found if t.number not in retried and t.user_attrs.get("error") != _SURPLUS]
+
+    def _retried(self, found: list[Any]) -> set[int]:
+        return {t.user_attrs["retry_of"] for t in found if "retry_of" in t.user_attrs}
+
+    def _revive(self) -> None:
+        """Trials whose process is dead fail; every trial that failed for no reason of its own is queued again."""
+        self.optuna.storages.fail_stale_trials(self.study)
+        for t in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
+            if _dead(t.user_attrs.get("worker")):
+                with suppress(Exception):  # another process was quicker
+                    self.study.tell(t.number, state=self.states.FAIL)
+        found = self.study.get_trials(deepcopy=False)
+        retried = self._retried(found)
+        for t in found:
+            failed = t.state == self.states.FAIL and "error" not in t.user_attrs and t.number not in retried
+            tries = t.user_attrs.get("tries", 1)
+            if failed and tries < _TRIES:
+                kept = {key: value for key, value in t.user_attrs.items() if key != "worker"}
+                self.study.add_trial(
+                    self.optuna.create_trial(
+                        state=self.states.WAITING,
+                        params=t.params,
+                        distributions=t.distributions,
+                        user_attrs={**kept, "retry_of": t.number, "tries": tries + 1},
+                        system_attrs=t.system_attrs,  # a grid's sampler keeps there which point it is
+                    )
+                )
+
+    def _trial(self, trial: Any) -> float:
+        trial.set_user_attr("worker", _worker())
+        self._check_surplus(trial)
+        values = self._suggest(trial)
+        folder = trial.user_attrs.get("folder") or f"trials/{trial.number:04d}"
+        trial.set_user_attr("folder", folder)
+        changes = [f"{key}={value}" for key, value in values.items()]
+        self.say(f"trial {trial.number}: {', '.join(changes)}")
+        try:
+            record = self._record(trial, self.out / folder, changes)
+        except (engine.Diverged, torch.OutOfMemoryError) as error:
+            trial.set_user_attr("error", str(error).splitlines()[0])
+            self.say(f"trial {trial.number}: {str(error).splitlines()[0]}")
+            raise
+        metric = self.about["metric"]
+        best = min(record["curves"][metric])
+        trial.set_user_attr("best_epoch", record["metrics"]["best_epoch"])
+        trial.set_user_attr("epochs", len(record["curves"][metric]))
+        trial.set_user_attr("train_seconds", record["metrics"]["train_seconds"])
+        self.say(f"trial {trial.number}: {metric} {best:.6g}")
+        return best
+
+    def _check_surplus(self, trial: Any) -> None:
+        """Two processes can take the last trial at the same moment: the later one gives way."""
+        found = self.study.get_trials(deepcopy=False)
+        earlier = [t for t in self._counted(found) if t.number < trial.number]
+        if self.about["kind"] == "search":
+            surplus = "retry_of" not in trial.user_attrs and len(earlier) >= self.options["trials"]
+        else:
+            points = {t.number: t.system_attrs.get("grid_id") for t in found}
+            surplus = points[trial.number] in [points[t.number] for t in earlier]
+        if surplus:
+            trial.set_user_attr("error", _SURPLUS)
+            raise _Surplus
+
+    def _suggest(self, trial: Any) -> dict[str, Any]:
+        if self.about["kind"] == "grid":
+            return {key: trial.suggest_categorical(key, values) for key, values in self.space.items()}
+        # One seed per trial, not per process: whoever takes it, and however often, a trial's draws are its own.
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=self.seed * 1_000_003 + trial.number)
+        values = {}
+        for key, r in self.space.items():
+            assert isinstance(r, Range)
+            whole = isinstance(r.low, int)
+            values[key] = (trial.suggest_int if whole else trial.suggest_float)(key, r.low, r.high, log=r.log)
+        return values
+
+    def _record(self, trial: Any, folder: Path, changes: list[str]) -> dict[str, Any]:
+        with suppress(OSError, ValueError):  # killed between the end of the run and the news of it
+            record: dict[str, Any] = json.loads((folder / RECORD).read_text("utf-8"))
+            if not (folder / MARKER).exists():
+                return record
+        resume = (folder / MARKER).exists() and (folder / "last.safetensors").exists()
+        told = _Told(trial, self.about["metric"], self.options["prune"], self.optuna)
+        if resume:
+            with suppress(OSError):
+                for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
+                    told.report(json.loads(line))
+        return launch(
+            self.options["name"],
+            out=folder,
+            reporter=told,
+            data=self.options["data"],
+            overrides=[*self.options["overrides"], *changes],
+            seed=self.seed,
+            device=self.options["device"],
+            resume=resume,
+            force=folder.exists() and not resume,
+            graph=self.options["graph"],
+            measure=False,
+            command=self.options["command"],
+        )
+
+    def write(self) -> dict[str, Any]:
+        """The table of the study as it is now."""
+        rows = [self._row(t) for t in self._counted(self.study.get_trials(deepcopy=False))]
+        done = [row for row in rows if row["state"] == "complete"]
+        record = {
+            "program": "bayesrnn",
+            **self.about,
+            "commit": commit(),
+            **engine.environment(torch.device(self.options["device"])),
+            "command": self.options["command"],
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "trials": sorted(rows, key=lambda row: (row["value"] is None, row["value"], row["trial"])),
+            "best": min(done, key=lambda row: (row["value"], row["trial"]), default=None),
+        }
+        write_file(self.out / FILE, json.dumps(record, indent=2) + "\n")
+        return record
+
+    def _row(self, trial: Any) -> dict[str, Any]:
+        values = {k: _read(self.options["recipe"], k, v) if isinstance(v, str) else v for k, v in trial.params.items()}
+        value = (
+            trial.value
+            if trial.state == self.states.COMPLETE
+            else min(trial.intermediate_values.values(), default=None)
+        )
+        more = {key: trial.user_attrs.get(key) for key in ("best_epoch", "epochs", "train_seconds", "error", "folder")}
+        more["epochs"] = more["epochs"] or len(trial.intermediate_values)
+        return {"trial": trial.number, "settings": values, "value": value, "state": trial.state.name.lower(), **more}
+
+
+def _read(recipe: Recipe, key: str, text: str) -> Any:
+    """A value as the recipe has it: of its field's type."""
+    return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
+
+
+class _Surplus(Exception):
+    pass
+
+
+class _Told:
+    """Tells optuna of every epoch, and gives up where its pruner says so."""
+
+    def __init__(self, trial: Any, metric: str, prune: bool, optuna: Any) -> None:
+        self.trial, self.metric, self.prune, self.optuna = trial, metric, prune, optuna
+
+    def say(self, text: str) -> None:
+        pass
+
+    def step(self, progress: engine.Progress) -> None:
+        pass
+
+    def report(self, line: dict[str, Any]) -> None:
+        self.trial.report(line[self.metric], step=line["epoch"])
+
+    def epoch(self, line: dict[str, Any], epochs: int) -> None:
+        self.report(line)
+        if self.prune and line["epoch"] < epochs and self.trial.should_prune():
+            raise self.optuna.TrialPruned
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise UserError("bayesrnn sweep needs optuna: pip install optuna.") from None
+    return optuna
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    """What optuna logs is said by us; what it calls experimental (heartbeats) is tested here."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            yield
+        finally:
+            optuna.logging.set_verbosity(before)
+
+
+def _open(optuna: Any, url: str, name: str, about: dict[str, Any]) -> Any:
+    """The study of this name, made if there is none; one of other settings is refused."""
+    import sqlalchemy.exc
+
+    try:
+        storage = optuna.storages.RDBStorage(url, heartbeat_interval=_HEARTBEAT, grace_period=_GRACE)
+        study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+    except ModuleNotFoundError as error:
+        raise UserError(f"This storage needs the Python package {error.name}.") from None
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(
+            f"The storage cannot be opened ({reason}); give an SQL URL such as sqlite:///sweep.db."
+        ) from None
+    plain = json.loads(json.dumps(about))
+    before = study.user_attrs.get("about")
+    if before is None:
+        study.set_user_attr("about", plain)
+    elif before != plain:
+        differs = next(key for key in plain if before.get(key) != plain[key])
+        raise UserError(f"The study {name} was started with another {differs}; choose another --study or --out.")
+    return study
+
+
+def _machine() -> str:
+    """This machine, or the container on it: where a process id means something."""
+    try:
+        place = os.readlink("/proc/self/ns/pid")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        place = boot = ""
+    return f"{socket.gethostname()} {boot} {place}"
+
+
+def _worker() -> dict[str, Any]:
+    return {"machine": _machine(), "pid": os.getpid()}
+
+
+def _dead(worker: dict[str, Any] | None) -> bool:
+    """Whether a process of this machine is no more. Of another machine's only the missing heartbeat tells."""
+    if worker is None or worker["machine"] != _machine():
+        return False
+    try:
+        os.kill(worker["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,350 @@
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesrnn.errors import UserError
+from bayesrnn.recipes import load
+from bayesrnn.tasks.base import TASKS
+from bayesrnn.train import sweep as module
+from bayesrnn.train.sweep import Range, read_grid, read_search, sweep
+
+optuna = pytest.importorskip("optuna")
+
+
+@pytest.fixture
+def tmp_path():
+    """In memory where that is possible: a database waits for its disk after every word."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def swept(line_recipe, tmp_path):
+    """A sweep of the line task, and what it said."""
+
+    def made(out="out", **options):
+        said = []
+        record = sweep(line_recipe, out=tmp_path / out, say=said.append, device="cpu", **options)
+        return record, said
+
+    return made
+
+
+GRID = ["model.hidden=2,5,7", "train.lr=1e-3,0.01"]
+
+
+def points(record):
+    return sorted((row["settings"]["model.hidden"], row["settings"]["train.lr"]) for row in record["trials"])
+
+
+def figures(record):
+    return {tuple(row["settings"].values()): row["value"] for row in record["trials"]}
+
+
+def test_a_grid_tries_every_point_and_keeps_the_best_validation_figure(swept, tmp_path):
+    record, said = swept(grid=GRID)
+    assert points(record) == sorted(itertools.product((2, 5, 7), (0.001, 0.01)))
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == record
+    values = [row["value"] for row in record["trials"]]
+    assert values == sorted(values)
+    assert record["best"] == record["trials"][0]
+    assert len(said) == 12
+    for row in record["trials"]:
+        run = json.loads((tmp_path / "out" / row["folder"] / "record.json").read_text())
+        assert row["value"] == min(run["curves"]["valid_rmse"])
+        assert run["settings"]["model"]["hidden"] == row["settings"]["model.hidden"]
+        assert run["seed"] == record["seed"] == 1
+    assert swept(grid=GRID)[1] == []  # there is nothing left to do
+    assert (record["metric"], record["kind"], record["task"]) == ("valid_rmse", "grid", "line")
+
+
+def test_the_test_data_is_never_looked_at(swept, monkeypatch):
+    def final(self):
+        raise AssertionError("measured at the end")
+
+    monkeypatch.setattr(TASKS["line"], "final", final)
+    record, _ = swept(grid=["hidden=2,3"])
+    assert not [key for row in record["trials"] for key in row if "test" in key]
+
+
+def test_a_search_is_the_same_for_a_seed(swept):
+    options = {"search": ["train.lr=1e-4:1e-1:log", "hidden=2:6"], "trials": 4}
+    first, second, third = swept("a", **options)[0], swept("b", **options)[0], swept("c", seed=2, **options)[0]
+    assert len(first["trials"]) == 4
+    assert figures(first) == figures(second)
+    assert figures(first).keys().isdisjoint(figures(third))
+    for row in first["trials"]:
+        assert 1e-4 <= row["settings"]["train.lr"] <= 1e-1
+        assert row["settings"]["model.hidden"] in range(2, 7)
+    assert len({row["settings"]["train.lr"] for row in first["trials"]}) == 4
+    more, said = swept("a", **{**options, "trials": 6})
+    assert len(more["trials"]) == 6
+    assert len(said) == 4  # two more runs
+    assert figures(first).items() <= figures(more).items()
+
+
+def test_a_run_that_diverges_is_a_result(swept):
+    record, said = swept(grid=["lr=0.001,1e30"], overrides=["clip=null"])
+    good, bad = record["trials"]
+    assert (good["state"], bad["state"]) == ("complete", "fail")
+    assert "The loss is not a number" in bad["error"]
+    assert any("The loss is not a number" in text for text in said)
+    assert record["best"] == good
+    assert swept(grid=["lr=0.001,1e30"], overrides=["clip=null"])[1] == []  # and is not tried again
+
+
+def test_hopeless_runs_are_given_up(swept):
+    # Five good rates, then one that learns nothing: behind the median from the first epoch on.
+    grid = ["lr=0.01,0.011,0.012,0.013,0.014,1e-9"]
+    whole, _ = swept("whole", grid=grid)
+    assert {row["state"] for row in whole["trials"]} == {"complete"}
+    pruned, _ = swept("pruned", grid=grid, prune=True)
+    by_rate = {row["settings"]["train.lr"]: row for row in pruned["trials"]}
+    assert by_rate[1e-9]["state"] == "pruned"
+    assert by_rate[1e-9]["epochs"] == 1
+    assert pruned["best"]["value"] == whole["best"]["value"]
+
+
+def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
+    expected, _ = swept("whole", grid=GRID)
+    real, seen = module._Told.epoch, []
+
+    def epoch(self, line, epochs):
+        real(self, line, epochs)
+        seen.append(line["epoch"])
+        if len(seen) == 5:  # in the second epoch of the second run
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Told, "epoch", epoch)
+    with pytest.raises(KeyboardInterrupt):
+        swept("stopped", grid=GRID)
+    record, said = swept("stopped", grid=GRID)
+    assert figures(record) == figures(expected)
+    assert len(said) == 10  # five runs, one of them for the second time
+    assert seen[5:].count(3) == 5
+    assert len(seen) == 18  # three epochs of six runs: none was run twice
+    again = next(row for row in record["trials"] if row["folder"] == "trials/0001" and row["state"] == "complete")
+    assert again["epochs"] == 3
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch, where):
+    """Here: the process id is free. Elsewhere: no heartbeat for longer than the grace period."""
+    monkeypatch.setattr(module, "_HEARTBEAT", 1)
+    monkeypatch.setattr(module, "_GRACE", 1)
+    first, _ = swept(grid=["hidden=2"])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with module._quiet(optuna):
+        url = f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
+        storage = optuna.storages.RDBStorage(url)
+        other = optuna.create_study(storage=storage, study_name="two")
+        about = {**optuna.load_study(study_name="line", storage=storage).user_attrs["about"]}
+        other.set_user_attr("about", {**about, "space": {"model.hidden": [2, 3]}})
+        other.sampler = optuna.samplers.GridSampler({"model.hidden": ("2", "3")}, seed=1)
+        trial = other.ask()
+        trial.suggest_categorical("model.hidden", ("2", "3"))
+        machine = module._machine() if where == "here" else "another one"
+        trial.set_user_attr("worker", {"machine": machine, "pid": gone.pid if where == "here" else os.getpid()})
+        if where == "elsewhere":
+            beating = optuna.storages.RDBStorage(url, heartbeat_interval=1, grace_period=1)
+            beating.record_heartbeat(trial._trial_id)
+            time.sleep(3)
+    record, said = swept(grid=["hidden=2,3"], study="two")
+    assert sorted(row["settings"]["model.hidden"] for row in record["trials"]) == [2, 3]
+    assert {row["state"] for row in record["trials"]} == {"complete"}
+    assert len(said) == 4
+    assert first["trials"][0]["value"] in [row["value"] for row in record["trials"]]
+
+
+def test_a_run_that_lives_is_left_alone(swept, tmp_path):
+    swept(grid=["hidden=2"])
+    with module._quiet(optuna):
+        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+        study = optuna.load_study(study_name="line", storage=storage)
+        trial = study.ask()
+        trial.set_user_attr("worker", module._worker())
+    record, said = swept(grid=["hidden=2"])
+    assert said == []
+    assert [row["state"] for row in record["trials"]] == ["complete", "running"]
+
+
+def test_a_run_is_not_tried_for_ever(swept, monkeypatch):
+    def launch(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "launch", launch)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            swept(grid=["hidden=2"])
+    record, said = swept(grid=["hidden=2"])
+    assert said == []
+    assert [row["state"] for row in record["trials"]] == ["fail"]
+
+
+def test_a_finished_run_that_was_not_told_of_is_not_run_again(swept, monkeypatch):
+    real = module.launch
+
+    def launch(*args, **kwargs):
+        real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        swept(grid=["hidden=2"])
+    monkeypatch.setattr(module, "launch", None)
+    record, _ = swept(grid=["hidden=2"])
+    assert record["best"]["epochs"] == 3
+
+
+@pytest.mark.slow
+def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_path):
+    """Two commands on one study; one is killed with a run under way. Every point is there once, as if undisturbed."""
+    options = ["hidden=8", "batch_size=8", "window=12", "epochs=2", "save_every=5"]
+    grid = ["model.step_dropout=0,0.2,0.4"]
+    command = [sys.executable, "-m", "bayesrnn.cli", "sweep", "small-plain", *options, "--data", str(text_folder)]
+    command += ["--device", "cpu", "--grid", *grid, "--out", str(tmp_path / "shared")]
+
+    def start():
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    one, two = start(), start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and one.poll() is None:
+        if list((tmp_path / "shared").glob("trials/*/last.safetensors")):
+            break
+        time.sleep(0.005)
+    one.send_signal(signal.SIGKILL)
+    assert one.wait() == -signal.SIGKILL, "it was over before it could be killed"
+    assert two.wait(60) == 0
+    common = {"say": lambda text: None, "grid": grid, "data": str(text_folder), "overrides": options, "device": "cpu"}
+    record = sweep("small-plain", out=tmp_path / "shared", **common)
+    alone = sweep("small-plain", out=tmp_path / "alone", **common)
+    assert [row["state"] for row in record["trials"]] == ["complete"] * 3
+    assert figures(record) == figures(alone)
+    assert len(figures(record)) == 3
+
+
+class TestSettings:
+    @pytest.fixture
+    def recipe(self):
+        return load("variational-tied-medium")
+
+    def test_grids(self, recipe):
+        found = read_grid(recipe, ["recurrent_dropout=0, 0.25", "train.patience=null,3"])
+        assert found == {"model.recurrent_dropout": ("0", "0.25"), "train.patience": ("null", "3")}
+
+    def test_lists_are_one_value(self, line_recipe, monkeypatch):
+        import dataclasses
+
+        from bayesrnn.recipes.schema import Sections, positive
+
+        @dataclasses.dataclass(frozen=True)
+        class Model:
+            sizes: tuple[int, ...] = positive((1,))
+
+        monkeypatch.setattr(TASKS["line"], "sections", Sections(model=Model, data=Model))
+        assert read_grid(load(line_recipe), ["model.sizes=[1, 2],[3]"]) == {"model.sizes": ("[1, 2]", "[3]")}
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("recurrent_dropout", "is no grid"),
+            ("recurrent_dropout=0,", "is no grid"),
+            ("recurrent_dropout=0,0", "says the same twice"),
+            ("recurrent_dropout=0,1", "a dropout rate is"),
+            ("recurent_dropout=0", "did you mean model.recurrent_dropout"),
+        ],
+    )
+    def test_bad_grids(self, recipe, text, message):
+        with pytest.raises(UserError, match=message):
+            read_grid(recipe, [text])
+        with pytest.raises(UserError, match="twice"):
+            read_grid(recipe, ["hidden=1", "model.hidden=2"])
+
+    def test_ranges(self, recipe):
+        found = read_search(recipe, ["lr=1e-3:1:log", "hidden=4:8", "train.clip=1:5"])
+        assert found == {
+            "train.lr": Range(1e-3, 1.0, True),
+            "model.hidden": Range(4, 8, False),
+            "train.clip": Range(1.0, 5.0, False),
+        }
+        assert isinstance(found["model.hidden"].low, int)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("lr", "is no range"),
+            ("lr=1", "is no range"),
+            ("lr=2:1", "is no range"),
+            ("lr=1:2:exp", "is no range"),
+            ("lr=0:2:log", "is no range"),
+            ("hidden=1.5:2", "is no range"),
+            ("lr=a:b", "is no range"),
+            ("word_dropout=0:1", "a dropout rate is"),
+            ("precision=1:2", "is no number; give its values with --grid"),
+        ],
+    )
+    def test_bad_ranges(self, recipe, text, message):
+        with pytest.raises(UserError, match=message):
+            read_search(recipe, [text])
+        with pytest.raises(UserError, match="twice"):
+            read_search(recipe, ["lr=1:2", "train.lr=1:2"])
+
+
+def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="one of the two"):
+        swept()
+    with pytest.raises(UserError, match="one of the two"):
+        swept(grid=["hidden=2"], search=["lr=1:2"])
+    with pytest.raises(UserError, match="needs --trials"):
+        swept(search=["lr=1:2"])
+    with pytest.raises(UserError, match="storage cannot be opened"):
+        swept(grid=["hidden=2"], storage="no url")
+    with pytest.raises(UserError, match="storage cannot be opened"):
+        swept(grid=["hidden=2"], storage=f"sqlite:///{tmp_path}/no/such/folder.db")
+    swept(grid=["hidden=2"])
+    with pytest.raises(UserError, match="study line was started with another space; choose another --study or --out"):
+        swept(grid=["hidden=3"])
+    with pytest.raises(UserError, match="started with another settings"):
+        swept(grid=["hidden=2"], overrides=["epochs=2"])
+    assert swept(grid=["hidden=3"], study="another")[0]["best"] is not None
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match="pip install optuna"):
+        swept(grid=["hidden=2"])
+
+
+def test_a_device_that_is_full_is_a_result(swept, monkeypatch):
+    real = module.launch
+
+    def launch(*args, overrides, **kwargs):
+        if "model.hidden=5" in overrides:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return real(*args, overrides=overrides, **kwargs)
+
+    monkeypatch.setattr(module, "launch", launch)
+    record, _ = swept(grid=["hidden=2,5"])
+    assert record["trials"][1]["error"] == "CUDA out of memory."
+
+
+def test_two_that_take_the_last_point_at_once(swept, tmp_path):
+    """The sampler hands out a point that is done when there is no other: whoever comes later gives way."""
+    swept(grid=["hidden=2"])
+    with module._quiet(optuna):
+        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+        study = optuna.load_study(study_name="line", storage=storage)
+        about = study.user_attrs["about"]
+        options = {"out": tmp_path / "out", "say": print, "seed": 1, "trials": None}
+        work = module._Work(study, about, {"model.hidden": ("2",)}, **options)
+        study.optimize(work._trial, n_trials=1, catch=(module._Surplus,))
+        assert study.trials[-1].user_attrs["error"] == module._SURPLUS
+        assert len(work._counted(study.trials)) == 1
