@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import caption, evaluate, export, predict, prune, quickstart, recipes, reproduce, train
+from bayesrnn.cli import caption, evaluate, export, predict, prune, quickstart, recipes, reproduce, sweep, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -36,6 +36,7 @@ app.command("recipes")(recipes.command)
 app.command("train")(train.command)
 # Options that are a task's own are read by the command itself.
 app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate.command)
+app.command("sweep")(sweep.command)
 app.command("predict")(predict.command)
 app.command("prune")(prune.command)
 app.command("caption")(caption.command)
