@@ -305,3 +305,18 @@ def test_refusals(folder):
         digits.Digits.build(both, {})
     with pytest.raises(UserError, match=r"model\.noise is 'poisson'; it must be one of bernoulli, gaussian"):
         recipes.override(recipe, ["noise=poisson"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_step_is_one_graph_on_a_gpu(name, folder, tmp_path):
+    told = Quiet()
+    changes = [*SMALL, "epochs=2", "evaluate.samples=3"]
+    record = launch(name, out=tmp_path / "r", reporter=told, data=str(folder), overrides=changes, device="cuda")
+    assert record["cuda_graph"]
+    assert told.lines[0]["train_nll"] != told.lines[1]["train_nll"]  # replayed on new images with new noise
+    cuda = torch.device("cuda")
+    found = open_run(tmp_path / "r", cuda).task(None, cuda).evaluate()
+    again = open_run(tmp_path / "r", CPU).task(None, CPU).evaluate()
+    assert abs(found["test_nll"] - again["test_nll"]) < 0.01 * max(again["test_nll"], 1.0)

@@ -69,17 +69,18 @@ def beliefs(
     return Beliefs(torch.cat(probabilities), torch.cat(entropies))
 
 
-def figures(found: Beliefs, labels: Tensor) -> dict[str, float]:
-    """Error in percent, mean -log p of the right class, and expected calibration error over 15 bins."""
-    import bayesrnn as br
-
+def errors(found: Beliefs, labels: Tensor) -> dict[str, float]:
+    """Error in percent, and the mean -log p of the right class."""
     right = found.probabilities.gather(1, labels.unsqueeze(1)).clamp_min(_TINY)
     wrong = found.probabilities.argmax(1) != labels
-    return {
-        "error": 100 * float(wrong.double().mean()),
-        "nll": -float(right.double().log().mean()),
-        "calibration_error": br.uncertainty.calibration_error(found.probabilities, labels),
-    }
+    return {"error": 100 * float(wrong.double().mean()), "nll": -float(right.double().log().mean())}
+
+
+def figures(found: Beliefs, labels: Tensor) -> dict[str, float]:
+    """As :func:`errors`, and the expected calibration error over 15 bins."""
+    from bayesrnn.uncertainty import calibration_error
+
+    return {**errors(found, labels), "calibration_error": calibration_error(found.probabilities, labels)}
 
 
 def unfamiliar(images: Tensor, *, seed: int = 0) -> dict[str, Tensor]:
@@ -148,6 +149,6 @@ def pruning(q: Any, splits: dict[str, tuple[Tensor, Tensor]], *, scale: float) -
         br.prune(smaller, fraction)
         row = {"fraction": fraction}
         for split, (images, labels) in splits.items():
-            row[f"{split}_error"] = figures(beliefs(smaller, images, scale=scale), labels)["error"]
+            row[f"{split}_error"] = errors(beliefs(smaller, images, scale=scale), labels)["error"]
         rows.append(row)
     return rows

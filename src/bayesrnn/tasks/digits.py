@@ -222,8 +222,7 @@ class Digits(Task):
     def validate(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for split, (images, labels) in self._splits().items():
-            measured = measures.figures(self._beliefs(images), labels)
-            found |= {f"{split}_error": measured["error"], f"{split}_nll": measured["nll"]}
+            found |= {f"{split}_{key}": v for key, v in measures.errors(self._beliefs(images), labels).items()}
         return found
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
