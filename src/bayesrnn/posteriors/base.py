@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.compiling import uncompiled
+from bayesrnn.kernels.gaussian.plan import Recurrent
+from bayesrnn.nn import layered
 
 
 class Posterior(Protocol):
@@ -47,6 +51,10 @@ class Weight:
     """The axis of the input units, for priors that group by it; None for vectors."""
     padding: int | None = None
     """The row of an embedding that stands for padding: it stays what it is."""
+    recurrent: Recurrent | None = None
+    """The recurrent layer it is of, whose weights cuDNN wants in one piece of memory."""
+    lowered: bool = False
+    """Whether autocast runs its layer in lower precision, and so casts it."""
 
 
 def _patterns(patterns: str | Sequence[str] | None) -> list[str] | None:
@@ -58,6 +66,24 @@ def _group_dim(owner: nn.Module, parameter: Tensor) -> int | None:
         return None
     by_row = (nn.Embedding, nn.EmbeddingBag, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     return 0 if isinstance(owner, by_row) else 1
+
+
+def _recurrent(owner: nn.Module, prefix: str) -> Recurrent | None:
+    if not isinstance(owner, nn.RNNBase):
+        return None
+    names = tuple(f"{prefix}.{n}" if prefix else n for n in owner._flat_weights_names)
+    per_layer = len(names) // (owner.num_layers * (2 if owner.bidirectional else 1))
+    return Recurrent(
+        names, per_layer, owner.input_size, owner.mode, owner.hidden_size, owner.proj_size, owner.num_layers,
+        owner.batch_first, bool(owner.bidirectional),
+    )  # fmt: skip
+
+
+def _lowered(owner: nn.Module) -> bool:
+    """torch's products and recurrent layers; our noisy layers run their recurrence in the state's precision."""
+    rates: Any = getattr(owner, "rates", None)
+    plain = isinstance(owner, nn.RNNBase) and (rates is None or not rates.any)
+    return plain or isinstance(owner, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
 def _refuse_unconvertible(module: nn.Module) -> None:
@@ -109,7 +135,9 @@ def find_weights(
                     f"{name} is of an embedding with max_norm or sparse=True, which cannot be random: "
                     "make the embedding without them, or leave it out with exclude"
                 )
-            weights[id(parameter)] = Weight(name, parameter, _group_dim(owner, parameter), padding)
+            weights[id(parameter)] = Weight(
+                name, parameter, _group_dim(owner, parameter), padding, _recurrent(owner, prefix), _lowered(owner)
+            )
     for pattern in [*(included or []), *(excluded or [])]:
         if pattern not in used:
             near = difflib.get_close_matches(pattern, all_names, n=1, cutoff=0.3)
@@ -118,6 +146,15 @@ def find_weights(
     if not weights:
         raise ValueError("no trainable parameter is left to make Bayesian: check include, exclude and requires_grad")
     return list(weights.values()), {w.name: places[key] for key, w in weights.items()}
+
+
+def _in_one_piece(weights: Sequence[Tensor | None]) -> bool:
+    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if not all(w is not None and w.is_cuda for w in weights):
+        return False
+    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
 
 
 class Bayesian(nn.Module):
@@ -179,9 +216,13 @@ class Bayesian(nn.Module):
         source = draws.source(self)
         assert source is not None
         noise = source.weights("weights", self.posterior.noise, self.means[self._names[0]].device)
-        weights: Mapping[str, Tensor] = self.posterior.weights(self.means, noise)
+        weights = self._draw(noise)
         self._current = noise
         return weights
+
+    def _draw(self, noise: Any) -> Mapping[str, Tensor]:
+        drawn: Mapping[str, Tensor] = self.posterior.weights(self.means, noise)
+        return drawn
 
     @contextmanager
     def placed(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
@@ -191,12 +232,20 @@ class Bayesian(nn.Module):
         # torch sees other weights there, and would lay the parameters out anew in memory at the next ordinary call:
         # a recorded CUDA graph would go on with the old place
         before = [(m, m._flat_weights, m._flat_weight_refs) for m in recurrent]
+        faster: dict[nn.Module, Any] = {}
         try:
             self._put(weights)
             for module in recurrent:
                 module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
+                if _in_one_piece(module._flat_weights):  # as cuDNN wants them: then torch need not copy them
+                    module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights]
+                if "forward" not in module.__dict__ and not hasattr(module, "rates"):
+                    module.__dict__["forward"] = faster[module] = partial(layered.torch_forward, module)
             yield
         finally:
+            for module, forward in faster.items():
+                if module.__dict__.get("forward") is forward:
+                    del module.__dict__["forward"]
             self._put(kept)
             for module, flat, refs in before:
                 module._flat_weights, module._flat_weight_refs = flat, refs

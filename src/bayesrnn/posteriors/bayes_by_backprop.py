@@ -12,12 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn.kernels.gaussian import fused, reference
+from bayesrnn import kernels
+from bayesrnn.kernels.gaussian import fused, plan, reference
 from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.gaussian.seeded import Seeded
 from bayesrnn.posteriors.base import Bayesian, Weight
 from bayesrnn.priors import Normal, Prior, ScaleMixture, _check_sigma
 
 Spread = float | tuple[float, float]
+Eps = dict[str, Tensor] | Seeded
+"""The noise of a draw: tensors by name, or the seed that a GPU's kernels make it from."""
 
 
 def inverse_softplus(sigma: float) -> float:
@@ -75,6 +79,8 @@ class DiagonalGaussian(nn.Module):
         self.prior = prior
         self._group_dims = {w.name: w.group_dim for w in weights}
         self._padding = {w.name: w.padding for w in weights if w.padding is not None}
+        self._recurrent = tuple(dict.fromkeys(w.recurrent for w in weights if w.recurrent is not None))
+        self._lowered = frozenset(w.name for w in weights if w.lowered)
         self._takes_group_dim = "group_dim" in inspect.signature(prior.log_prob).parameters
         if isinstance(init_sigma, Mapping):
             unused = [p for p in init_sigma if p != "*" and not any(fnmatchcase(w.name, p) for w in weights)]
@@ -82,7 +88,7 @@ class DiagonalGaussian(nn.Module):
                 raise ValueError(f"init_sigma has a pattern that no Bayesian parameter matches: {unused[0]!r}")
         self.rho = ParameterTree({w.name: _initial_rho(w, init_sigma) for w in weights})
         self._pool = Pool()
-        self._latest: tuple[Any, list[int], reference.Sample] | None = None
+        self._latest: tuple[Any, list[int], reference.Sample | plan.Drawn] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_latest": None}
@@ -90,28 +96,93 @@ class DiagonalGaussian(nn.Module):
     def sigma(self, name: str) -> Tensor:
         return F.softplus(self.rho[name])
 
-    def noise(self, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def noise(self, generator: torch.Generator | None) -> Eps:
+        first = next(self.rho.parameters())
+        # by what the device can do, not by the path asked for: one seed is one draw on every path
+        if kernels.able("triton", kernels.Case("gaussian", first.device.type, first.dtype)):
+            return Seeded(first.device, generator)
         made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho._items()}
         fused.normal_noise(list(made.values()), generator)
         for name, row in self._padding.items():
             made[name][row].zero_()
         return made
 
-    def weights(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> dict[str, Tensor]:
+    def weights(self, means: Mapping[str, Tensor], noise: Eps, *, autocast: bool = False) -> dict[str, Tensor]:
+        """`autocast`: weights that autocast would lower anyway are drawn in its dtype, where a kernel can."""
         self._latest = None  # its buffers are free for this draw
-        rhos = dict(self.rho._items())
-        for name, rho in rhos.items():
-            noise[name] = noise[name].to(rho)  # a held draw follows the model's device and dtype
-        eps = [noise[n] for n in rhos]
-        means_ = [means[n] for n in rhos]
         recorded = torch.is_grad_enabled()
+        names = [n for n, _ in self.rho._items()]
+        if isinstance(noise, Seeded) and self._path() == "triton":
+            drawn = self._kernel(means, noise, sums=recorded, autocast=autocast)
+            if recorded:
+                known = self._prior_spec().kind != "none"
+                self._latest = (noise, self._versions(means), drawn._replace(weights=()) if known else drawn)
+            return dict(zip(names, drawn.weights, strict=True))
+        eps = self._tensors(noise)
         groups = self._groups() if recorded else None
-        sample = fused.sample(means_, list(rhos.values()), eps, groups, pool=self._pool, sums=recorded)
+        sample = self._sample(means, eps, groups, sums=recorded)
         if recorded:
             summed = groups is not None or type(self.prior) is Normal  # then the KL needs no weights: let them go
             kept = sample._replace(weights=[]) if summed else sample
             self._latest = (noise, self._versions(means), kept)
-        return dict(zip(rhos, sample.weights, strict=True))
+        return dict(zip(names, sample.weights, strict=True))
+
+    def _path(self) -> str:
+        first = next(self.rho.parameters())
+        return kernels.path(first.device.type, name="gaussian", dtype=first.dtype)
+
+    def _sample(
+        self, means: Mapping[str, Tensor], eps: Mapping[str, Tensor], groups: list[int | None] | None, *, sums: bool
+    ) -> reference.Sample:
+        rhos = dict(self.rho._items())
+        arguments = ([means[n] for n in rhos], list(rhos.values()), [eps[n] for n in rhos], groups)
+        if self._path() == "reference":
+            return reference.sample(*arguments)
+        return fused.sample(*arguments, pool=self._pool, sums=sums)
+
+    def _kernel(self, means: Mapping[str, Tensor], noise: Seeded, *, sums: bool, autocast: bool) -> plan.Drawn:
+        from bayesrnn.kernels.gaussian import triton
+
+        rhos = dict(self.rho._items())
+        spec = self._spec(autocast)
+        return triton.draw(noise.seed.to(spec.device), spec, [means[n] for n in rhos], list(rhos.values()), sums=sums)
+
+    def _spec(self, autocast: bool = False) -> plan.Spec:
+        rhos = dict(self.rho._items())
+        first = next(iter(rhos.values()))
+        prior, kind = self._prior_spec(), first.device.type
+        lower = autocast and prior.kind != "none" and first.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+        return plan.Spec(
+            names=tuple(rhos),
+            shapes=tuple(tuple(r.shape) for r in rhos.values()),
+            group_dims=tuple(self._group_dims[n] for n in rhos),
+            padding=tuple(self._padding.get(n) for n in rhos),
+            dtype=first.dtype,
+            device=first.device,
+            prior=prior,
+            recurrent=self._recurrent,
+            low=self._lowered if lower else frozenset(),
+            low_dtype=torch.get_autocast_dtype(kind) if lower else torch.bfloat16,
+        )
+
+    def _prior_spec(self) -> plan.Prior:
+        prior = self.prior
+        if type(prior) is Normal:
+            return plan.Prior("normal", sigma1=prior.sigma)
+        if type(prior) is ScaleMixture:  # a subclass may have another log_prob
+            kind = "groups" if prior.group == "input" else "weights"
+            return plan.Prior(kind, prior.pi, prior.sigma1, prior.sigma2)
+        return plan.Prior("none")
+
+    def _tensors(self, noise: Eps) -> dict[str, Tensor]:
+        """Noise as tensors; a held draw follows the model's device and dtype."""
+        rhos = dict(self.rho._items())
+        if isinstance(noise, Seeded):
+            made = dict(zip(rhos, noise.tensors(self._spec()), strict=True))
+            return {name: made[name].to(rho) for name, rho in rhos.items()}
+        for name, rho in rhos.items():
+            noise[name] = noise[name].to(rho)
+        return noise
 
     def _groups(self) -> list[int | None] | None:
         """By which axis to sum squared weights, for a prior that needs no more than those sums."""
@@ -121,41 +192,43 @@ class DiagonalGaussian(nn.Module):
     def _versions(self, means: Mapping[str, Tensor]) -> list[int]:
         return [p._version for _, p in self.rho._items()] + [means[n]._version for n, _ in self.rho._items()]
 
-    def kl(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> Tensor:
+    def kl(self, means: Mapping[str, Tensor], noise: Eps) -> Tensor:
         latest = self._latest
+        found: reference.Sample | plan.Drawn
         if latest is not None and latest[0] is noise and latest[1] == self._versions(means):
-            sample = latest[2]
+            found = latest[2]
+        elif isinstance(noise, Seeded) and self._path() == "triton":
+            found = self._kernel(means, noise, sums=True, autocast=False)
         else:
             names = [n for n, _ in self.rho._items()]
-            sample = reference.sample(
-                [means[n] for n in names],
-                [self.rho[n] for n in names],
-                [noise[n] for n in names],
-                self._groups(),
+            eps = self._tensors(noise)
+            found = reference.sample(
+                [means[n] for n in names], [self.rho[n] for n in names], [eps[n] for n in names], self._groups()
             )
+        if isinstance(found, plan.Drawn):
+            assert found.kl is not None
+            return found.kl if self._prior_spec().kind != "none" else found.kl - self._log_prior(found.weights, [])
         count = sum(m.numel() for m in means.values())
         if type(self.prior) is Normal:
             squares = sum(torch.linalg.vector_norm(m).square() for m in means.values())
             scale = self.prior.sigma
-            squared = (sample.sigma_squared + squares) / (2 * scale**2)
-            return squared - sample.log_sigma + count * (math.log(scale) - 0.5)
-        half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in noise.values())
-        log_q = -sample.log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
-        return log_q - self._log_prior(sample)
+            squared = (found.sigma_squared + squares) / (2 * scale**2)
+            return squared - found.log_sigma + count * (math.log(scale) - 0.5)
+        half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in self._tensors(noise).values())
+        log_q = -found.log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
+        return log_q - self._log_prior(found.weights, found.squares)
 
-    def _log_prior(self, sample: reference.Sample) -> Tensor:
+    def _log_prior(self, weights: Sequence[Tensor], squares: Sequence[Tensor]) -> Tensor:
         prior: Any = self.prior
-        pairs = zip(sample.weights, self._group_dims.values(), strict=False)
-        if sample.squares:
-            sizes = [r.numel() // s.numel() for (_, r), s in zip(self.rho._items(), sample.squares, strict=True)]
-            terms = [prior.of_squares(s, n).sum() for s, n in zip(sample.squares, sizes, strict=True)]
+        if squares:
+            sizes = [r.numel() // s.numel() for (_, r), s in zip(self.rho._items(), squares, strict=True)]
+            terms = [prior.of_squares(s, n).sum() for s, n in zip(squares, sizes, strict=True)]
+        elif type(prior) is ScaleMixture:  # a subclass may have another log_prob
+            pairs = zip(weights, self._group_dims.values(), strict=True)
+            terms = [prior.log_prob_sum(w, group_dim=g) for w, g in pairs]
         else:
-            known = type(prior) is ScaleMixture  # a subclass may have another log_prob
-            if known:
-                terms = [prior.log_prob_sum(w, group_dim=g) for w, g in pairs]
-            else:
-                options = [{"group_dim": g} if self._takes_group_dim else {} for g in self._group_dims.values()]
-                terms = [prior.log_prob(w, **o).sum() for w, o in zip(sample.weights, options, strict=True)]
+            options = [{"group_dim": g} if self._takes_group_dim else {} for g in self._group_dims.values()]
+            terms = [prior.log_prob(w, **o).sum() for w, o in zip(weights, options, strict=True)]
         return torch.stack(terms).sum()
 
 
@@ -208,6 +281,9 @@ class BayesByBackprop(Bayesian):
             weights, chosen, init_sigma
         )
         super().__init__(module, make, include=include, exclude=exclude)
+
+    def _draw(self, noise: Any) -> Mapping[str, Tensor]:
+        return self.posterior.weights(self.means, noise, autocast=True)
 
     def named_posteriors(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """(name, mean, sigma) of every Bayesian parameter, under the wrapped module's own names."""

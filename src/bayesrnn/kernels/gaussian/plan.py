@@ -1,0 +1,260 @@
+"""How the weights of a posterior are cut into tiles and laid out in memory: what the kernels of `triton` are told.
+
+Plain bookkeeping, without Triton. README.md beside this file says why the tiles are what they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2  # what a group of the prior is: the whole tensor, a row, or some columns
+_TILES = ((32, 128), (256, 16))  # rows and columns of a tile, for wide and for narrow tensors
+_NARROW = 32  # columns up to which a tensor is narrow
+_VECTOR = 128  # a vector is laid out in rows of this length
+_AT_ONCE = 24  # tensors per launch
+_ALIGNED = 64  # elements; every tensor starts at a multiple of this in a shared buffer
+_LARGEST = 1 << 30  # elements of one tensor: places in it are 32-bit numbers
+_GROUPS = 16  # groups that one program of the second stage sums up
+
+FIELDS = ("first", "column_tiles", "rows", "columns", "numel", "counter", "padding", "padding_end", "kind", "group",
+          "rest", "partial", "flat", "low")  # fmt: skip
+GROUP_FIELDS = ("first", "groups", "size", "group", "partial", "group_stride", "rest", "stride", "count")
+
+
+class Recurrent(NamedTuple):
+    """A recurrent layer whose weights cuDNN wants in one piece of memory: their names, and torch's arguments."""
+
+    names: tuple[str, ...]
+    weights_per_layer: int
+    input_size: int
+    mode: str
+    hidden_size: int
+    proj_size: int
+    num_layers: int
+    batch_first: bool
+    bidirectional: bool
+
+
+class Prior(NamedTuple):
+    """A prior that the kernels know: "normal" (sigma1), "groups" or "weights" (mixtures); "none": they leave it out."""
+
+    kind: str
+    pi: float = 0.5
+    sigma1: float = 1.0
+    sigma2: float = 1.0
+
+
+class Spec(NamedTuple):
+    """All that a plan depends on."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    group_dims: tuple[int | None, ...]
+    padding: tuple[int | None, ...]
+    dtype: torch.dtype
+    device: torch.device
+    prior: Prior
+    recurrent: tuple[Recurrent, ...] = ()
+    low: frozenset[str] = frozenset()
+    """Weights that are wanted in `low_dtype`, autocast's, instead of `dtype`."""
+    low_dtype: torch.dtype = torch.bfloat16
+    tiles: tuple[tuple[int, int], ...] = _TILES
+
+
+class View(NamedTuple):
+    """A tensor as a matrix, and its groups."""
+
+    rows: int
+    columns: int
+    kind: int
+    groups: int
+    rest: int
+    """Neighbouring columns that belong to one group."""
+
+    @classmethod
+    def of(cls, shape: Sequence[int], group_dim: int | None) -> View:
+        numel = math.prod(shape)
+        if len(shape) < 2:
+            columns = min(max(numel, 1), _VECTOR)
+            return cls(-(-numel // columns), columns, WHOLE, 1, 1)
+        rest = math.prod(shape[2:])
+        if group_dim == 0:
+            return cls(shape[0], numel // max(shape[0], 1), BY_ROW, shape[0], 1)
+        if group_dim == 1:
+            return cls(shape[0], shape[1] * rest, BY_COLUMN, shape[1], rest)
+        return cls(shape[0], numel // max(shape[0], 1), WHOLE, 1, 1)
+
+
+class Launch(NamedTuple):
+    """Some of the tensors, with the tables that one launch of each kernel reads."""
+
+    which: tuple[int, ...]
+    rows: int
+    columns: int
+    tiles: int
+    first_sum: int
+    table: Tensor
+    programs: int
+    first_group_sum: int
+    group_table: Tensor
+
+
+class Buffer(NamedTuple):
+    """One piece of memory for drawn weights: (tensor, offset) of each that lies in it."""
+
+    size: int
+    dtype: torch.dtype
+    parts: tuple[tuple[int, int], ...]
+
+
+class Plan(NamedTuple):
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...]
+    offsets: tuple[int, ...]
+    """Where each tensor's gradient lies in a flat buffer of `size` elements."""
+    size: int
+    sums: int
+    partials: int
+    groups: int
+    constant: Tensor
+    """What the KL has beside its sums, in float64."""
+
+
+class Drawn(NamedTuple):
+    """Drawn weights and, where asked for, their KL, at least in float32 (of the prior "none": log q alone)."""
+
+    weights: tuple[Tensor, ...]
+    kl: Tensor | None
+
+
+@lru_cache(maxsize=64)
+def plan(spec: Spec) -> Plan:
+    """Kept, since a CUDA graph cannot make the tables while it is recorded."""
+    views = [View.of(s, g) for s, g in zip(spec.shapes, spec.group_dims, strict=True)]
+    sizes = [math.prod(s) for s in spec.shapes]
+    if max(sizes) > _LARGEST:
+        name = spec.names[sizes.index(max(sizes))]
+        raise ValueError(f"{name} has {max(sizes):,} weights; drawn weights have at most {_LARGEST:,} in one tensor")
+    offsets, size = _aligned(sizes)
+    groups = [0]
+    counters = [0]
+    for view in views:
+        groups.append(groups[-1] + view.groups)
+        counters.append(counters[-1] + -(-view.rows // 4) * view.columns)
+    launches: list[Launch] = []
+    sums = partials = 0
+    for rows, columns, which in _batches(spec, views):
+        lines, group_lines, tiles, programs = [], [], 0, 0
+        for k in which:
+            view = views[k]
+            down, across = -(-view.rows // rows), -(-view.columns // columns)
+            pad = spec.padding[k]
+            first, end = (-1, -1) if pad is None else (pad * view.columns, (pad + 1) * view.columns)
+            low = int(spec.names[k] in spec.low)
+            lines.append(
+                (tiles, max(across, 1), view.rows, view.columns, sizes[k], counters[k], first, end, view.kind,
+                 groups[k], view.rest, partials, offsets[k], low)
+            )  # fmt: skip
+            count, group_stride, rest, stride = {
+                WHOLE: (down * across, 0, 1, 1),
+                BY_ROW: (across, across, max(across, 1), 0),
+                BY_COLUMN: (down * view.rest, view.rest, view.rest, view.columns),
+            }[view.kind]
+            group_size = sizes[k] // view.groups if view.groups else 0
+            group_lines.append(
+                (programs, view.groups, group_size, groups[k], partials, group_stride, max(rest, 1), stride, count)
+            )
+            tiles += down * across
+            programs += -(-view.groups // _GROUPS)
+            partials += {WHOLE: down * across, BY_ROW: view.rows * across, BY_COLUMN: down * view.columns}[view.kind]
+        tables = [torch.tensor(t, dtype=torch.int64, device=spec.device) for t in (lines, group_lines)]
+        launches.append(Launch(which, rows, columns, tiles, sums, tables[0], programs, sums + tiles, tables[1]))
+        sums += tiles + programs
+    constant = torch.tensor(_constant(spec.prior, sum(sizes)), dtype=torch.float64, device=spec.device)
+    return Plan(
+        tuple(launches), tuple(_buffers(spec, sizes)), tuple(offsets), size, sums, partials, groups[-1], constant
+    )
+
+
+def _batches(spec: Spec, views: Sequence[View]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Tensors that one launch takes together: those of one tile shape, a limited number."""
+    wide, narrow = spec.tiles
+    found = []
+    for tile, wanted in ((wide, False), (narrow, True)):
+        which = [k for k, v in enumerate(views) if (v.columns <= _NARROW) == wanted]
+        found += [(*tile, tuple(which[k : k + _AT_ONCE])) for k in range(0, len(which), _AT_ONCE)]
+    return found
+
+
+def _aligned(sizes: Sequence[int]) -> tuple[list[int], int]:
+    offsets, size = [], 0
+    for n in sizes:
+        offsets.append(size)
+        size += -(-n // _ALIGNED) * _ALIGNED
+    return offsets, size
+
+
+def _constant(prior: Prior, count: int) -> float:
+    if prior.kind == "normal":
+        return count * (math.log(prior.sigma1) - 0.5)
+    if prior.kind == "weights":
+        share, wide, _ = wide_first(prior)
+        return count * (math.log(wide) - math.log(share))
+    return -0.5 * count * math.log(2 * math.pi)
+
+
+def wide_first(prior: Prior) -> tuple[float, float, float]:
+    """(share of the wider component, its sigma, the other's)."""
+    if prior.sigma1 >= prior.sigma2:
+        return prior.pi, prior.sigma1, prior.sigma2
+    return 1 - prior.pi, prior.sigma2, prior.sigma1
+
+
+def _buffers(spec: Spec, sizes: Sequence[int]) -> list[Buffer]:
+    """One for each recurrent layer that cuDNN runs, one for each dtype of the rest."""
+    made, left = [], dict.fromkeys(spec.names)
+    place = {name: k for k, name in enumerate(spec.names)}
+    for layer in spec.recurrent:
+        if spec.device.type != "cuda" or any(name not in left for name in layer.names):
+            continue  # a weight shared with another layer, or one that is not drawn
+        indices = [place[name] for name in layer.names]
+        found = _cudnn_layout(layer, tuple(spec.shapes[k] for k in indices), _dtype(spec, layer.names[0]), spec.device)
+        if found is None:
+            continue
+        offsets, size = found
+        made.append(Buffer(size, _dtype(spec, layer.names[0]), tuple(zip(indices, offsets, strict=True))))
+        for name in layer.names:
+            del left[name]
+    for dtype in dict.fromkeys(_dtype(spec, name) for name in left):
+        indices = [place[name] for name in left if _dtype(spec, name) == dtype]
+        offsets, size = _aligned([sizes[k] for k in indices])
+        made.append(Buffer(size, dtype, tuple(zip(indices, offsets, strict=True))))
+    return made
+
+
+def _dtype(spec: Spec, name: str) -> torch.dtype:
+    return spec.low_dtype if name in spec.low else spec.dtype
+
+
+def _cudnn_layout(
+    layer: Recurrent, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> tuple[list[int], int] | None:
+    """Where cuDNN wants each weight, learnt from what torch's own `flatten_parameters` does with empty ones."""
+    trial = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    if not torch.backends.cudnn.is_acceptable(trial[0]) or not torch._use_cudnn_rnn_flatten_weight():
+        return None
+    import torch.backends.cudnn.rnn as cudnn
+
+    with torch.no_grad(), torch.cuda.device(device):
+        flat: Tensor = torch._cudnn_rnn_flatten_weight(
+            trial, layer.weights_per_layer, layer.input_size, cudnn.get_cudnn_mode(layer.mode), layer.hidden_size,
+            layer.proj_size, layer.num_layers, layer.batch_first, layer.bidirectional,
+        )  # fmt: skip
+    start = flat.data_ptr()
+    return [(t.data_ptr() - start) // t.element_size() for t in trial], flat.numel()
