@@ -1,0 +1,205 @@
+import json
+import math
+import random
+
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.report import sentiment as report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def figures(rmse, *, draws, mc=0.0, coverage=0.9, source):
+    test = rmse + source.uniform(-0.0005, 0.0005)
+    found = {
+        "valid_rmse": test - 0.001,
+        "test_rmse": test,
+        "test_review_rmse": test - 0.02,
+        "samples": 50 if draws else 0,
+        "noise": 0.13,
+        "test_log_likelihood": 0.5,
+        "intervals": [
+            {"level": level, "coverage": level + coverage - 0.9, "width": level} for level in (0.5, 0.8, 0.9, 0.95)
+        ],
+        "uncertainty": None,
+    }
+    if draws:
+        found |= {"valid_rmse_mc": test - 0.001 + mc, "test_rmse_mc": test + mc}
+        found["uncertainty"] = {
+            "risk": {
+                "coverage": [i / 20 for i in range(1, 21)],
+                "rmse": [test * (0.8 + i / 100) for i in range(1, 21)],
+            },
+            "bins": {"spread": [0.01 * i for i in range(1, 11)], "rmse": [0.1 + 0.01 * i for i in range(1, 11)]},
+            "rank_correlation": 0.2,
+        }
+    return found
+
+
+def record(cell, variant, seed, *, end, best=0.15, split="review", coverage=0.9, mc=-0.001, **model):
+    source = random.Random(f"{cell}{variant}{seed}{model}")
+    draws = variant != "plain"
+    curve = [0.19 - 0.01 * min(i, 4) + (end - best) * max(i - 4, 0) / 5 for i in range(10)]
+    curves = {"test_rmse": curve, **({"test_rmse_mc": [c + mc for c in curve]} if draws else {})}
+    return {
+        "recipe": f"sentiment-{cell}-{variant}",
+        "seed": seed,
+        "device": "cpu (x)",
+        "versions": {"torch": "2.11"},
+        "overrides": [],
+        "settings": {"data": {"split": split}, "model": model},
+        "constant_rmse": 0.1918,
+        "curves": curves,
+        "metrics": {
+            "best_epoch": 5,
+            **figures(best, draws=draws, mc=mc, source=source),
+            "end": figures(end, draws=draws, mc=mc, coverage=coverage, source=source),
+        },
+    }
+
+
+def write(folder, *records, name=None):
+    for one in records:
+        place = folder / (name or one["recipe"])
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{one['seed']}.json").write_text(json.dumps(one))
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path):
+    made = [
+        record(cell, variant, seed, end=end)
+        for cell in ("lstm", "gru")
+        for variant, end in (("plain", 0.165), ("naive", 0.16), ("variational", 0.15), ("bbb", 0.155))
+        for seed in (1, 2, 3)
+    ]
+    return write(tmp_path, *made)
+
+
+class TestText:
+    def test_table(self, results):
+        lines = report.block(results).splitlines()
+        assert lines[2].startswith("| LSTM, no dropout | 0.165")
+        assert "| – |" in lines[2]  # no draws
+        assert sum(line.startswith("| ") for line in lines) == 1 + 8
+        assert "10 epochs; MC of 50 draws" in lines[-1]
+        assert "a constant gives 0.1918" in lines[-1]
+
+    def test_findings_that_hold(self, results):
+        said = "\n".join(report.findings(report.load(results)))
+        assert "NOT" not in said
+        assert "ABOVE" not in said
+        assert "LSTM, end of training: variational is 0.01" in said
+        assert "3 of 3 seeds" in said
+        assert "cover 90.0% to 90.0%" in said
+
+    def test_findings_that_do_not_hold_say_so(self, tmp_path):
+        write(
+            tmp_path,
+            *(record("lstm", "plain", s, end=0.15) for s in (1, 2)),
+            *(record("lstm", "naive", s, end=0.1495) for s in (1, 2)),
+            *(record("lstm", "variational", s, end=0.15, mc=0.002, coverage=0.83) for s in (1, 2)),
+        )
+        said = report.findings(report.load(tmp_path))
+        assert "ABOVE no dropout" in said[0]
+        assert "NOT more" in said[0]
+        assert "0 of 2 seeds" in said[3]
+        assert "NOT all" in said[4]
+
+    def test_intervals(self, results):
+        text = report.interval_block(results)
+        assert "| 50% | 80% | 90% | 95% |" in text
+        assert "0.900 ± 0.000" in text
+
+    def test_changed_settings_are_named(self, tmp_path):
+        one = record("lstm", "plain", 1, end=0.16)
+        one["overrides"] = ["train.epochs=10"]
+        assert "Changed settings: train.epochs=10." in report.block(write(tmp_path, one))
+
+    def test_nothing_yet(self, tmp_path):
+        for block in (report.block, report.interval_block, report.division_block, report.grid_block):
+            assert block(tmp_path) == "No run is recorded yet."
+        assert report.figures(tmp_path) == {}
+
+    def test_the_authors_division_is_kept_apart(self, results):
+        write(results, record("lstm", "plain", 1, end=0.14, split="chunk"), name="sentiment-lstm-plain-chunk")
+        assert "| LSTM, no dropout | 0.1" in report.division_block(results)
+        assert len(report.load(results)["lstm", "plain"]) == 3
+        write(results, record("lstm", "plain", 9, end=0.14, split="chunk"), name="sentiment-lstm-plain")
+        with pytest.raises(UserError, match="not divided by review"):
+            report.load(results)
+
+    @pytest.mark.parametrize("text", ["{}", "no json", '{"metrics": 3}', '{"metrics": {"end": null}}'])
+    def test_what_is_no_record(self, tmp_path, text):
+        (tmp_path / "sentiment-lstm-plain").mkdir()
+        (tmp_path / "sentiment-lstm-plain" / "1.json").write_text(text)
+        with pytest.raises(UserError, match=r"1\.json is not the record of a sentiment run"):
+            report.load(tmp_path)
+
+
+VALUES = {(u, e): 0.15 + 0.01 * abs(u - 0.25) + 0.02 * abs(e - 0.5) for u in (0.0, 0.25, 0.5) for e in (0.0, 0.5)}
+
+
+class TestGrid:
+    def runs(self, tmp_path):
+        for number, ((u, e), value) in enumerate(VALUES.items()):
+            one = record("lstm", "variational", 1, end=0.15, recurrent_dropout=u, word_dropout=e)
+            one["curves"]["valid_rmse"] = [0.19, value, value + 0.01]
+            (tmp_path / "sentiment-grid").mkdir(exist_ok=True)
+            (tmp_path / "sentiment-grid" / f"{number}.json").write_text(json.dumps(one))
+        return tmp_path
+
+    def sweep(self, tmp_path):
+        trials = [
+            {"settings": {"model.recurrent_dropout": u, "model.word_dropout": e}, "value": value, "state": "complete"}
+            for (u, e), value in VALUES.items()
+        ]
+        failed = {"settings": {"model.recurrent_dropout": 0.9, "model.word_dropout": 0.9}, "value": 9, "state": "fail"}
+        (tmp_path / "sentiment-grid").mkdir()
+        record = {"recipe": "sentiment-lstm-variational", "device": "cpu (x)", "trials": [*trials, failed]}
+        (tmp_path / "sentiment-grid" / "sweep.json").write_text(json.dumps(record))
+        return tmp_path
+
+    @pytest.mark.parametrize("kind", ["runs", "sweep"])
+    def test_table(self, tmp_path, kind):
+        results = getattr(self, kind)(tmp_path)
+        assert report.grid(results)[1] == pytest.approx(VALUES)
+        text = report.grid_block(results)
+        assert "| lowest validation RMSE | p_E = 0 | p_E = 0.5 |" in text
+        assert "| p_U = 0.25 | 0.1600 | **0.1500** |" in text
+        assert text.count("**") == 2
+
+    def test_picture(self, tmp_path):
+        made = report.figures(self.sweep(tmp_path))
+        assert list(made) == ["sentiment-grid.png"]
+        assert made["sentiment-grid.png"].startswith(PNG)
+
+    def test_what_is_no_grid(self, tmp_path):
+        (tmp_path / "sentiment-grid").mkdir()
+        (tmp_path / "sentiment-grid" / "a.json").write_text("{}")
+        with pytest.raises(UserError, match=r"a\.json is neither a sweep over"):
+            report.grid(tmp_path)
+
+
+class TestPictures:
+    def test_written(self, results, tmp_path):
+        paths = report.write_figures(results, tmp_path / "figures")
+        assert [p.name for p in paths] == [
+            "sentiment-curves.png",
+            "sentiment-intervals.png",
+            "sentiment-uncertainty.png",
+        ]
+        assert all(p.read_bytes().startswith(PNG) for p in paths)
+
+    def test_one_model_alone(self, tmp_path):
+        made = report.figures(write(tmp_path, record("gru", "plain", 1, end=0.16)))
+        assert list(made) == ["sentiment-curves.png", "sentiment-intervals.png"]
+
+
+def test_rise_is_from_the_lowest_epoch():
+    one = record("lstm", "plain", 1, end=0.165)
+    curve = one["curves"]["test_rmse"]
+    assert math.isclose(report._rise([one]), curve[-1] - min(curve))
+    assert report._rise([one]) > 0.01
