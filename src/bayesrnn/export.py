@@ -6,6 +6,7 @@ All three hold the posterior mean, as `model.eval()` gives it, and none needs ba
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -247,7 +248,7 @@ def _to_float_on_cpu(x: Tensor) -> Tensor:
 
 def _check_onnx(path: Path, plain: nn.Module, args: tuple[Any, ...]) -> bool:
     try:
-        import onnxruntime
+        onnxruntime: Any = importlib.import_module("onnxruntime")
     except ImportError:
         return False
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

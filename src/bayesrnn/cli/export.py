@@ -41,9 +41,9 @@ def command(
     taken = next((p for p in (path, beside) if p.exists()), None)
     if taken is not None and not force:
         raise UserError(f"{taken} is there already; replace it with --force, or choose another --out.")
+    trained = open_run(run, torch.device("cpu"))
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent}; make it, or choose another --out.")
-    trained = open_run(run, torch.device("cpu"))
     if pruned:
         file = run / "pruned.safetensors"
         if not file.exists():
@@ -136,8 +136,8 @@ def _layer(module: "nn.Module") -> dict[str, Any]:
     else:
         keys = [k for k in inspect.signature(type(module).__init__).parameters if hasattr(module, k)]
     arguments = {key: getattr(module, key) for key in keys}
-    arguments = {k: v is not None if isinstance(v, Tensor) or k == "bias" and v is None else v
-                 for k, v in arguments.items()}  # fmt: skip
+    if "bias" in arguments and not isinstance(module, nn.RNNBase):
+        arguments["bias"] = isinstance(arguments["bias"], Tensor)
     plain = (bool, int, float, str, type(None), tuple, list)
     return {
         "type": f"torch.nn.{type(module).__name__}" if type(module).__module__.startswith("torch.nn.") else "",
