@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 
 import pytest
 
@@ -119,7 +120,7 @@ class TestText:
         assert "Changed settings: train.epochs=10." in report.block(write(tmp_path, one))
 
     def test_nothing_yet(self, tmp_path):
-        for block in (report.block, report.interval_block, report.division_block, report.grid_block):
+        for block in report.BLOCKS.values():
             assert block(tmp_path) == "No run is recorded yet."
         assert report.figures(tmp_path) == {}
 
@@ -192,6 +193,12 @@ class TestPictures:
             "sentiment-uncertainty.png",
         ]
         assert all(p.read_bytes().startswith(PNG) for p in paths)
+
+    def test_blocks_show_the_pictures_that_are_written(self, results, tmp_path):
+        write(results, record("lstm", "plain", 1, end=0.14, split="chunk"), name="sentiment-lstm-plain-chunk")
+        TestGrid().sweep(results)
+        shown = re.findall(r"\(figures/([\w.-]+)\)", "".join(block(results) for block in report.BLOCKS.values()))
+        assert sorted(shown) == sorted(report.figures(results))
 
     def test_one_model_alone(self, tmp_path):
         made = report.figures(write(tmp_path, record("gru", "plain", 1, end=0.16)))

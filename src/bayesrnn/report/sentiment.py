@@ -224,24 +224,41 @@ def sources(runs: Runs) -> str:
     )
 
 
+NOTHING = "No run is recorded yet."
+
+
+def _picture(name: str, about: str) -> str:
+    return f"![{about}](figures/{name})"
+
+
 def block(results: Path) -> str:
-    """Tables and sentences of the page, from all records."""
+    """Errors: table, claims and curves."""
     runs = load(results)
     if not runs:
-        return "No run is recorded yet."
-    lines = [table(runs), *(f"- {sentence}" for sentence in findings(runs)), "", sources(runs)]
-    return "\n".join(lines)
+        return NOTHING
+    picture = _picture("sentiment-curves.png", "Test RMSE per epoch of all models, mean and range over seeds")
+    return "\n".join([table(runs), *(f"- {said}" for said in findings(runs)), "", picture, "", sources(runs)])
 
 
 def interval_block(results: Path) -> str:
+    """Coverage, and error against uncertainty."""
     runs = load(results)
-    return interval_table(runs).rstrip("\n") if runs else "No run is recorded yet."
+    if not runs:
+        return NOTHING
+    lines = [interval_table(runs), _picture("sentiment-intervals.png", "Coverage of intervals less their level")]
+    if _any_spread(runs):
+        lines += ["", _picture("sentiment-uncertainty.png", "Test RMSE against the spread of draws")]
+    return "\n".join(lines)
+
+
+def _any_spread(runs: Runs) -> bool:
+    return any(r["metrics"]["end"]["uncertainty"] for records in runs.values() for r in records)
 
 
 def division_block(results: Path) -> str:
     """The authors' division."""
     runs = load(results, division="chunk")
-    return "\n".join([table(runs), sources(runs)]) if runs else "No run is recorded yet."
+    return "\n".join([table(runs), sources(runs)]) if runs else NOTHING
 
 
 def grid(results: Path) -> tuple[str, dict[tuple[float, float], float]]:
@@ -271,13 +288,22 @@ def grid_block(results: Path) -> str:
     """Validation error over p_U (down) and p_E (across); the least is marked."""
     about, values = grid(results)
     if not values:
-        return "No run is recorded yet."
+        return NOTHING
     best = min(values, key=lambda at: values[at])
     shown = {at: f"**{value:.4f}**" if at == best else f"{value:.4f}" for at, value in values.items()}
     down, across = (sorted({at[i] for at in values}) for i in (0, 1))
     rows = [{"u": f"p_U = {u:g}", **{f"{e:g}": shown.get((u, e)) for e in across}} for u in down]
     columns = (Column("u", "lowest validation RMSE"), *(Column(f"{e:g}", f"p_E = {e:g}") for e in across))
-    return "\n".join([markdown_table(rows, columns), f"{about}."])
+    picture = _picture("sentiment-grid.png", "Validation RMSE over p_U and p_E")
+    return "\n".join([markdown_table(rows, columns), picture, "", f"{about}."])
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "sentiment": block,
+    "sentiment-intervals": interval_block,
+    "sentiment-division": division_block,
+    "sentiment-grid": grid_block,
+}
 
 
 def figures(results: Path) -> dict[str, bytes]:
@@ -287,7 +313,7 @@ def figures(results: Path) -> dict[str, bytes]:
     if runs:
         made["sentiment-curves.png"] = _png(lambda f: _draw_curves(f, runs), (9.0, 4.2))
         made["sentiment-intervals.png"] = _png(lambda f: _draw_coverage(f, runs), (9.0, 4.2))
-    if any(r["metrics"]["end"]["uncertainty"] for rs in runs.values() for r in rs):
+    if _any_spread(runs):
         made["sentiment-uncertainty.png"] = _png(lambda f: _draw_uncertainty(f, runs), (9.0, 4.2))
     if points:
         made["sentiment-grid.png"] = _grid_picture(points)
@@ -297,7 +323,8 @@ def figures(results: Path) -> dict[str, bytes]:
 def write_figures(results: Path, folder: Path) -> list[Path]:
     """Write the pictures into the folder; returns their paths."""
     made = figures(results)
-    folder.mkdir(parents=True, exist_ok=True)
+    if made:
+        folder.mkdir(parents=True, exist_ok=True)
     for name, png in made.items():
         (folder / name).write_bytes(png)
     return [folder / name for name in made]
