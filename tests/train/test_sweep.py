@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.recipes import load
 from bayesrnn.tasks.base import TASKS
 from bayesrnn.train import sweep as module
-from bayesrnn.train.sweep import Range, read_grid, read_search, sweep
+from bayesrnn.train.sweep import sweep
 
 optuna = pytest.importorskip("optuna")
 
@@ -232,73 +231,6 @@ def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_
     assert [row["state"] for row in record["trials"]] == ["complete"] * 3
     assert figures(record) == figures(alone)
     assert len(figures(record)) == 3
-
-
-class TestSettings:
-    @pytest.fixture
-    def recipe(self):
-        return load("variational-tied-medium")
-
-    def test_grids(self, recipe):
-        found = read_grid(recipe, ["recurrent_dropout=0, 0.25", "train.patience=null,3"])
-        assert found == {"model.recurrent_dropout": ("0", "0.25"), "train.patience": ("null", "3")}
-
-    def test_lists_are_one_value(self, line_recipe, monkeypatch):
-        import dataclasses
-
-        from bayesrnn.recipes.schema import Sections, positive
-
-        @dataclasses.dataclass(frozen=True)
-        class Model:
-            sizes: tuple[int, ...] = positive((1,))
-
-        monkeypatch.setattr(TASKS["line"], "sections", Sections(model=Model, data=Model))
-        assert read_grid(load(line_recipe), ["model.sizes=[1, 2],[3]"]) == {"model.sizes": ("[1, 2]", "[3]")}
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("recurrent_dropout", "is no grid"),
-            ("recurrent_dropout=0,", "is no grid"),
-            ("recurrent_dropout=0,0", "says the same twice"),
-            ("recurrent_dropout=0,1", "a dropout rate is"),
-            ("recurent_dropout=0", "did you mean model.recurrent_dropout"),
-        ],
-    )
-    def test_bad_grids(self, recipe, text, message):
-        with pytest.raises(UserError, match=message):
-            read_grid(recipe, [text])
-        with pytest.raises(UserError, match="twice"):
-            read_grid(recipe, ["hidden=1", "model.hidden=2"])
-
-    def test_ranges(self, recipe):
-        found = read_search(recipe, ["lr=1e-3:1:log", "hidden=4:8", "train.clip=1:5"])
-        assert found == {
-            "train.lr": Range(1e-3, 1.0, True),
-            "model.hidden": Range(4, 8, False),
-            "train.clip": Range(1.0, 5.0, False),
-        }
-        assert isinstance(found["model.hidden"].low, int)
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("lr", "is no range"),
-            ("lr=1", "is no range"),
-            ("lr=2:1", "is no range"),
-            ("lr=1:2:exp", "is no range"),
-            ("lr=0:2:log", "is no range"),
-            ("hidden=1.5:2", "is no range"),
-            ("lr=a:b", "is no range"),
-            ("word_dropout=0:1", "a dropout rate is"),
-            ("precision=1:2", "is no number; give its values with --grid"),
-        ],
-    )
-    def test_bad_ranges(self, recipe, text, message):
-        with pytest.raises(UserError, match=message):
-            read_search(recipe, [text])
-        with pytest.raises(UserError, match="twice"):
-            read_search(recipe, ["lr=1:2", "train.lr=1:2"])
 
 
 def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):

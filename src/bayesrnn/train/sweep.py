@@ -6,9 +6,9 @@ where that is at hand. What is compared is the best validation figure of each ru
 """
 
 import dataclasses
+import gc
 import json
 import os
-import re
 import socket
 import time
 import warnings
@@ -21,72 +21,17 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.recipes.schema import Recipe, full_key, kind_of
 from bayesrnn.tasks.base import task_class
 from bayesrnn.train import engine
 from bayesrnn.train.launch import commit, device_of, launch
 from bayesrnn.train.run_folder import MARKER, RECORD, write_file
+from bayesrnn.train.space import Range, Space, read_grid, read_search, read_value
 
 FILE = "sweep.json"
 DATABASE = "sweep.db"
 _HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
 _TRIES = 3  # of one trial that is killed again and again
 _SURPLUS = "another process has this one"
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Where a search looks for one setting."""
-
-    low: float
-    high: float
-    log: bool
-
-
-Space = dict[str, tuple[str, ...]] | dict[str, Range]
-
-
-def read_grid(recipe: Recipe, texts: list[str]) -> dict[str, tuple[str, ...]]:
-    """``key=a,b,c`` by full key; every value is tried on the recipe. A comma inside brackets does not part values."""
-    grid: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        key, equals, rest = text.partition("=")
-        values = tuple(value.strip() for value in re.split(r",(?![^\[]*\])", rest))
-        if not equals or not all(values):
-            raise UserError(f"{text!r} is no grid; write key=value,value, such as model.recurrent_dropout=0,0.25,0.5.")
-        full = full_key(recipe, key)
-        if full in grid or len(set(values)) < len(values):
-            raise UserError(f"{text!r} says the same twice.")
-        for value in values:
-            recipes.override(recipe, [f"{full}={value}"])
-        grid[full] = values
-    return grid
-
-
-def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
-    """``key=low:high`` or ``key=low:high:log`` by full key, for whole numbers and numbers."""
-    space: dict[str, Range] = {}
-    for text in texts:
-        key, _, rest = text.partition("=")
-        full = full_key(recipe, key)
-        kind = kind_of(recipe, full)
-        if kind not in (int, float):
-            raise UserError(f"{full} is no number; give its values with --grid.")
-        try:
-            low, high, *log = rest.split(":")
-            found = Range(kind(low), kind(high), log == ["log"])
-        except ValueError:
-            found = None
-        if found is None or log not in ([], ["log"]) or not found.low < found.high or (log and found.low <= 0):
-            raise UserError(
-                f"{text!r} is no range; write key=low:high or key=low:high:log, such as train.lr=1e-4:1e-1:log."
-            )
-        if full in space:
-            raise UserError(f"{text!r} says the same twice.")
-        for end in (found.low, found.high):
-            recipes.override(recipe, [f"{full}={end!r}"])
-        space[full] = found
-    return space
 
 
 def sweep(
@@ -134,7 +79,7 @@ def sweep(
         "settings": dataclasses.asdict(recipe),
         "kind": "grid" if grid else "search",
         "space": {
-            key: dataclasses.asdict(v) if isinstance(v, Range) else [_read(recipe, key, text) for text in v]
+            key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
             for key, v in space.items()
         },
     }
@@ -165,6 +110,9 @@ class _Work:
         while self._left():
             self.study.optimize(self._trial, n_trials=1, catch=(engine.Diverged, torch.OutOfMemoryError, _Surplus))
             self.write()
+            gc.collect()  # a run's model and graph are gone before the next one needs the device's memory
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         return self.write()
 
     def _left(self) -> bool:
@@ -303,7 +251,9 @@ class _Work:
         return record
 
     def _row(self, trial: Any) -> dict[str, Any]:
-        values = {k: _read(self.options["recipe"], k, v) if isinstance(v, str) else v for k, v in trial.params.items()}
+        values = {
+            k: read_value(self.options["recipe"], k, v) if isinstance(v, str) else v for k, v in trial.params.items()
+        }
         value = (
             trial.value
             if trial.state == self.states.COMPLETE
@@ -312,11 +262,6 @@ class _Work:
         more = {key: trial.user_attrs.get(key) for key in ("best_epoch", "epochs", "train_seconds", "error", "folder")}
         more["epochs"] = more["epochs"] or len(trial.intermediate_values)
         return {"trial": trial.number, "settings": values, "value": value, "state": trial.state.name.lower(), **more}
-
-
-def _read(recipe: Recipe, key: str, text: str) -> Any:
-    """A value as the recipe has it: of its field's type."""
-    return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
 
 
 class _Surplus(Exception):

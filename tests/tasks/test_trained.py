@@ -1,0 +1,62 @@
+import json
+
+import pytest
+import torch
+
+from bayesrnn.errors import UserError
+from bayesrnn.tasks.trained import open_run
+from bayesrnn.train.launch import launch
+
+CPU = torch.device("cpu")
+TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
+
+
+class Quiet:
+    def say(self, text): ...
+    def step(self, progress): ...
+    def epoch(self, line, epochs): ...
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_a_language_run_of_before_there_were_tasks(text_folder, tmp_path):
+    record = launch(
+        "small-plain", out=tmp_path / "r", reporter=Quiet(), data=str(text_folder), overrides=TINY, device="cpu"
+    )
+    config = config_of(tmp_path / "r")
+    del config["files"], config["settings"]["task"]
+    for key in ("momentum", "l2", "inverse_gamma", "average_from"):
+        del config["settings"]["train"][key]
+    (tmp_path / "r" / "config.json").write_text(json.dumps(config))
+    trained = open_run(tmp_path / "r", CPU)
+    assert not trained.model.training
+    assert trained.recipe.task == "language"
+    task = trained.task(None, CPU)
+    assert task.final()["test_perplexity"] == record["metrics"]["test_perplexity"]
+    assert trained.vocabulary.words == task.streams.vocabulary.words
+    assert torch.equal(trained.streams(str(text_folder), CPU).test, task.streams.test)
+
+
+def test_a_run_of_another_task_is_opened_without_its_data(line_recipe, tmp_path):
+    record = launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
+    trained = open_run(tmp_path / "r", CPU)
+    assert dict(trained.files) == {"scale.txt": b"1\n"}
+    assert trained.task(None, CPU).validate()["valid_rmse"] == record["metrics"]["valid_rmse"]
+    for language_only in (lambda: trained.vocabulary, lambda: trained.streams(None, CPU)):
+        with pytest.raises(UserError, match="is a line run; this command is for language models"):
+            language_only()
+
+
+def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
+    launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
+    (tmp_path / "secret").write_text("x")
+    config = config_of(tmp_path / "r")
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "files": ["../secret"]}))
+    with pytest.raises(UserError, match="is no run of bayesrnn train"):
+        open_run(tmp_path / "r", CPU)
+    for broken in ({**config, "files": 3}, {**config, "settings": None}, []):
+        (tmp_path / "r" / "config.json").write_text(json.dumps(broken))
+        with pytest.raises(UserError):
+            open_run(tmp_path / "r", CPU)
