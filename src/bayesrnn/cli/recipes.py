@@ -19,7 +19,7 @@ def command() -> None:
     for name in recipes.names():
         recipe = recipes.load(name)
         paper = recipe.paper
-        source = f"{paper.source}: {paper.row}" if paper.row else paper.source
+        source = f"{paper.source}: {paper.row}" if paper.source and paper.row else paper.source or recipe.description
         tasks.setdefault(recipe.task, []).append({"name": name, "figures": vars(paper), "source": source})
     console = plain_console()
     for task, rows in sorted(tasks.items(), key=lambda item: (item[0] != "language", item[0])):
@@ -36,7 +36,9 @@ def command() -> None:
         ]
         measure = task_class(task).metric.removeprefix("valid_").replace("_", " ")
         flat = [{**row["figures"], **row} for row in rows]
-        console.print(rich_table(flat, columns, title=f"{task}: {measure} in the papers"))
+        shown = f": {measure} in the papers" if any(values.values()) else ""
+        console.print(f"{task}{shown}", style="italic")
+        console.print(rich_table(flat, columns))
     console.print("Train one: bayesrnn train RECIPE --data FOLDER", soft_wrap=True)
 
 
