@@ -219,6 +219,16 @@ class TestTask:
         changed[:, n:] = 0.5  # the noise is fitted on validation: nothing of the test part enters
         assert task.measures(changed)["noise"] == found["noise"]
 
+    def test_evaluate_shows_the_coverage(self, folder):
+        task = task_of(folder)
+        task.model.eval()
+        found = task.evaluate(samples=4, seed=2)
+        assert found["samples"] == 4
+        assert [found[f"test_coverage_{level}"] for level in (50, 80, 90, 95)] == [
+            i["coverage"] for i in found["intervals"]
+        ]
+        assert task_of(folder, "sentiment-gru-plain").evaluate(samples=4)["samples"] == 0
+
     def test_by_review(self):
         values, review = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 2])
         assert by_review(values, review).tolist() == [5.0, 2.0]
@@ -267,18 +277,21 @@ def test_a_model_learns_what_there_is(folder, tmp_path):
 
 
 def test_resumed_run_is_the_same(folder, tmp_path):
-    """Stopped inside the last epoch, with figures of the end still to come."""
+    """Stopped inside the last epoch, after a checkpoint there, with the figures of the end still to come."""
 
     class Stops(Quiet):
-        def epoch(self, line, epochs):
-            if line["epoch"] == 2:
+        def step(self, progress):
+            if progress.epoch == 3:
                 raise KeyboardInterrupt
 
-    options = {"data": folder, "overrides": SMALL, "device": "cpu"}
+    options = {"data": folder, "overrides": [*SMALL, "train.save_every=4"], "device": "cpu"}
     name = "sentiment-lstm-variational"
     whole = launch(name, out=tmp_path / "a", reporter=Quiet(), **options)
     with pytest.raises(KeyboardInterrupt):
         launch(name, out=tmp_path / "b", reporter=Stops(), **options)
+    state = json.loads((tmp_path / "b" / "state.json").read_text())
+    assert state["epoch"] == 3
+    assert state["step"] > 0
     again = launch(name, out=tmp_path / "b", reporter=Quiet(), resume=True, **options)
     assert again["metrics"]["end"] == whole["metrics"]["end"]
     assert again["curves"] == whole["curves"]

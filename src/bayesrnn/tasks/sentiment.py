@@ -288,7 +288,8 @@ class Sentiment(Task):
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
         count = self.recipe.evaluate.samples if samples is None else samples
         say(f"{count if self.random else 'no'} draws on {len(self.ratings):,} pieces of reviews")
-        return self.measures(self.predictions(count if self.random else 0, seed))
+        found = self.measures(self.predictions(count if self.random else 0, seed))
+        return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
     def describe(self) -> str:
         p = self.parts
