@@ -295,3 +295,19 @@ def test_resumed_run_is_the_same(folder, tmp_path):
     again = launch(name, out=tmp_path / "b", reporter=Quiet(), resume=True, **options)
     assert again["metrics"]["end"] == whole["metrics"]["end"]
     assert again["curves"] == whole["curves"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_on_a_gpu_one_step_is_one_graph(variant, cell, folder, tmp_path):
+    """Initial weights and order are the CPU's; without noise the curves are too, but for the order of sums."""
+    name, options = f"sentiment-{cell}-{variant}", {"data": folder, "overrides": [*SMALL, "train.precision=fp32"]}
+    record = launch(name, out=tmp_path / "gpu", reporter=Quiet(), device="cuda", **options)
+    assert record["cuda_graph"]
+    assert record["curves"]["loss"][-1] < record["curves"]["loss"][0]
+    assert record["metrics"]["end"]["valid_rmse"] == pytest.approx(record["curves"]["valid_rmse"][-1], rel=1e-3)
+    if variant == "plain":
+        here = launch(name, out=tmp_path / "cpu", reporter=Quiet(), device="cpu", **options)
+        assert record["curves"]["test_rmse"] == pytest.approx(here["curves"]["test_rmse"], rel=0.02)
