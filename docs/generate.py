@@ -10,6 +10,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
+    captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each recipe of captioning
 
 Nothing between the markers is written by hand.
 """
@@ -29,7 +30,7 @@ from typing import Any
 from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
-from bayesrnn.report import digits, sentiment
+from bayesrnn.report import captioning, digits, sentiment
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +133,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "fortunato2017": partial(_published, "fortunato2017"),
     **{name: lambda root, page, make=make: make(root / "results") for name, make in digits.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in sentiment.BLOCKS.items()},
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in captioning.BLOCKS.items()},
 }
 
 
@@ -160,7 +162,8 @@ def main() -> None:
     check = parser.parse_args().check
     if not check:
         digits.write_figures(ROOT / "results", ROOT / "docs/figures")
-        sentiment.write_figures(ROOT / "results", ROOT / "docs/figures")
+        sentiment_plots.write_figures(ROOT / "results", ROOT / "docs/figures")
+        captioning.write_figures(ROOT / "results", ROOT / "docs/figures")
     stale = [page for page in pages() if generated(page) != page.read_text("utf-8")]
     for page in stale:
         print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'written'}")

@@ -7,6 +7,7 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.report import sentiment as report
+from bayesrnn.report import sentiment_plots as plots
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -122,7 +123,7 @@ class TestText:
     def test_nothing_yet(self, tmp_path):
         for block in report.BLOCKS.values():
             assert block(tmp_path) == "No run is recorded yet."
-        assert report.figures(tmp_path) == {}
+        assert plots.figures(tmp_path) == {}
 
     def test_the_authors_division_is_kept_apart(self, results):
         write(results, record("lstm", "plain", 1, end=0.14, split="chunk"), name="sentiment-lstm-plain-chunk")
@@ -173,7 +174,7 @@ class TestGrid:
         assert text.count("**") == 2
 
     def test_picture(self, tmp_path):
-        made = report.figures(self.sweep(tmp_path))
+        made = plots.figures(self.sweep(tmp_path))
         assert list(made) == ["sentiment-grid.png"]
         assert made["sentiment-grid.png"].startswith(PNG)
 
@@ -186,7 +187,7 @@ class TestGrid:
 
 class TestPictures:
     def test_written(self, results, tmp_path):
-        paths = report.write_figures(results, tmp_path / "figures")
+        paths = plots.write_figures(results, tmp_path / "figures")
         assert [p.name for p in paths] == [
             "sentiment-curves.png",
             "sentiment-intervals.png",
@@ -198,10 +199,10 @@ class TestPictures:
         write(results, record("lstm", "plain", 1, end=0.14, split="chunk"), name="sentiment-lstm-plain-chunk")
         TestGrid().sweep(results)
         shown = re.findall(r"\(figures/([\w.-]+)\)", "".join(block(results) for block in report.BLOCKS.values()))
-        assert sorted(shown) == sorted(report.figures(results))
+        assert sorted(shown) == sorted(plots.figures(results))
 
     def test_one_model_alone(self, tmp_path):
-        made = report.figures(write(tmp_path, record("gru", "plain", 1, end=0.16)))
+        made = plots.figures(write(tmp_path, record("gru", "plain", 1, end=0.16)))
         assert list(made) == ["sentiment-curves.png", "sentiment-intervals.png"]
 
 

@@ -1,24 +1,18 @@
-"""Records of sentiment runs as tables, sentences and pictures for the documentation.
+"""Records of sentiment runs as tables and sentences for the documentation; ``sentiment_plots.py`` has the pictures.
 
 Records are ``results/sentiment-CELL-VARIANT/SEED.json`` (divided by review), ``results/sentiment-CELL-VARIANT-chunk/…``
 (the authors' division), and ``results/sentiment-grid/*.json``: the ``sweep.json`` of a grid over
 p_U and p_E, or the records of its runs.
 """
 
-import io
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CELLS = {"lstm": "LSTM", "gru": "GRU"}
 VARIANTS = {
@@ -27,10 +21,7 @@ VARIANTS = {
     "variational": "variational",
     "bbb": "Bayes by Backprop",
 }
-_GRID = ("model.recurrent_dropout", "model.word_dropout")  # p_U and p_E
-_STYLES = dict(zip(VARIANTS, ("-", (0, (5, 1.5)), "-", (0, (1, 1))), strict=True))
-_COLOUR = dict(zip(VARIANTS, (COLOURS[0], COLOURS[4], COLOURS[1], COLOURS[2]), strict=True))
-_MARK = dict(zip(VARIANTS, "osD^", strict=True))
+GRID = ("model.recurrent_dropout", "model.word_dropout")  # p_U and p_E
 
 Record = Mapping[str, Any]
 Runs = dict[tuple[str, str], list[Record]]
@@ -121,7 +112,7 @@ def interval_table(runs: Runs) -> str:
     rows = []
     for key, records in runs.items():
         row: dict[str, Any] = {"name": name_of(key)}
-        for at, level in enumerate(_levels(records)):
+        for at, level in enumerate(levels_of(records)):
             row[f"{level:g}"] = _mean([r["metrics"]["end"]["intervals"][at]["coverage"] for r in records], "{:.3f}")
             if level == 0.9:
                 widths = [r["metrics"]["end"]["intervals"][at]["width"] for r in records]
@@ -131,7 +122,7 @@ def interval_table(runs: Runs) -> str:
         halves = [_half(record) for record in records if record["metrics"]["end"]["uncertainty"]]
         row["half"] = _mean(halves)
         rows.append(row)
-    levels = _levels(next(iter(runs.values()))) if runs else []
+    levels = levels_of(next(iter(runs.values()))) if runs else []
     columns = (
         Column("name", "share of test ratings inside"),
         *(Column(f"{level:g}", f"{level:.0%}") for level in levels),
@@ -143,7 +134,7 @@ def interval_table(runs: Runs) -> str:
     return markdown_table(rows, columns)
 
 
-def _levels(records: Sequence[Record]) -> list[float]:
+def levels_of(records: Sequence[Record]) -> list[float]:
     return [figure["level"] for figure in records[0]["metrics"]["end"]["intervals"]]
 
 
@@ -181,7 +172,7 @@ def findings(runs: Runs) -> list[str]:
             f"{cell_name}, variational: MC is at least as good as the standard approximation in {better} of "
             f"{len(ours)} seeds ({statistics.fmean(ours):.4f} against {statistics.fmean(standard):.4f})."
         )
-        at = _levels(variational).index(0.9)
+        at = levels_of(variational).index(0.9)
         covered = [r["metrics"]["end"]["intervals"][at]["coverage"] for r in variational]
         inside = "all" if all(0.85 <= c <= 0.95 for c in covered) else "NOT all"
         said.append(
@@ -200,13 +191,13 @@ def _range(values: Sequence[float]) -> float:
     return max(values) - min(values)
 
 
-def _curve(record: Record) -> list[float]:
+def curve_of(record: Record) -> list[float]:
     curve: list[float] = record["curves"].get("test_rmse_mc") or record["curves"]["test_rmse"]
     return curve
 
 
 def _rise(records: Sequence[Record]) -> float:
-    return statistics.fmean(_curve(r)[-1] - min(_curve(r)) for r in records)
+    return statistics.fmean(curve_of(r)[-1] - min(curve_of(r)) for r in records)
 
 
 def sources(runs: Runs) -> str:
@@ -246,12 +237,12 @@ def interval_block(results: Path) -> str:
     if not runs:
         return NOTHING
     lines = [interval_table(runs), _picture("sentiment-intervals.png", "Coverage of intervals less their level")]
-    if _any_spread(runs):
+    if any_spread(runs):
         lines += ["", _picture("sentiment-uncertainty.png", "Test RMSE against the spread of draws")]
     return "\n".join(lines)
 
 
-def _any_spread(runs: Runs) -> bool:
+def any_spread(runs: Runs) -> bool:
     return any(r["metrics"]["end"]["uncertainty"] for records in runs.values() for r in records)
 
 
@@ -274,9 +265,9 @@ def grid(results: Path) -> tuple[str, dict[tuple[float, float], float]]:
             else:
                 found = [(_dotted(record["settings"]), min(record["curves"]["valid_rmse"]))]
             for settings, value in found:
-                points.setdefault((float(settings[_GRID[0]]), float(settings[_GRID[1]])), []).append(value)
+                points.setdefault((float(settings[GRID[0]]), float(settings[GRID[1]])), []).append(value)
         except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is neither a sweep over {' and '.join(_GRID)} nor the record of a run.") from None
+            raise UserError(f"{path} is neither a sweep over {' and '.join(GRID)} nor the record of a run.") from None
     return "; ".join(sorted(about)), {at: statistics.fmean(values) for at, values in sorted(points.items())}
 
 
@@ -304,144 +295,3 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "sentiment-division": division_block,
     "sentiment-grid": grid_block,
 }
-
-
-def figures(results: Path) -> dict[str, bytes]:
-    """PNG files by name, of whatever records there are."""
-    runs, (_, points) = load(results), grid(results)
-    made = {}
-    if runs:
-        made["sentiment-curves.png"] = _png(lambda f: _draw_curves(f, runs), (9.0, 4.2))
-        made["sentiment-intervals.png"] = _png(lambda f: _draw_coverage(f, runs), (9.0, 4.2))
-    if _any_spread(runs):
-        made["sentiment-uncertainty.png"] = _png(lambda f: _draw_uncertainty(f, runs), (9.0, 4.2))
-    if points:
-        made["sentiment-grid.png"] = _grid_picture(points)
-    return made
-
-
-def write_figures(results: Path, folder: Path) -> list[Path]:
-    """Write the pictures into the folder; returns their paths."""
-    made = figures(results)
-    if made:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, png in made.items():
-        (folder / name).write_bytes(png)
-    return [folder / name for name in made]
-
-
-def _png(draw: Callable[["Figure"], None], size: tuple[float, float]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
-
-
-def _tidy(axes: "Axes", title: str, x: str, y: str | None) -> None:
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel(x)
-    if y is not None:
-        axes.set_ylabel(y)
-    axes.grid(color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _panels(figure: "Figure", runs: Runs, *, sharey: bool = True) -> dict[str, "Axes"]:
-    cells = [cell for cell in CELLS if any(key[0] == cell for key in runs)]
-    made = figure.subplots(1, len(cells), sharey=sharey, squeeze=False)[0]
-    return dict(zip(cells, made, strict=True))
-
-
-def _legend(figure: "Figure", axes: "Axes") -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
-
-
-def _draw_curves(figure: "Figure", runs: Runs) -> None:
-    """Test error per epoch: mean over seeds and their range; MC where there are draws."""
-    panels = _panels(figure, runs)
-    for (cell, variant), records in runs.items():
-        curves = [_curve(record) for record in records]
-        length = min(map(len, curves))
-        columns = [[curve[i] for curve in curves] for i in range(length)]
-        epochs = list(range(1, length + 1))
-        axes, colour = panels[cell], _COLOUR[variant]
-        label = VARIANTS[variant] + (", MC" if "test_rmse_mc" in records[0]["curves"] else "")
-        axes.plot(
-            epochs,
-            [statistics.fmean(c) for c in columns],
-            color=colour,
-            linestyle=_STYLES[variant],
-            linewidth=2,
-            label=label,
-        )
-        axes.fill_between(epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.2, lw=0)
-    constant = next(iter(runs.values()))[0]["constant_rmse"]
-    for i, (cell, axes) in enumerate(panels.items()):
-        axes.axhline(constant, color="#666666", linewidth=1, linestyle=":", label="a constant")
-        _tidy(axes, CELLS[cell], "epoch", None if i else "test RMSE")
-    _legend(figure, max(panels.values(), key=lambda a: len(a.get_legend_handles_labels()[1])))
-
-
-def _draw_coverage(figure: "Figure", runs: Runs) -> None:
-    """Share of test ratings inside their interval, less the interval's level."""
-    panels = _panels(figure, runs)
-    for (cell, variant), records in runs.items():
-        levels = _levels(records)
-        off = (list(VARIANTS).index(variant) - 1.5) * 0.15
-        for number, record in enumerate(records):
-            inside = [i["coverage"] - i["level"] for i in record["metrics"]["end"]["intervals"]]
-            panels[cell].plot(
-                [at + off for at in range(len(levels))],
-                inside,
-                _MARK[variant],
-                color=_COLOUR[variant],
-                markersize=6,
-                alpha=0.8,
-                label=None if number else VARIANTS[variant],
-            )
-    for i, (cell, axes) in enumerate(panels.items()):
-        axes.axhline(0, color="#666666", linewidth=1)
-        axes.axhspan(-0.05, 0.05, color="#eeeeee", zorder=0)
-        axes.set_xticks(range(len(levels)), [f"{level:.0%}" for level in levels])
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(low, -0.08), max(high, 0.08))
-        _tidy(axes, CELLS[cell], "level of the interval", None if i else "share inside, less the level")
-    _legend(figure, max(panels.values(), key=lambda a: len(a.get_legend_handles_labels()[1])))
-
-
-def _draw_uncertainty(figure: "Figure", runs: Runs) -> None:
-    """Left: error of the most certain part. Right: error against predicted spread. LSTM where there is one."""
-    cell = next(iter(runs))[0]
-    left, right = figure.subplots(1, 2)
-    for (of, variant), records in runs.items():
-        found = [r["metrics"]["end"]["uncertainty"] for r in records]
-        if of != cell or not all(found):
-            continue
-        style = {"color": _COLOUR[variant], "marker": _MARK[variant], "markersize": 5, "label": VARIANTS[variant]}
-        coverage = found[0]["risk"]["coverage"]
-        mean = [statistics.fmean(column) for column in zip(*(f["risk"]["rmse"] for f in found), strict=True)]
-        left.plot(coverage, mean, linewidth=2, **style)
-        spread, error = (
-            [statistics.fmean(column) for column in zip(*(f["bins"][k] for f in found), strict=True)]
-            for k in ("spread", "rmse")
-        )
-        right.plot(spread, error, linestyle="", **style)
-    _tidy(left, f"{CELLS[cell]}: keep the most certain", "share of the predictions kept", "test RMSE of those")
-    _tidy(right, f"{CELLS[cell]}: ten groups by spread", "standard deviation of the draws", "test RMSE of the group")
-    right.set_xlim(left=0)
-    _legend(figure, left)
-
-
-def _grid_picture(values: Mapping[tuple[float, float], float]) -> bytes:
-    from bayesrnn.report.sweep import heat_map
-
-    rows = [{"settings": dict(zip(_GRID, at, strict=True)), "value": value} for at, value in values.items()]
-    down, across = (sorted({at[i] for at in values}) for i in (0, 1))
-    return heat_map(rows, keys=_GRID, values=(down, across), label="lowest validation RMSE")
