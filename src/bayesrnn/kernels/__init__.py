@@ -1,8 +1,8 @@
 """Kernels: for each a plain `reference` and fast versions, and the one place that chooses between them.
 
 `_TABLE` has the paths from fastest to plainest. A kernel runs on the first path that has it and does not refuse the
-case. `BAYESRNN_KERNEL=persistent`, `=cells`, `=triton`, `=loop` or `=reference` starts the search at that path instead
-of at the top; `force` does the same inside a block. `explain` says in words what was chosen and why.
+case. `BAYESRNN_KERNEL=persistent`, `=cells`, `=triton`, `=compiled`, `=loop` or `=reference` starts the search at that
+path instead of at the top; `force` does the same inside a block. `explain` says in words what was chosen and why.
 """
 
 from __future__ import annotations
@@ -107,6 +107,17 @@ def _triton_refuses(case: Case) -> str | None:
     return missing
 
 
+def _compiled_refuses(case: Case) -> str | None:
+    if case.device != "cpu":
+        return f"it runs on a CPU, and this is {case.device}"
+    if case.dtype != torch.float32:
+        return f"it has no kernel for {case.dtype}"
+    if case.projection:
+        return "it has no projection"
+    why_not: Callable[[], str | None] = import_module(f"{__name__}.cpu").why_not
+    return why_not()
+
+
 _TABLE = (
     Path(
         "persistent",
@@ -125,6 +136,17 @@ _TABLE = (
         "one launch over all weights forward and one backward, noise made inside them",
         {"gaussian": "gaussian.triton:draw"},
         _triton_refuses,
+    ),
+    Path(
+        "compiled",
+        "C, compiled at first use: all steps of a layer in one call, all weights in one pass each way",
+        {
+            "LSTM": "lstm.compiled:lstm",
+            "GRU": "gru.compiled:gru",
+            "RNN": "rnn.compiled:rnn",
+            "gaussian": "gaussian.compiled:draw",
+        },
+        _compiled_refuses,
     ),
     Path(
         "loop",

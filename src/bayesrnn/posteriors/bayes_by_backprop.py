@@ -99,8 +99,9 @@ class DiagonalGaussian(nn.Module):
     def noise(self, generator: torch.Generator | None) -> Eps:
         first = next(self.rho.parameters())
         # by what the device can do, not by the path asked for: one seed is one draw on every path
-        if kernels.able("triton", kernels.Case("gaussian", first.device.type, first.dtype)):
-            return Seeded(first.device, generator)
+        for path in ("triton", "compiled"):
+            if kernels.able(path, kernels.Case("gaussian", first.device.type, first.dtype)):
+                return Seeded(first.device, generator, path=path)
         made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho._items()}
         fused.normal_noise(list(made.values()), generator)
         for name, row in self._padding.items():
@@ -112,7 +113,7 @@ class DiagonalGaussian(nn.Module):
         self._latest = None  # its buffers are free for this draw
         recorded = torch.is_grad_enabled()
         names = [n for n, _ in self.rho._items()]
-        if isinstance(noise, Seeded) and self._path() == "triton":
+        if isinstance(noise, Seeded) and self._path() == noise.path:
             drawn = self._kernel(means, noise, sums=recorded, autocast=autocast)
             if recorded:
                 known = self._prior_spec().kind != "none"
@@ -141,11 +142,16 @@ class DiagonalGaussian(nn.Module):
         return fused.sample(*arguments, pool=self._pool, sums=sums)
 
     def _kernel(self, means: Mapping[str, Tensor], noise: Seeded, *, sums: bool, autocast: bool) -> plan.Drawn:
+        rhos = dict(self.rho._items())
+        parameters = [means[n] for n in rhos], list(rhos.values())
+        if noise.path == "compiled":
+            from bayesrnn.kernels.gaussian import compiled
+
+            return compiled.draw(noise.seed, self._spec(), *parameters, pool=self._pool, sums=sums)
         from bayesrnn.kernels.gaussian import triton
 
-        rhos = dict(self.rho._items())
         spec = self._spec(autocast)
-        return triton.draw(noise.seed.to(spec.device), spec, [means[n] for n in rhos], list(rhos.values()), sums=sums)
+        return triton.draw(noise.seed.to(spec.device), spec, *parameters, sums=sums)
 
     def _spec(self, autocast: bool = False) -> plan.Spec:
         rhos = dict(self.rho._items())
@@ -197,7 +203,7 @@ class DiagonalGaussian(nn.Module):
         found: reference.Sample | plan.Drawn
         if latest is not None and latest[0] is noise and latest[1] == self._versions(means):
             found = latest[2]
-        elif isinstance(noise, Seeded) and self._path() == "triton":
+        elif isinstance(noise, Seeded) and self._path() == noise.path:
             found = self._kernel(means, noise, sums=True, autocast=False)
         else:
             names = [n for n, _ in self.rho._items()]

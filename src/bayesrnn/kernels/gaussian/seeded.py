@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
@@ -9,17 +11,19 @@ from bayesrnn.kernels.gaussian.plan import Prior, Spec
 
 
 class Seeded:
-    """The noise of one draw as one number in the device's memory, so that a CUDA graph draws anew at every replay."""
+    """The noise of one draw as one number in the device's memory, so that a CUDA graph draws anew at every replay.
 
-    def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
+    `path` names the kernels that make the noise from it: "triton", or on a CPU "compiled".
+    """
+
+    def __init__(self, device: torch.device, generator: torch.Generator | None = None, *, path: str = "triton") -> None:
+        self.path = path
         self.seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device, generator=generator)
         self._made: list[Tensor] | None = None
 
     def tensors(self, spec: Spec) -> list[Tensor]:
         """The noise itself, for paths that take it as tensors; made once."""
         if self._made is None:
-            from bayesrnn.kernels.gaussian import triton
-
             plain = spec._replace(device=self.seed.device, prior=Prior("none"), recurrent=(), low=frozenset())
-            self._made = triton.noise(self.seed, plain)
+            self._made = import_module(f"bayesrnn.kernels.gaussian.{self.path}").noise(self.seed, plain)
         return self._made

@@ -1,0 +1,187 @@
+"""Diagonal Gaussian weights in C: one pass over all tensors draws them with their KL, one more is the backward.
+
+The noise is never stored: both passes make it from a seed and the place of the weight. kernels/cpu/README.md has the
+equations, the generator and the measurements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesrnn.kernels.cpu import build
+from bayesrnn.kernels.gaussian import plan as planning
+from bayesrnn.kernels.gaussian.plan import Drawn, Spec, View
+from bayesrnn.kernels.gaussian.pool import Pool
+
+_BLOCK = 1 << 16  # weights that one thread takes at a time
+_GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it
+_ROWS = 16  # of a tensor that is summed by column, at least, in a block
+_PAST = 1 << 23  # weights from which on what is written does not pass through the caches
+_KINDS = {"none": 0, "normal": 1, "groups": 2, "weights": 3}
+_SHAPE = ("numel", "row", "columns", "rest", "kind", "groups", "first_group", "group_size", "padding", "padding_end",
+          "block", "first_block", "blocks", "first_partial")  # fmt: skip
+
+
+class _Prior(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("kind", "sums")),
+        *((name, ctypes.c_double) for name in ("wide", "narrow", "offset")),
+        *((name, ctypes.c_double * 2) for name in ("log_pi", "log_sigma", "half")),
+        ("constant", ctypes.c_double),
+    ]
+
+
+class _Tables(NamedTuple):
+    """What the kernels are told about a posterior, once for all draws."""
+
+    shapes: array[int]
+    priors: tuple[_Prior, _Prior]
+    """Without and with sums."""
+    blocks: int
+    partials: int
+    groups: int
+    numel: int
+
+    @property
+    def threads(self) -> int:
+        return max(1, min(build.threads(), self.blocks))
+
+    @property
+    def past(self) -> bool:
+        return self.numel >= _PAST
+
+
+@lru_cache(maxsize=64)
+def _tables(spec: Spec) -> _Tables:
+    lines: list[int] = []
+    blocks = partials = groups = total = 0
+    for shape, group_dim, padding in zip(spec.shapes, spec.group_dims, spec.padding, strict=True):
+        view = View.of(shape, group_dim)
+        numel = math.prod(shape)
+        # a vector is laid out in rows by View, for the sake of a GPU's tiles
+        row = view.columns if len(shape) > 1 else max(numel, 1)
+        block = _BLOCK
+        if view.kind == planning.BY_COLUMN:
+            block = max(block, -(-_ROWS * row // _GROUP) * _GROUP)
+        count = -(-numel // block)
+        first, end = (-1, -1) if padding is None else (padding * row, (padding + 1) * row)
+        kept = {planning.WHOLE: 1, planning.BY_ROW: 2, planning.BY_COLUMN: view.groups}[view.kind]
+        fields = {
+            "numel": numel, "row": row, "columns": view.groups, "rest": view.rest, "kind": view.kind,
+            "groups": view.groups, "first_group": groups, "group_size": numel // view.groups if view.groups else 0,
+            "padding": first, "padding_end": end, "block": block, "first_block": blocks, "blocks": count,
+            "first_partial": partials,
+        }  # fmt: skip
+        lines += [fields[name] for name in _SHAPE]
+        blocks, partials, groups, total = blocks + count, partials + kept * count, groups + view.groups, total + numel
+    priors = _prior(spec, total, sums=False), _prior(spec, total, sums=True)
+    return _Tables(array("q", lines), priors, blocks, partials, groups, total)
+
+
+def _prior(spec: Spec, count: int, *, sums: bool) -> _Prior:
+    prior, half = spec.prior, 0.5 * math.log(2 * math.pi)
+    wide = narrow = offset = 0.0
+    if prior.kind == "normal":
+        wide = 1 / prior.sigma1**2
+    elif prior.kind == "weights":
+        share, sigma, other = planning.wide_first(prior)
+        wide, narrow = 1 / sigma**2, 1 / other**2
+        offset = math.log((1 - share) / share) + math.log(sigma / other)
+    pairs = [(prior.pi, prior.sigma1), (1 - prior.pi, prior.sigma2)]
+    numbers = [tuple(f(p, s) for p, s in pairs) for f in (
+        lambda p, s: math.log(p), lambda p, s: math.log(s) + half, lambda p, s: 0.5 / s**2
+    )]  # fmt: skip
+    return _Prior(_KINDS[prior.kind], sums, wide, narrow, offset, *numbers, planning._constant(prior, count))
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> array[int]:
+    return array("Q", [0 if t is None else t.data_ptr() for t in tensors])
+
+
+def _at(numbers: array[int]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(numbers.buffer_info()[0])
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _library() -> Any:
+    library = build.library()
+    assert library is not None
+    library.bayesrnn_draw.restype = ctypes.c_double
+    return library
+
+
+class _Draw(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, seed: int, spec: Spec, sums: bool, pool: Pool, *params: Tensor) -> tuple[Tensor, ...]:
+        tables, count = _tables(spec), len(spec.shapes)
+        flat = [p.detach().contiguous() for p in params]  # a copy only of parameters in another layout
+        means, rhos = flat[:count], flat[count:]
+        weights = [pool.take(m.shape, m) for m in means]
+        grouped = sums and spec.prior.kind == "groups"
+        partials = torch.empty(tables.blocks + (tables.partials if grouped else 0), dtype=torch.float64)
+        groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64)
+        slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32)
+        pointers = _addresses([t for three in zip(means, rhos, weights, strict=True) for t in three])
+        kl = _library().bayesrnn_draw(
+            count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
+            _pointer(partials), _pointer(groups), _pointer(slopes), tables.threads, int(tables.past),
+        )  # fmt: skip
+        ctx.seed, ctx.spec, ctx.sums, ctx.pool, ctx.slopes = seed, spec, sums, pool, slopes
+        ctx.params, ctx.flat, ctx.versions = params, flat, [p._version for p in params]
+        ctx.set_materialize_grads(False)
+        return torch.tensor(kl if sums else 0.0, dtype=torch.float32), *weights
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_kl: Tensor | None, *d_weights: Tensor | None) -> tuple[Any, ...]:
+        if [p._version for p in ctx.params] != ctx.versions:
+            raise RuntimeError("the posterior's parameters were changed between the draw and its backward pass")
+        spec: Spec = ctx.spec
+        tables, count, sums = _tables(spec), len(spec.shapes), ctx.sums and d_kl is not None
+        given = [None if d is None else d.contiguous() for d in d_weights]
+        lines, d_means, d_rhos = [], [], []
+        for mean, rho, d in zip(ctx.flat[:count], ctx.flat[count:], given, strict=True):
+            used = sums or d is not None
+            own = sums and spec.prior.kind != "none"  # else the gradient of the mean is that of the weight
+            d_means.append(ctx.pool.take(mean.shape, mean) if own else d)
+            d_rhos.append(ctx.pool.take(mean.shape, mean) if used else None)
+            lines += [mean, rho, d, d_means[-1] if own else None, d_rhos[-1]]
+        pointers = _addresses(lines)
+        _library().bayesrnn_draw_backward(
+            count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
+            _pointer(ctx.slopes), ctypes.c_float(0.0 if d_kl is None else float(d_kl)), tables.threads, int(tables.past),
+        )  # fmt: skip
+        return None, None, None, None, *d_means, *d_rhos
+
+
+def draw(
+    seed: Tensor, spec: Spec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool, sums: bool = True
+) -> Drawn:
+    """As `triton.draw`, for float32 on a CPU. `pool` has the buffers that are used again at every step."""
+    kl, *weights = _Draw.apply(int(seed), spec, sums, pool, *means, *rhos)
+    return Drawn(tuple(weights), kl if sums else None)
+
+
+def noise(seed: Tensor, spec: Spec) -> list[Tensor]:
+    """The noise that `draw` uses for this seed, in float32; padding rows have none."""
+    outs = [torch.empty(shape, dtype=torch.float32) for shape in spec.shapes]
+    fill(outs, int(seed), spec)
+    return outs
+
+
+def fill(outs: Sequence[Tensor], seed: int, spec: Spec) -> None:
+    """Write the noise of this seed into contiguous tensors of the spec's shapes."""
+    tables, pointers = _tables(spec), _addresses(outs)
+    _library().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), ctypes.c_uint64(seed), tables.threads)

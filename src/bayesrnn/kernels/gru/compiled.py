@@ -1,0 +1,70 @@
+"""The GRU recurrence in C: all steps of a layer in one call, forward and backward. kernels/cpu/README.md has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.gru import loop
+from bayesrnn.kernels.recurrent import weight_gradient
+from bayesrnn.kernels.steps import previous_rows
+
+
+class _GRU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gx: Tensor,
+        h0: Tensor,
+        w_hh: Tensor,
+        b_hn: Tensor | None,
+        z_h: Tensor | None,
+        batch_sizes: Sequence[int],
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        layer = recurrent.Layer("gru", h0, z_h, None, batch_sizes, reverse)
+        gates = gx.contiguous()
+        out, inner = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
+        h = recurrent.own_copy(h0, h0)
+        layer.forward(gates, w_hh, h, None, out, inner, b_hn)
+        ctx.save_for_backward(gates, h0, w_hh, z_h, out, inner)
+        ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
+        ctx.set_materialize_grads(False)
+        return out, h
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
+        gates, h0, w_hh, z_h, out, inner = ctx.saved_tensors
+        sizes, reverse, size = ctx.batch_sizes, ctx.reverse, h0.shape[1]
+        layer = recurrent.Layer("gru", h0, z_h, None, sizes, reverse)
+        dh = recurrent.own_copy(d_h, h0)
+        d_gx, d_product = torch.empty_like(gates), torch.empty_like(gates)
+        layer.backward(gates, out, inner, h0, None, w_hh, d_out, dh, None, d_gx, d_product)
+        d_w_hh = d_b_hn = None
+        if ctx.needs_input_grad[2]:
+            d_w_hh = weight_gradient(d_product, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
+        if ctx.needs_input_grad[3]:
+            d_b_hn = d_product[:, 2 * size :].sum(0)
+        return d_gx, dh, d_w_hh, d_b_hn, None, None, None
+
+
+def gru(
+    gx: Tensor,
+    h: Tensor,
+    w_hh: Tensor,
+    b_hn: Tensor | None = None,
+    z_h: Tensor | None = None,
+    *,
+    batch_sizes: Sequence[int],
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.gru`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
+    if not recurrent.serves(gx, h, w_hh, b_hn, z_h):
+        return loop.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
+    return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]

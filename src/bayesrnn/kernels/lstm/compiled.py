@@ -1,0 +1,71 @@
+"""The LSTM recurrence in C: all steps of a layer in one call, forward and backward. kernels/cpu/README.md has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.lstm import loop
+from bayesrnn.kernels.recurrent import weight_gradient
+from bayesrnn.kernels.steps import previous_rows
+
+
+class _LSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gx: Tensor,
+        h0: Tensor,
+        c0: Tensor,
+        w_hh: Tensor,
+        z_h: Tensor | None,
+        z_c: Tensor | None,
+        batch_sizes: Sequence[int],
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        layer = recurrent.Layer("lstm", h0, z_h, z_c, batch_sizes, reverse)
+        gates = gx.contiguous()
+        out, cells = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
+        h, c = recurrent.own_copy(h0, h0), recurrent.own_copy(c0, c0)
+        layer.forward(gates, w_hh, h, c, out, cells, None)
+        ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, out, cells)
+        ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
+        ctx.set_materialize_grads(False)
+        return out, h, c
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
+        gates, h0, c0, w_hh, z_h, z_c, out, cells = ctx.saved_tensors
+        sizes, reverse = ctx.batch_sizes, ctx.reverse
+        layer = recurrent.Layer("lstm", h0, z_h, z_c, sizes, reverse)
+        dh, dc = recurrent.own_copy(d_h, h0), recurrent.own_copy(d_c, c0)
+        d_gx = torch.empty_like(gates)
+        layer.backward(gates, out, cells, h0, c0, w_hh, d_out, dh, dc, d_gx, d_gx)
+        d_w_hh = None
+        if ctx.needs_input_grad[3]:
+            d_w_hh = weight_gradient(d_gx, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
+        return d_gx, dh, dc, d_w_hh, None, None, None, None
+
+
+def lstm(
+    gx: Tensor,
+    h: Tensor,
+    c: Tensor,
+    w_hh: Tensor,
+    w_hr: Tensor | None = None,
+    z_h: Tensor | None = None,
+    z_c: Tensor | None = None,
+    *,
+    batch_sizes: Sequence[int],
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `reference.lstm`; projections, and what is not float32 on a CPU, run in `loop`. `gx` is used as scratch."""
+    if w_hr is not None or not recurrent.serves(gx, h, c, w_hh, z_h, z_c):
+        return loop.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
+    return _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
