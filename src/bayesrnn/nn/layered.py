@@ -191,7 +191,7 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
     x = input.data if packed else input
     if module.mode != "LSTM" or not isinstance(x, Tensor) or not x.is_cuda or torch.compiler.is_compiling():
         return False
-    if x.dtype != module.weight_hh_l0.dtype or not packed and (x.dim() not in (2, 3) or x.numel() == 0):
+    if x.dtype != module.weight_hh_l0.dtype or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
         return False
     rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
     case = kernels.Case(
@@ -203,6 +203,13 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
         projection=module.proj_size > 0,
     )
     return kernels.choose(case)[0].name == "persistent"
+
+
+def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    """`module(input, hx)`; a plain layer of torch's own runs in one launch per layer where that is faster."""
+    plain = type(module) in (nn.LSTM, nn.GRU, nn.RNN) and "forward" not in module.__dict__
+    result: tuple[Any, Any] = torch_forward(module, input, hx) if plain else module(input, hx)
+    return result
 
 
 def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:

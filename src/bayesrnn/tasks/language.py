@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
 from bayesrnn.errors import UserError
+from bayesrnn.nn.layered import run_recurrent
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, positive, rate
 from bayesrnn.tasks.base import Bound, Files, Say, State, Task, posterior
@@ -154,7 +155,7 @@ class LanguageModel(nn.Module):
                 nn.init.uniform_(parameter, -init, init)
 
     def forward(self, tokens: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
-        hidden, state = self.rnn(self.step_drop(self.embed(tokens)), state)
+        hidden, state = run_recurrent(self.rnn, self.step_drop(self.embed(tokens)), state)
         return self.decoder(self.step_drop(self.drop(hidden))), state
 
 

@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,assignment"
+# ruff: noqa: RUF005, SIM102  (Triton compiles these forms, and not the others)
 """The LSTM recurrence on a GPU in one launch per pass: all T steps, the recurrent weights held on chip.
 
-Every program owns a few hidden units and keeps their weights in shared memory. At each step it reads the whole masked h_{t-1} (backward: the gradient of all
-gates), which the programs exchange through the L2 cache, multiplies it with its slice of the weights, and computes its
-units. A barrier over the grid separates the steps; the launch is cooperative, so that all programs are resident or
-none is. README.md beside this file has the derivation and the measurements.
+Every program owns a few hidden units and keeps their weights in shared memory. At each step it reads the whole masked
+h_{t-1} (backward: the gradient of all gates), which the programs exchange through the L2 cache, multiplies it with its
+slice of the weights, and computes its units. A barrier over the grid separates the steps; the launch is cooperative,
+so that all programs are resident or none is. README.md beside this file has the derivation and the measurements.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _from_units(w, first, H, U: tl.constexpr, KB: tl.constexpr):
 
 @triton.jit
 def _exchanged(exchange, row, first, B, KP: tl.constexpr, KB: tl.constexpr):
-    """(BT, KB): what all programs wrote for these rows, columns `first`... From L2: L1 may be older than the barrier."""
+    """(BT, KB): what all programs wrote for these rows, columns `first`...; from L2, as L1 may be out of date."""
     r, k = row[:, None], first + tl.arange(0, KB)[None, :]
     return tl.load(exchange + r * KP + k, mask=r < B, other=0.0, cache_modifier=".cg")
 
@@ -104,6 +105,14 @@ def _exchanged_by_gate(exchange, row, first, B, KP: tl.constexpr, KB: tl.constex
     gate = tl.arange(0, 4)[:, None, None]
     r, k = row[None, :, None], first + tl.arange(0, KB)[None, None, :]
     return tl.load(exchange + (gate * B + r) * KP + k, mask=r < B, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _now(x, PERSISTENT: tl.constexpr):
+    """`x`, needed from here on: the compiler would store it in shared memory, and so wait, where it is loaded."""
+    if PERSISTENT:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=False, pack=2)
+    return x
 
 
 @triton.jit
@@ -161,12 +170,14 @@ def forward_kernel(
                 if r0 == first_row:
                     _wait(counter, programs * (s + 1))
             if COPIES == 4:
-                ahead = (_exchanged_by_gate(read, row, 0, B, KP, KB),)
+                ahead = ()
+                for k in tl.static_range(AHEAD):
+                    ahead = ahead + (_exchanged_by_gate(read, row, k * KB, B, KP, KB),)
                 p3 = tl.zeros((4, BT, U), tl.float32)
                 for k in tl.static_range(KP // KB):
-                    if (k + 1) * KB < KP:
-                        ahead = ahead + (_exchanged_by_gate(read, row, (k + 1) * KB, B, KP, KB),)
-                    p3 = tl.dot(ahead[k], weights[k], p3)
+                    if (k + AHEAD) * KB < KP:
+                        ahead = ahead + (_exchanged_by_gate(read, row, (k + AHEAD) * KB, B, KP, KB),)
+                    p3 = tl.dot(_now(ahead[k], PERSISTENT), weights[k], p3)
                 p = tl.reshape(tl.permute(p3, (1, 2, 0)), (BT, 4 * U))
             else:
                 ahead = ()
@@ -176,7 +187,7 @@ def forward_kernel(
                 for k in tl.static_range(KP // KB):
                     if (k + AHEAD) * KB < KP:
                         ahead = ahead + (_exchanged(read, row, (k + AHEAD) * KB, B, KP, KB),)
-                    p = tl.dot(ahead[k], weights[k], p)
+                    p = tl.dot(_now(ahead[k], PERSISTENT), weights[k], p)
             pi, pf, pg, po = _gate(p, BT, U)
             i, f, g, o = _sigmoid(ai + pi), _sigmoid(af + pf), _tanh(ag + pg), _sigmoid(ao + po)
             c = f * c + i * g
@@ -269,7 +280,7 @@ def backward_kernel(
                 for k in tl.static_range(KP // KB):
                     if (k + AHEAD) * KB < KP:
                         ahead = ahead + (_exchanged_by_gate(read, row, (k + AHEAD) * KB, B, KP, KB),)
-                    p = tl.dot(ahead[k], weights[k], p)
+                    p = tl.dot(_now(ahead[k], PERSISTENT), weights[k], p)
                 if COPIES == 4:
                     by_gate = (row[None, :, None] * 4 + tl.arange(0, 4)[:, None, None]) * H + unit[None, None, :]
                     p = p * tl.load(z_h + by_gate, mask=ours[None, :, :], other=0.0)
@@ -334,10 +345,10 @@ class Plan:
 def _tiles(hidden: int, units: int, row_bytes: int, warps: int, memory: int, blocks: Sequence[int]) -> Tiles | None:
     for block in blocks:
         count = -(-hidden // block)
-        free = memory - 8 * units * count * block  # the weights of four gates stay
-        ahead = min(count, free // (row_bytes * block) - 1)
-        if ahead >= min(count, 2):
-            return Tiles(warps, block, count * block, ahead)
+        registers = row_bytes * block // (128 * warps)  # of every thread, for one block on its way
+        # the weights of four gates stay in shared memory, with one block in use and one that follows
+        if 8 * units * count * block + 2 * row_bytes * block <= memory and 2 * registers <= 96:
+            return Tiles(warps, block, count * block, min(count, 96 // registers))
     return None
 
 
@@ -348,10 +359,9 @@ def plan(batch: int, hidden: int, copies: int, processors: int, memory: int) -> 
     while -(-hidden // units) > processors:
         units *= 2
     rows = 16 if batch <= 16 else 32
-    memory -= 4096  # for what the compiler stages there
     warps = 4 if units == 8 or copies == 4 else 8
     forward = _tiles(hidden, units, 2 * copies * rows, warps, memory, (128, 64, 32))
-    backward = _tiles(hidden, units, 8 * rows, 4, memory, (128, 64, 32))
+    backward = _tiles(hidden, units, 8 * rows, 4, memory, (64, 32))
     if forward is None or backward is None:
         return None
     programs = -(-hidden // units)
