@@ -10,7 +10,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
-    captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each recipe of captioning
+    captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
 
 Nothing between the markers is written by hand.
 """

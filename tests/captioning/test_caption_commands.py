@@ -45,6 +45,7 @@ class TestEvaluate:
         assert len(metrics["decoding"]) == 1
         assert metrics["selective"]["entropy"][-1] == [1.0, pytest.approx(metrics["test_cider"])]
         assert {"test_bleu1_mc", "test_cider_mc", "test_perplexity_mc"} <= metrics.keys()
+        assert 0 < metrics["human"]["bleu4"] < metrics["human"]["bleu1"] < 100
         found = json.loads((copies["caption-dropout"] / "captions.json").read_text())["found"]
         assert {(one["split"], one["draws"]) for one in found} == {
             (split, draws) for split in ("valid", "test") for draws in (0, 2)
@@ -131,6 +132,15 @@ class TestEvaluate:
         assert found["entropy"][0] == [0.2, 5.0]
         assert found["mutual_information"][0] == [0.2, 85.0]
         assert all(rows[-1] == [1.0, 45.0] for rows in found.values())
+
+    def test_people_against_people(self):
+        """The first caption of each image is scored, the others are the references; with one there is no score."""
+        pytest.importorskip("pycocoevalcap.bleu.bleu")
+        same = {f"{i}": [list("abcd"), list("abcd")] for i in range(3)}
+        assert caption_evaluation._human(same)["bleu4"] == pytest.approx(100)
+        other = {f"{i}": [list("abcd"), list("efgh")] for i in range(3)}
+        assert caption_evaluation._human(other)["bleu1"] < 1
+        assert caption_evaluation._human({"a": [["b"]]}) == {}
 
     def test_bad_options(self, runs):
         result = run("evaluate", runs["caption-bbb"], "--beam", "0")

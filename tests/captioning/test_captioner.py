@@ -74,14 +74,14 @@ class TestCaptioner:
         outputs, _ = model.rnn(torch.cat([image.unsqueeze(0), model.embed(tokens)]))
         torch.testing.assert_close(model(tokens, features=features)[0], model.decoder(outputs[1:]))
 
-    def test_scaled_features_are_centred_and_of_length_one(self):
+    def test_scaled_features_are_centred_and_of_the_length_asked_for(self):
         features = torch.randn(400, F) * torch.tensor([1.0, 5.0, 0.1, 2.0, 30.0, 1.0, 1.0]) + 4
         features[:, 5] = 2.5
-        model = captioner()
+        model = captioner(image_scale=3.0)
         model.set_scale(features)
         scaled = (features - model.shift) * model.scale
         torch.testing.assert_close(scaled.mean(0), torch.zeros(F), atol=1e-5, rtol=0)
-        expected = torch.full((F,), 1 / F)
+        expected = torch.full((F,), 9 / F)
         expected[5] = 0.0
         torch.testing.assert_close(scaled.square().mean(0), expected, atol=1e-5, rtol=1e-3)
         assert torch.isfinite(scaled).all()

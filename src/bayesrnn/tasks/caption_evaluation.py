@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bayesrnn.data.captions import words
+from bayesrnn.data.captions import References, words
 from bayesrnn.data.text import UNK
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import caption_scores, caption_search, scoring
@@ -72,7 +72,7 @@ def evaluate(
     for suffix, draws in (("", 0), *((("_mc", samples),) if samples else ())):
         say(f"BLEU and CIDEr, {'posterior mean' if not draws else f'{draws} draws'}")
         metrics |= _scored(task, [one for one in kept["found"] if one["draws"] == draws], suffix)
-    return metrics
+    return metrics | {"human": _human(task.references.test)}
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -174,6 +174,14 @@ def _scored(task: "Captioning", found: Sequence[dict[str, Any]], suffix: str) ->
     values |= {"test_words": _mean_words(test)}
     values |= {"decoding": rows, "selective": _selective(test["captions"], each)}
     return {f"{name}{suffix}": value for name, value in values.items()}
+
+
+def _human(references: References) -> dict[str, float]:
+    """Each image's first caption against its others, as if a model had said it; nothing where there are no others."""
+    if any(len(captions) < 2 for captions in references.values()):
+        return {}
+    first = {name: captions[0] for name, captions in references.items()}
+    return caption_scores.scores(first, {name: captions[1:] for name, captions in references.items()})[0]
 
 
 def _score(task: "Captioning", one: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:

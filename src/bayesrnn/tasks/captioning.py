@@ -47,12 +47,14 @@ class Paper(schema.Paper):
 class Model:
     """Embedding, LSTM layers and decoder of one width; rates of the noise in them and on the image's features.
 
-    ``bayesian_image: false`` leaves the image's linear layer out of the posterior, as an ordinary layer.
+    ``image_scale`` is the size of an image's features, see :class:`Captioner`. ``bayesian_image: false`` leaves the
+    image's linear layer out of the posterior, as an ordinary layer.
     """
 
     hidden: int = positive(512)
     layers: int = positive(1)
     init: float = positive(0.05)
+    image_scale: float = positive(8.0)
     bayesian_image: bool = True
     image_dropout: float = rate()
     word_dropout: float = rate()
@@ -90,7 +92,9 @@ class Captioner(nn.Module):
     """Image features, then words, through one LSTM; with all dropouts zero it is made of plain ``torch.nn`` layers.
 
     Features are first put on a common scale: centred, divided by their standard deviation over the training images,
-    and by the square root of their number. So the image enters the LSTM about as large as a word does under one prior.
+    and by the square root of their number over ``image_scale``, which so is their length (the root of the mean squared
+    one). At 1 an image enters the LSTM as large as a word whose embedding has the same prior; larger, it is heard
+    sooner.
 
     Args:
         features: numbers per image, F.
@@ -104,6 +108,7 @@ class Captioner(nn.Module):
         output_dropout: one mask per caption on what the decoder sees.
         step_dropout: ordinary dropout, new at every step, on each layer's input and before the decoder.
         init: every parameter starts in U(-init, init).
+        image_scale: length of an image's features.
 
     Shape:
         tokens (T, B), with ``features`` (B, F) for the beginning of a caption, or the state (h, c), each (L, B, H),
@@ -127,9 +132,12 @@ class Captioner(nn.Module):
         output_dropout: float = 0.0,
         step_dropout: float = 0.0,
         init: float = 0.05,
+        image_scale: float = 1.0,
     ) -> None:
         super().__init__()
         import bayesrnn as br
+
+        self.image_scale = image_scale
 
         self.embed: nn.Embedding
         self.rnn: nn.Module
@@ -165,7 +173,7 @@ class Captioner(nn.Module):
         # A feature that never changes says nothing, and would blow up what little noise another image has in it.
         spread = torch.where(spread > 1e-4 * spread.max(), spread, spread.max().clamp_min(1e-12))
         self.shift.copy_(wide.mean(0))
-        self.scale.copy_(1 / (spread * math.sqrt(features.shape[1])))
+        self.scale.copy_(self.image_scale / (spread * math.sqrt(features.shape[1])))
 
     def forward(
         self, tokens: Tensor, state: LSTMState | None = None, *, features: Tensor | None = None
@@ -283,6 +291,7 @@ class Captioning(Task):
             output_dropout=m.output_dropout,
             step_dropout=m.step_dropout,
             init=m.init,
+            image_scale=m.image_scale,
         )
         exclude = ["decoder.bias"] if m.bayesian_image else ["decoder.bias", "image.*"]
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)

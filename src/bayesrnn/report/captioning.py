@@ -1,0 +1,373 @@
+"""Records of captioning runs as tables and pictures for the documentation.
+
+Records are ``results/caption-METHOD/SEED.json``, and ``results/caption-search/*.json`` for the runs of the search on
+validation that chose their settings.
+"""
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesrnn import recipes
+from bayesrnn.errors import UserError
+from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.tables import Column, markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+METHODS = {
+    "caption-dropout": "dropout",
+    "caption-variational": "variational dropout",
+    "caption-bbb": "Bayes by Backprop",
+}
+SCORES = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "cider": "CIDEr"}
+SIGNS = {"entropy": "entropy", "mutual_information": "mutual information", "surprisal": "surprisal"}
+NOTHING = "Not measured yet: there are no records in `results/`."
+_COLOUR = dict(zip(METHODS, COLOURS, strict=False))
+_STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-"), strict=True))
+_MARK = dict(zip(METHODS, "sD^", strict=True))
+
+Record = Mapping[str, Any]
+Runs = dict[str, list[Record]]
+
+
+def load(results: Path) -> Runs:
+    """Records by recipe, in the order of the tables; only those that exist."""
+    found = {name: _read(results / name) for name in METHODS}
+    return {name: records for name, records in found.items() if records}
+
+
+def _read(folder: Path) -> list[Record]:
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+            record["metrics"]["valid_perplexity"], record["curves"]["valid_perplexity"], record["seed"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"{path} is not the record of a captioning run.") from None
+        records.append(record)
+    return sorted(records, key=lambda record: record["seed"])
+
+
+def _figures(records: Sequence[Record], key: str) -> list[float]:
+    return [record["metrics"][key] for record in records if record["metrics"].get(key) is not None]
+
+
+def _mean(values: Sequence[float], pattern: str = "{:.1f}") -> str | None:
+    """Mean and standard deviation over seeds."""
+    if not values:
+        return None
+    spread = f" ± {pattern.format(statistics.stdev(values))}" if len(values) > 1 else ""
+    return pattern.format(statistics.fmean(values)) + spread
+
+
+def table(runs: Runs) -> str:
+    """Test figures of each method, with the posterior mean and with the average over draws; people's below."""
+    rows: list[dict[str, Any]] = []
+    for name, records in runs.items():
+        for suffix, how in (("", "mean"), ("_mc", "draws")):
+            values = {key: _figures(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
+            if not values["perplexity"]:
+                continue
+            rows.append(
+                {
+                    "name": f"{METHODS[name]}, {how}",
+                    "perplexity": _mean(values.pop("perplexity"), "{:.2f}"),
+                    **{key: _mean(each) for key, each in values.items()},
+                    "seeds": len(records),
+                }
+            )
+    paper = recipes.load("caption-dropout").paper
+    rows.append({"name": "published, plain (arXiv 1411.4555)", **{key: _shown(getattr(paper, key)) for key in SCORES}})
+    human = next((h for records in runs.values() for r in records if (h := r["metrics"].get("human"))), None)
+    if human:
+        rows.append({"name": "a person, against the others", **{key: _shown(human[key]) for key in SCORES}})
+    columns = (
+        Column("name", "test images"),
+        Column("perplexity", "perplexity"),
+        *(Column(key, name) for key, name in SCORES.items()),
+        Column("words", "words"),
+        Column("seeds", "seeds"),
+    )
+    return markdown_table(rows, columns)
+
+
+def _shown(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1f}"
+
+
+def settings_table(runs: Runs) -> str:
+    """What validation chose: epoch, beam and length penalty of every run."""
+    rows = []
+    for name, records in runs.items():
+        for record in records:
+            metrics = record["metrics"]
+            found = {"name": f"{METHODS[name]}, seed {record['seed']}", "epoch": metrics["best_epoch"]}
+            found["perplexity"] = metrics["valid_perplexity"]
+            for suffix, how in (("", "mean"), ("_mc", "draws")):
+                if f"beam{suffix}" in metrics:
+                    penalty = metrics[f"length_penalty{suffix}"]
+                    found[how] = f"{metrics[f'beam{suffix}']} / {penalty:g}"
+                    found[f"cider_{how}"] = metrics[f"valid_cider{suffix}"]
+            found["seconds"] = metrics["train_seconds"]
+            rows.append(found)
+    columns = (
+        Column("name", "validation"),
+        Column("epoch", "best epoch"),
+        Column("perplexity", "perplexity", "{:.2f}"),
+        Column("mean", "beam / length penalty, mean"),
+        Column("cider_mean", "CIDEr", "{:.1f}"),
+        Column("draws", "draws"),
+        Column("cider_draws", "CIDEr", "{:.1f}"),
+        Column("seconds", "seconds of training", "{:,.0f}"),
+    )
+    return markdown_table(rows, columns)
+
+
+def search_table(records: Sequence[Record]) -> str:
+    """All runs of the search, best first within each method."""
+    rows = []
+    for record in records:
+        changed = record.get("overrides") or []
+        rows.append(
+            {
+                "name": METHODS.get(record["recipe"], record["recipe"]),
+                "changed": ", ".join(changed) or "nothing",
+                "epoch": record["metrics"]["best_epoch"],
+                "perplexity": record["metrics"]["valid_perplexity"],
+                "seconds": record["metrics"]["train_seconds"],
+            }
+        )
+    order = list(METHODS.values())
+    rows.sort(key=lambda row: (order.index(row["name"]) if row["name"] in order else len(order), row["perplexity"]))
+    columns = (
+        Column("name", "method"),
+        Column("changed", "changed settings"),
+        Column("epoch", "best epoch"),
+        Column("perplexity", "validation perplexity", "{:.2f}"),
+        Column("seconds", "seconds of training", "{:,.0f}"),
+    )
+    return markdown_table(rows, columns)
+
+
+def doubt_table(runs: Runs) -> str:
+    """CIDEr of the captions that are left when the most doubtful are not shown."""
+    rows = []
+    for name, records in runs.items():
+        for sign, title in SIGNS.items():
+            curves = [r["metrics"]["selective"][sign] for r in records if "selective" in r["metrics"]]
+            if curves:
+                row: dict[str, Any] = {"name": f"{METHODS[name]}, {title}"}
+                for points in zip(*curves, strict=True):
+                    row[f"{points[0][0]:g}"] = statistics.fmean(value for _, value in points)
+                rows.append(row)
+    shares = [key for key in rows[0] if key != "name"] if rows else []
+    columns = (
+        Column("name", "CIDEr, least doubtful captions kept by"),
+        *(Column(share, f"{float(share):.0%}", "{:.1f}") for share in shares),
+    )
+    return markdown_table(rows, columns)
+
+
+def findings(runs: Runs) -> list[str]:
+    """Sentences on what the records say about Bayes by Backprop against dropout."""
+    if not {"caption-dropout", "caption-bbb"} <= runs.keys():
+        return []
+    said = []
+    for key, title, lower in (
+        ("test_perplexity", "perplexity", True),
+        ("test_bleu4", "BLEU-4", False),
+        ("test_cider", "CIDEr", False),
+    ):
+        plain, bayes = (_figures(runs[name], key) for name in ("caption-dropout", "caption-bbb"))
+        if plain and bayes:
+            gain = statistics.fmean(bayes) - statistics.fmean(plain)
+            better = "the same" if gain == 0 else "better" if (gain < 0) == lower else "worse"
+            apart = max(bayes) < min(plain) or min(bayes) > max(plain)
+            seeds = "" if min(len(plain), len(bayes)) < 2 else ", every seed" if apart else ", seeds overlap"
+            said.append(f"Bayes by Backprop against dropout, {title}: {gain:+.2f} ({better}{seeds}).")
+    return said
+
+
+def _block(make: Callable[[Runs], str]) -> Callable[[Path], str]:
+    def block(results: Path) -> str:
+        runs = load(results)
+        return make(runs) if runs else NOTHING
+
+    return block
+
+
+def _main(runs: Runs) -> str:
+    lines = [table(runs), *(f"- {sentence}" for sentence in findings(runs)), ""]
+    lines += [f"![{alt}](figures/{name})\n" for name, (alt, _) in FIGURES.items() if name != _DOUBT]
+    sources = sorted({f"{r['device']}, torch {r['versions']['torch']}" for records in runs.values() for r in records})
+    return "\n".join([*lines, f"From `results/`: {'; '.join(sources)}."])
+
+
+def _doubt(runs: Runs) -> str:
+    return f"{doubt_table(runs)}\n![{FIGURES[_DOUBT][0]}](figures/{_DOUBT})"
+
+
+def _search(results: Path) -> str:
+    records = _read(results / "caption-search")
+    return search_table(records) if records else NOTHING
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "captioning": _block(_main),
+    "captioning-settings": _block(settings_table),
+    "captioning-search": _search,
+    "captioning-doubt": _block(_doubt),
+}
+"""Names of blocks in the documentation to what fills them, from the folder of records."""
+
+
+def _new(width: float, height: float) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _plain(axes: "Axes") -> None:
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _png(figure: "Figure") -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", metadata={"Software": None})
+    return data.getvalue()
+
+
+def curves(runs: Runs) -> bytes:
+    """Validation (and training) perplexity per epoch; one line per seed."""
+    figure = _new(7.2, 4.2)
+    axes = figure.add_subplot()
+    ends = []
+    for name, records in runs.items():
+        for k, record in enumerate(records):
+            for key, style, width in (("train_perplexity", (0, (1, 1)), 1.0), ("valid_perplexity", _STYLE[name], 2.0)):
+                values = record["curves"][key]
+                label = METHODS[name] if k == 0 and key == "valid_perplexity" else None
+                axes.plot(range(1, len(values) + 1), values, color=_COLOUR[name], ls=style, lw=width, label=label)
+            best = record["metrics"]["best_epoch"]
+            value = record["curves"]["valid_perplexity"][best - 1]
+            axes.plot(best, value, _MARK[name], color=_COLOUR[name], ms=8, markeredgecolor="white", zorder=3)
+            ends.append(value)
+    axes.set_yscale("log")
+    low = min(min(record["curves"]["train_perplexity"]) for records in runs.values() for record in records)
+    axes.set_ylim(0.95 * min(low, *ends), 4 * max(ends))
+    ticks = [t for t in (3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100) if axes.get_ylim()[0] <= t <= axes.get_ylim()[1]]
+    axes.set_yticks(ticks, [str(t) for t in ticks])
+    axes.set_yticks([], minor=True)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("perplexity per word (log scale)")
+    axes.plot([], [], color="#444444", ls=(0, (1, 1)), lw=1.0, label="training, with noise")
+    _plain(axes)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    return _png(figure)
+
+
+def scores(runs: Runs) -> bytes:
+    """Perplexity, BLEU-4 and CIDEr on test images: a mark per seed, filled for the mean, open for draws."""
+    figure = _new(7.2, 3.2)
+    keys = {"perplexity": "perplexity (lower is better)", "bleu4": "BLEU-4", "cider": "CIDEr"}
+    for column, (key, title) in enumerate(keys.items(), 1):
+        axes = figure.add_subplot(1, 3, column)
+        for row, (name, records) in enumerate(runs.items()):
+            for suffix, shift, face in (("", -0.12, _COLOUR[name]), ("_mc", 0.12, "white")):
+                values = _figures(records, f"test_{key}{suffix}")
+                axes.plot(
+                    [row + shift] * len(values), values, _MARK[name], color=_COLOUR[name], markerfacecolor=face, ms=8
+                )
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks(range(len(runs)), [METHODS[name].replace(" ", "\n") for name in runs], fontsize=8)
+        axes.set_xlim(-0.5, len(runs) - 0.5)
+        _plain(axes)
+    for label, face in (("posterior mean", "#444444"), ("average over draws", "white")):
+        axes.plot([], [], "o", color="#444444", markerfacecolor=face, label=label)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    return _png(figure)
+
+
+def lengths(runs: Runs) -> bytes:
+    """Validation CIDEr and words per caption against the length penalty, for each beam; the first seed, the mean."""
+    figure = _new(7.2, 3.4)
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    for name, records in runs.items():
+        rows = records[0]["metrics"].get("decoding", [])
+        beams = sorted({row["beam"] for row in rows})
+        for k, beam in enumerate(beams):
+            own = sorted((row for row in rows if row["beam"] == beam), key=lambda row: row["length_penalty"])
+            x = [row["length_penalty"] for row in own]
+            strength = (k + 1) / len(beams)
+            look: dict[str, Any] = {"color": _COLOUR[name], "marker": _MARK[name], "ms": 5}
+            look |= {"alpha": 0.4 + 0.6 * strength, "lw": 0.5 + 2 * strength}
+            label = METHODS[name] if beam == beams[-1] else None
+            left.plot(x, [row["cider"] for row in own], label=label, **look)
+            right.plot(x, [row["words"] for row in own], **look)
+    for axes, title in ((left, "CIDEr, validation"), (right, "words per caption")):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("length penalty; thicker: wider beam")
+        _plain(axes)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    return _png(figure)
+
+
+def doubt(runs: Runs) -> bytes:
+    """CIDEr of the captions kept, against the share kept, for each sign of doubt."""
+    figure = _new(7.2, 3.2)
+    shared: Any = None
+    for column, (sign, title) in enumerate(SIGNS.items(), 1):
+        shared = axes = figure.add_subplot(1, 3, column, sharey=shared)
+        for name, records in runs.items():
+            found = [r["metrics"]["selective"][sign] for r in records if "selective" in r["metrics"]]
+            if found:
+                x = [share for share, _ in found[0]]
+                y = [statistics.fmean(value for _, value in points) for points in zip(*found, strict=True)]
+                label = METHODS[name] if column == 1 else None
+                axes.plot(x, y, color=_COLOUR[name], ls=_STYLE[name], marker=_MARK[name], ms=5, label=label)
+        axes.set_title(f"kept by {title}", fontsize=10)
+        axes.set_xlabel("share of captions kept")
+        if column == 1:
+            axes.set_ylabel("CIDEr")
+        _plain(axes)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    return _png(figure)
+
+
+_DOUBT = "captioning-doubt.png"
+FIGURES: dict[str, tuple[str, Callable[[Runs], bytes]]] = {
+    "captioning-curves.png": (
+        "Perplexity per epoch of each method, training and validation; figures in the tables",
+        curves,
+    ),
+    "captioning-scores.png": (
+        "Test perplexity, BLEU-4 and CIDEr of each method and seed; figures in the table",
+        scores,
+    ),
+    "captioning-lengths.png": ("Validation CIDEr and caption length against the length penalty", lengths),
+    _DOUBT: ("CIDEr of the captions that are left when the most doubtful are left out; figures in the table", doubt),
+}
+
+
+def write_figures(results: Path, folder: Path) -> list[Path]:
+    """Draw all pictures that there are records for."""
+    runs = load(results)
+    if not runs:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for name, (_, draw) in FIGURES.items():
+        made.append(folder / name)
+        made[-1].write_bytes(draw(runs))
+    return made
