@@ -83,7 +83,14 @@ class ELBO(nn.Module):
         if self.check_finite and not _capturing(loss) and not bool(torch.isfinite(loss)):
             if not bool(torch.as_tensor(self.likelihood.count(target))):
                 raise ValueError("no target of this batch counts: it is empty, or all of it is padding; leave it out")
-            blame = "the negative log-likelihood" if not bool(torch.isfinite(nll)) else "the KL"
+            blame, part = (
+                ("the negative log-likelihood", nll) if not bool(torch.isfinite(nll)) else ("the KL", divergence)
+            )
+            if part.dtype == torch.float16 and bool(torch.isinf(part)):
+                raise FloatingPointError(
+                    f"{blame} is a sum, and more than float16 holds (65,504): keep the model in float32 and use "
+                    "torch.autocast, or use bfloat16"
+                )
             raise FloatingPointError(
                 f"{blame} is not finite: look for NaN in the inputs or targets, or lower the learning rate"
             )
