@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2  # what a group of the prior is: the whole tensor, a row, or some columns
-_TILES = ((32, 128), (256, 16))  # rows and columns of a tile, for wide and for narrow tensors
+_TILES = ((64, 128), (512, 16))  # rows and columns of a tile, for wide and for narrow tensors
 _NARROW = 32  # columns up to which a tensor is narrow
 _VECTOR = 128  # a vector is laid out in rows of this length
 _AT_ONCE = 24  # tensors per launch

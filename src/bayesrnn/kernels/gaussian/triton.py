@@ -32,6 +32,10 @@ _ELEMENTS = {
 }
 
 
+_WARPS = 8
+_AT_ONCE = 2048  # elements that a program has in its registers at a time
+
+
 @triton.jit
 def _exp(x):
     """e^x for x <= 0, also where x is so low that the rounding of x log2(e) would show."""
@@ -44,15 +48,34 @@ def _exp(x):
 
 
 @triton.jit
+def _log(x):
+    """log x for ordinary positive numbers; the polynomial is log(1 + f) / f between sqrt(1/2) and sqrt(2), to 1e-7."""
+    if x.dtype == tl.float64:
+        return tl.log(x)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        k = (bits - 0x3F3504F3) >> 23
+        f = (bits - (k << 23)).to(tl.float32, bitcast=True) - 1
+        p = 0.149774013 + f * (-0.142692582 + f * 0.0853331305)
+        p = 0.333341933 + f * (-0.250013522 + f * (0.199559334 + f * (-0.165779929 + f * p)))
+        return k.to(tl.float32) * 0.6931471805599453 + f * (1 + f * (-0.5 + f * p))
+
+
+@triton.jit
 def _log1p_ratio(e):
-    """log(1 + e) / e for 0 <= e <= 1: 2 artanh(s) / e with s = e / (2 + e), as a series; exact where e vanishes."""
-    TERMS: tl.constexpr = 17 if e.dtype == tl.float64 else 8
-    s = e / (2 + e)
-    square = s * s
-    p = square * 0 + 1 / (2 * TERMS + 1)
-    for j in tl.static_range(TERMS):
-        p = p * square + 1 / (2 * (TERMS - j) - 1)
-    return 2 * p / (2 + e)
+    """log(1 + e) / e for 0 <= e <= 1: 2 artanh(s) / e with s = e / (2 + e); right to the last digits where e vanishes.
+
+    In float32 artanh(s) / s is a polynomial in s^2 fitted on [0, 1/9], to 4e-9.
+    """
+    r = 1 / (2 + e)
+    t = (e * r) * (e * r)
+    if e.dtype == tl.float64:
+        p = t * 0 + 1 / 35
+        for j in tl.static_range(17):
+            p = p * t + 1 / (33 - 2 * j)
+        return 2 * r * p
+    else:
+        return 2 * r * (1 + t * (0.333331608 + t * (0.200122976 + t * (0.139825789 + t * 0.140788892))))
 
 
 @triton.jit
@@ -72,7 +95,7 @@ def _pair(a, b):
     cosine.
     """
     u = a.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    radius = tl.sqrt(-2 * tl.log(u))
+    radius = tl.sqrt(-2 * _log(u))
     q = b >> 30
     x = (b << 2).to(tl.int32, bitcast=True).to(tl.float32) * 3.6572951981678990e-10
     y = x * x
@@ -113,8 +136,8 @@ def _address(pointers, k, N: tl.constexpr):
 
 
 @triton.jit
-def _tile(table, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, F: tl.constexpr):
-    """Which tensor, its line in the table, quads of rows (R/4,), columns (C,), and the tile's row and column."""
+def _tile(table, C: tl.constexpr, N: tl.constexpr, F: tl.constexpr):
+    """Which tensor, its line in the table, the tile's row and column among its tiles, and the columns (C,) it has."""
     program = tl.program_id(0)
     k = _which(table, program, N, F)
     line = table + k * F
@@ -122,42 +145,50 @@ def _tile(table, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, F: tl.conste
     across = tl.load(line + 1).to(tl.int32)
     down = tile // across
     tile_column = tile - down * across
-    quad = down * (R // 4) + tl.arange(0, R // 4)
-    column = tile_column * C + tl.arange(0, C)
-    return k, line, quad, column, down, tile_column
+    return k, line, down, tile_column, tile_column * C + tl.arange(0, C)
 
 
 @triton.jit
-def _inside(line, row, column):
-    """Places in the flat tensor (rows, columns), which of them exist, and which are padding, that has no noise."""
-    rows, columns = tl.load(line + 2).to(tl.int32), tl.load(line + 3).to(tl.int32)
+def _extent(line):
+    """Rows, columns and elements of the tensor, and the places of its padding: no noise there."""
+    return (tl.load(line + 2).to(tl.int32), tl.load(line + 3).to(tl.int32), tl.load(line + 4).to(tl.int32),
+            tl.load(line + 6).to(tl.int32), tl.load(line + 7).to(tl.int32))  # fmt: skip
+
+
+@triton.jit
+def _places(extent, row, column):
+    """Places in the flat tensor (rows, columns), and which of them exist."""
+    rows, columns, count, _, _ = extent
     place = row[:, None] * columns + column[None, :]
-    exists = (row[:, None] < rows) & (column[None, :] < columns) & (place < tl.load(line + 4).to(tl.int32))
-    padding = (place >= tl.load(line + 6).to(tl.int32)) & (place < tl.load(line + 7).to(tl.int32))
-    return place, exists, padding
+    return place, (row[:, None] < rows) & (column[None, :] < columns) & (place < count)
+
+
+@triton.jit
+def _padded(extent, place, noise):
+    _, _, _, first, end = extent
+    return tl.where((place >= first) & (place < end), 0.0, noise)
 
 
 @triton.jit
 def _mixture(square, WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr):
-    """-log p of one weight without its constant, given its square, and the factor f of d(-log p)/dw = f w."""
-    d = OFFSET + 0.5 * (WIDE - NARROW) * square
-    e = _exp(-tl.abs(d))
-    log_ratio = tl.maximum(d, 0.0) + e * _log1p_ratio(e)
+    """Of a weight with this square: c and b with -log p = c - log(b), constants aside; f with d(-log p)/dw = f w."""
+    d = OFFSET + 0.5 * (WIDE - NARROW) * square  # log of the narrow component over the wide one
+    e = tl.exp(-tl.abs(d))
     share = tl.where(d < 0, e, 1.0) / (1 + e)
-    return 0.5 * WIDE * square - log_ratio, WIDE + (NARROW - WIDE) * share
+    return 0.5 * WIDE * square - tl.maximum(d, 0.0), 1 + e, WIDE + (NARROW - WIDE) * share
 
 
 @triton.jit
 def _draw_rows(
-    line, mean_at, rho_at, theta_at, low, noise, row, column,
+    extent, mean_at, rho_at, theta_at, low, noise, row, column,
     WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
     ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Draw one row of every quad; their terms of the KL, and their squares."""
-    place, exists, padding = _inside(line, row, column)
+    """Draw one row of every quad: what the KL has of them beside -log(factor), factor, and their squares."""
+    place, exists = _places(extent, row, column)
     mean = tl.load(mean_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
     rho = tl.load(rho_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    eps = tl.where(padding, 0.0, noise).to(COMPUTE)
+    eps = _padded(extent, place, noise).to(COMPUTE)
     _, sigma, a = _softplus(rho)
     theta = mean + sigma * eps
     if low:
@@ -167,18 +198,20 @@ def _draw_rows(
     term = tl.zeros_like(theta)
     square = tl.zeros_like(theta)
     if SUMS:
-        term -= tl.log(a) + tl.minimum(rho, 0.0)
+        term -= tl.minimum(rho, 0.0, propagate_nan=tl.PropagateNan.ALL)
         square = theta * theta
         if PRIOR == _NORMAL:
             term += 0.5 * WIDE * (sigma * sigma + mean * mean)
         else:
             term -= 0.5 * eps * eps
         if PRIOR == _WEIGHTS:
-            cost, _ = _mixture(square, WIDE, NARROW, OFFSET)
+            cost, b, _ = _mixture(square, WIDE, NARROW, OFFSET)
             term += cost
+            a *= b
         term = tl.where(exists, term, 0.0)
         square = tl.where(exists, square, 0.0)
-    return term, square
+        a = tl.where(exists, a, 1.0)
+    return term, a, square
 
 
 @triton.jit
@@ -186,42 +219,46 @@ def _forward(
     seed, means, rhos, thetas, table, partials, sums,
     WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
     ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
-    """One tile: theta = mean + sigma eps, its share of the KL, and its sums of squares by group."""
-    k, line, quad, column, down, tile_column = _tile(table, R, C, N, F)
-    counter = tl.load(line + 5) + (quad[:, None] * tl.load(line + 3).to(tl.int32) + column[None, :])
-    n0, n1, n2, n3 = _normals(tl.load(seed), counter)
+    """One tile, R rows at a time: theta = mean + sigma eps, its share of the KL, and its sums of squares by group."""
+    k, line, down, tile_column, column = _tile(table, C, N, F)
+    extent = _extent(line)
+    rows, columns, _, _, _ = extent
+    across, low, first = tl.load(line + 1).to(tl.int32), tl.load(line + 13) != 0, tl.load(line + 5)
+    kind, partial = tl.load(line + 8), partials + tl.load(line + 11)
     mean_at, rho_at, theta_at = _address(means, k, N), _address(rhos, k, N), _address(thetas, k, N)
-    low = tl.load(line + 13) != 0
-    t0, q0 = _draw_rows(line, mean_at, rho_at, theta_at, low, n0, 4 * quad, column,
-                        WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    t1, q1 = _draw_rows(line, mean_at, rho_at, theta_at, low, n1, 4 * quad + 1, column,
-                        WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    t2, q2 = _draw_rows(line, mean_at, rho_at, theta_at, low, n2, 4 * quad + 2, column,
-                        WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    t3, q3 = _draw_rows(line, mean_at, rho_at, theta_at, low, n3, 4 * quad + 3, column,
-                        WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    if SUMS:
-        total = tl.sum(tl.sum((t0 + t1) + (t2 + t3), 1), 0)
-        tl.store(sums + tl.program_id(0), total.to(tl.float64))
-        if PRIOR == _GROUPS:
-            across, rows = tl.load(line + 1).to(tl.int32), tl.load(line + 2).to(tl.int32)
-            columns = tl.load(line + 3).to(tl.int32)
-            kind, place = tl.load(line + 8), partials + tl.load(line + 11)
-            if kind == _BY_COLUMN:
-                by_column = tl.sum((q0 + q1) + (q2 + q3), 0)
-                tl.store(place + down * columns + column, by_column, mask=column < columns)
-            else:
-                r0, r1, r2, r3 = tl.sum(q0, 1), tl.sum(q1, 1), tl.sum(q2, 1), tl.sum(q3, 1)
+    number = tl.load(seed)
+    terms = tl.zeros((R // 4, C), COMPUTE)
+    squares = tl.zeros((R // 4, C), COMPUTE)
+    for step in range(STEPS):
+        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
+        n0, n1, n2, n3 = _normals(number, first + (quad[:, None] * columns + column[None, :]))
+        t0, a0, q0 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n0, 4 * quad, column,
+                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        t1, a1, q1 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n1, 4 * quad + 1, column,
+                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        t2, a2, q2 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n2, 4 * quad + 2, column,
+                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        t3, a3, q3 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n3, 4 * quad + 3, column,
+                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        if SUMS:
+            terms += (t0 + t1) + (t2 + t3) - _log((a0 * a1) * (a2 * a3))  # a quarter of the logarithms
+            if PRIOR == _GROUPS:
+                squares += (q0 + q1) + (q2 + q3)
                 if kind == _BY_ROW:
-                    by_row = place + tile_column
-                    tl.store(by_row + 4 * quad * across, r0, mask=4 * quad < rows)
-                    tl.store(by_row + (4 * quad + 1) * across, r1, mask=4 * quad + 1 < rows)
-                    tl.store(by_row + (4 * quad + 2) * across, r2, mask=4 * quad + 2 < rows)
-                    tl.store(by_row + (4 * quad + 3) * across, r3, mask=4 * quad + 3 < rows)
-                else:
-                    tl.store(place + down * across + tile_column, tl.sum((r0 + r1) + (r2 + r3), 0))
+                    by_row = partial + tile_column + 4 * quad * across
+                    tl.store(by_row, tl.sum(q0, 1), mask=4 * quad < rows)
+                    tl.store(by_row + across, tl.sum(q1, 1), mask=4 * quad + 1 < rows)
+                    tl.store(by_row + 2 * across, tl.sum(q2, 1), mask=4 * quad + 2 < rows)
+                    tl.store(by_row + 3 * across, tl.sum(q3, 1), mask=4 * quad + 3 < rows)
+    if SUMS:
+        tl.store(sums + tl.program_id(0), tl.sum(tl.sum(terms, 1), 0).to(tl.float64))
+        if PRIOR == _GROUPS:
+            if kind == _BY_COLUMN:
+                tl.store(partial + down * columns + column, tl.sum(squares, 0), mask=column < columns)
+            if kind == _WHOLE:
+                tl.store(partial + down * across + tile_column, tl.sum(tl.sum(squares, 1), 0))
 
 
 @triton.jit
@@ -268,46 +305,39 @@ def _total(sums, constant, out, count, B: tl.constexpr):
 
 @triton.jit
 def _gradient_rows(
-    line, mean_at, rho_at, theta_at, d_means, d_rhos, given, low, noise, row, column, coefficients, d_kl,
+    extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, noise, row, column, by_row, by_column, d_kl,
     WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
     ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    place, exists, padding = _inside(line, row, column)
+    """d_mean and d_rho of one row of every quad. by_row, by_column: coefficients of the groups, one of them zero."""
+    place, exists = _places(extent, row, column)
     mean = tl.load(mean_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
     rho = tl.load(rho_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    eps = tl.where(padding, 0.0, noise).to(COMPUTE)
+    eps = _padded(extent, place, noise).to(COMPUTE)
     if low:
         d = tl.load(theta_at.to(tl.pointer_type(LOW)) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
     else:
         d = tl.load(theta_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
     e, sigma, a = _softplus(rho)
-    over = 1 / (1 + e)
-    slope = tl.where(rho < 0, e, 1.0) * over
+    inverse = 1 / ((1 + e) * a)
+    slope = tl.where(rho < 0, e, 1.0) * (inverse * a)
     d_mean = d
     if SUMS:
         theta = mean + sigma * eps
         if PRIOR == _GROUPS:
-            kind = tl.load(line + 8)
-            first = coefficients + tl.load(line + 9)
-            rows = tl.where(kind == _BY_ROW, tl.load(line + 2), 0)  # one of the two loads is of nothing
-            columns = tl.where(kind == _BY_ROW, 0, tl.load(line + 3))
-            group = tl.where(kind == _BY_COLUMN, column // tl.load(line + 10).to(tl.int32), 0)
-            by_row = tl.load(first + row, mask=row < rows, other=0.0)
-            by_column = tl.load(first + group, mask=column < columns, other=0.0)
-            d_mean += 2 * d_kl * (by_row[:, None] + by_column[None, :]) * theta
+            d_mean += (by_row[:, None] + by_column[None, :]) * theta
         if PRIOR == _WEIGHTS:
-            _, factor = _mixture(theta * theta, WIDE, NARROW, OFFSET)
+            _, _, factor = _mixture(theta * theta, WIDE, NARROW, OFFSET)
             d_mean += d_kl * factor * theta
         d_rho = slope * eps * d_mean
         if PRIOR == _NORMAL:
             d_mean += d_kl * WIDE * mean
             d_rho += d_kl * WIDE * sigma * slope
-        d_rho -= d_kl * over / a
+        d_rho -= d_kl * inverse
     else:
         d_rho = slope * eps * d_mean
-    flat = tl.load(line + 12) + place
-    tl.store(d_means + flat, d_mean.to(ELEMENT), mask=exists)
-    tl.store(d_rhos + flat, d_rho.to(ELEMENT), mask=exists)
+    tl.store(d_mean_at + place, d_mean.to(ELEMENT), mask=exists)
+    tl.store(d_rho_at + place, d_rho.to(ELEMENT), mask=exists)
 
 
 @triton.jit(do_not_specialize=["present"])
@@ -315,41 +345,74 @@ def _backward(
     seed, means, rhos, d_thetas, present, d_means, d_rhos, table, coefficients, d_kl,
     WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
     ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_mean and d_rho, with noise made again. Bit k of `present`: tensor k has a gradient."""
-    k, line, quad, column, _, _ = _tile(table, R, C, N, F)
-    counter = tl.load(line + 5) + (quad[:, None] * tl.load(line + 3).to(tl.int32) + column[None, :])
-    n0, n1, n2, n3 = _normals(tl.load(seed), counter)
+    k, line, down, _, column = _tile(table, C, N, F)
+    extent = _extent(line)
+    rows, columns, count, _, _ = extent
+    low, first, kind = tl.load(line + 13) != 0, tl.load(line + 5), tl.load(line + 8)
+    given = ((present >> k) & 1) * count  # elements of a gradient, none or all
     mean_at, rho_at, theta_at = _address(means, k, N), _address(rhos, k, N), _address(d_thetas, k, N)
-    given = ((present >> k) & 1) * tl.load(line + 4).to(tl.int32)  # elements of a gradient, none or all
-    low = tl.load(line + 13) != 0
+    d_mean_at, d_rho_at = d_means + tl.load(line + 12), d_rhos + tl.load(line + 12)
+    number = tl.load(seed)
     g = tl.load(d_kl).to(COMPUTE)
-    _gradient_rows(line, mean_at, rho_at, theta_at, d_means, d_rhos, given, low, n0, 4 * quad, column, coefficients, g,
-                   WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    _gradient_rows(line, mean_at, rho_at, theta_at, d_means, d_rhos, given, low, n1, 4 * quad + 1, column, coefficients,
-                   g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    _gradient_rows(line, mean_at, rho_at, theta_at, d_means, d_rhos, given, low, n2, 4 * quad + 2, column, coefficients,
-                   g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-    _gradient_rows(line, mean_at, rho_at, theta_at, d_means, d_rhos, given, low, n3, 4 * quad + 3, column, coefficients,
-                   g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+    by_column = tl.zeros((C,), COMPUTE)
+    coefficient = coefficients + tl.load(line + 9)
+    with_rows = tl.where(kind == _BY_ROW, rows, 0)  # of one of the two nothing is loaded
+    with_columns = tl.where(kind == _BY_ROW, 0, columns)
+    if SUMS and PRIOR == _GROUPS:
+        group = tl.where(kind == _BY_COLUMN, column // tl.load(line + 10).to(tl.int32), 0)
+        by_column = 2 * g * tl.load(coefficient + group, mask=column < with_columns, other=0.0)
+    for step in range(STEPS):
+        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
+        n0, n1, n2, n3 = _normals(number, first + (quad[:, None] * columns + column[None, :]))
+        c0 = tl.zeros((R // 4,), COMPUTE)
+        c1, c2, c3 = c0, c0, c0
+        if SUMS and PRIOR == _GROUPS:
+            c0 = 2 * g * tl.load(coefficient + 4 * quad, mask=4 * quad < with_rows, other=0.0)
+            c1 = 2 * g * tl.load(coefficient + 4 * quad + 1, mask=4 * quad + 1 < with_rows, other=0.0)
+            c2 = 2 * g * tl.load(coefficient + 4 * quad + 2, mask=4 * quad + 2 < with_rows, other=0.0)
+            c3 = 2 * g * tl.load(coefficient + 4 * quad + 3, mask=4 * quad + 3 < with_rows, other=0.0)
+        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n0, 4 * quad, column, c0,
+                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n1, 4 * quad + 1, column, c1,
+                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n2, 4 * quad + 2, column, c2,
+                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n3, 4 * quad + 3, column, c3,
+                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
 
 
 @triton.jit
-def _noise(seed, outs, table, R: tl.constexpr, C: tl.constexpr, N: tl.constexpr, F: tl.constexpr):
+def _noise_rows(extent, out, noise, row, column):
+    place, exists = _places(extent, row, column)
+    tl.store(out + place, _padded(extent, place, noise), mask=exists)
+
+
+@triton.jit
+def _noise(seed, outs, table, R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr):
     """One tile of the noise itself."""
-    k, line, quad, column, _, _ = _tile(table, R, C, N, F)
-    counter = tl.load(line + 5) + (quad[:, None] * tl.load(line + 3).to(tl.int32) + column[None, :])
-    n0, n1, n2, n3 = _normals(tl.load(seed), counter)
+    k, line, down, _, column = _tile(table, C, N, F)
+    extent = _extent(line)
+    _, columns, _, _, _ = extent
     out = _address(outs, k, N).to(tl.pointer_type(tl.float32))
-    place, exists, padding = _inside(line, 4 * quad, column)
-    tl.store(out + place, tl.where(padding, 0.0, n0), mask=exists)
-    place, exists, padding = _inside(line, 4 * quad + 1, column)
-    tl.store(out + place, tl.where(padding, 0.0, n1), mask=exists)
-    place, exists, padding = _inside(line, 4 * quad + 2, column)
-    tl.store(out + place, tl.where(padding, 0.0, n2), mask=exists)
-    place, exists, padding = _inside(line, 4 * quad + 3, column)
-    tl.store(out + place, tl.where(padding, 0.0, n3), mask=exists)
+    for step in range(STEPS):
+        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
+        n0, n1, n2, n3 = _normals(tl.load(seed), tl.load(line + 5) + (quad[:, None] * columns + column[None, :]))
+        _noise_rows(extent, out, n0, 4 * quad, column)
+        _noise_rows(extent, out, n1, 4 * quad + 1, column)
+        _noise_rows(extent, out, n2, 4 * quad + 2, column)
+        _noise_rows(extent, out, n3, 4 * quad + 3, column)
+
+
+def _tile_options(launch: Launch) -> dict[str, int]:
+    """A tile is worked on a few rows at a time, so that its numbers fit into registers."""
+    rows = min(launch.rows, max(4, _AT_ONCE // launch.columns))
+    return {
+        "R": rows, "C": launch.columns, "STEPS": launch.rows // rows, "N": len(launch.which), "F": len(FIELDS),
+        "num_warps": _WARPS,
+    }  # fmt: skip
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -370,7 +433,7 @@ def _options(spec: Spec, launch: Launch, sums: bool) -> dict[str, Any]:
     return {
         "WIDE": wide, "NARROW": narrow, "OFFSET": offset, "PRIOR": _KINDS[prior.kind], "SUMS": sums,
         "ELEMENT": _ELEMENTS[spec.dtype], "LOW": _ELEMENTS[spec.low_dtype], "COMPUTE": compute,
-        "R": launch.rows, "C": launch.columns, "N": len(launch.which), "F": len(FIELDS),
+        **_tile_options(launch),
     }  # fmt: skip
 
 
@@ -428,12 +491,12 @@ class _Draw(torch.autograd.Function):
                 if launch.tiles:
                     _forward[(launch.tiles,)](
                         seed, _pick(means, launch), _pick(rhos, launch), _pick(weights, launch), launch.table, partials,
-                        shares[launch.first_sum :], **_options(spec, launch, sums), num_warps=8,
+                        shares[launch.first_sum :], **_options(spec, launch, sums),
                     )  # fmt: skip
                 if grouped and launch.programs:
                     _group[(launch.programs,)](
                         launch.group_table, partials, coefficients, shares[launch.first_group_sum :],
-                        **_group_options(spec, launch), num_warps=8,
+                        **_group_options(spec, launch), num_warps=4,
                     )  # fmt: skip
             if sums:
                 _total[(1,)](shares, made.constant, kl, made.sums, B=1024, num_warps=8)
@@ -459,7 +522,7 @@ class _Draw(torch.autograd.Function):
                     present = sum(1 << j for j, k in enumerate(launch.which) if d_weights[k] is not None)
                     _backward[(launch.tiles,)](
                         ctx.seed, _pick(means, launch), _pick(rhos, launch), _pick(given, launch), present, d_means,
-                        d_rhos, launch.table, ctx.coefficients, scale, **_options(spec, launch, sums), num_warps=8,
+                        d_rhos, launch.table, ctx.coefficients, scale, **_options(spec, launch, sums),
                     )  # fmt: skip
         used = [sums or d is not None for d in d_weights]
         parts = [
@@ -493,8 +556,5 @@ def noise(seed: Tensor, spec: Spec) -> list[Tensor]:
     with _on(spec.device):
         for launch in made.launches:
             if launch.tiles:
-                _noise[(launch.tiles,)](
-                    seed, _pick(outs, launch), launch.table, R=launch.rows, C=launch.columns, N=len(launch.which),
-                    F=len(FIELDS), num_warps=8,
-                )  # fmt: skip
+                _noise[(launch.tiles,)](seed, _pick(outs, launch), launch.table, **_tile_options(launch))
     return outs

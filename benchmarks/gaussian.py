@@ -1,0 +1,126 @@
+"""Drawing the weights of a language model on a GPU: milliseconds of each part beside the time its bytes need.
+
+python benchmarks/gaussian.py [--tiles]      # --tiles: also other tile shapes and numbers of warps
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+
+import torch
+
+import bayesrnn as br
+from bayesrnn.kernels.gaussian import fused, triton
+from bayesrnn.kernels.gaussian.plan import Prior, Spec
+from bayesrnn.kernels.gaussian.pool import Pool
+
+PRIORS = {
+    "groups": Prior("groups", 0.25, math.exp(-1), math.exp(-7)),
+    "weights": Prior("weights", 0.25, math.exp(-1), math.exp(-7)),
+    "normal": Prior("normal", sigma1=0.2),
+}
+
+
+def shapes(hidden: int, words: int = 10_000) -> tuple[list[tuple[int, ...]], list[int | None]]:
+    layer: list[tuple[int, ...]] = [(4 * hidden, hidden), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
+    return [(words, hidden), *layer, *layer, (words, hidden)], [0, 1, 1, None, None, 1, 1, None, None, 1]
+
+
+def milliseconds(work: Callable[[], object], repeats: int = 30) -> float:
+    """Median time of one replay of `work` as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[5:])
+
+
+def bandwidth() -> float:
+    """Bytes per millisecond of a large copy, read and written."""
+    a = torch.randn(1 << 28, device="cuda")
+    b = torch.empty_like(a)
+    return 8 * a.numel() / milliseconds(lambda: b.copy_(a), 15)
+
+
+def measure(name: str, hidden: int, prior: str, speed: float, **options: object) -> None:
+    sizes, groups = shapes(hidden)
+    device = torch.device("cuda", torch.cuda.current_device())
+    names = tuple(f"w{k}" for k in range(len(sizes)))
+    spec = Spec(names, tuple(sizes), tuple(groups), (None,) * len(sizes), torch.float32, device, PRIORS[prior])
+    spec = spec._replace(**options)
+    means = [torch.randn(s, device="cuda").mul_(0.05).requires_grad_() for s in sizes]
+    rhos = [torch.randn(s, device="cuda").sub_(3).requires_grad_() for s in sizes]
+    seed = torch.tensor([1], device="cuda")
+    count = sum(m.numel() for m in means)
+    given = [torch.randn(s, device="cuda") for s in sizes]
+
+    def both() -> object:
+        weights, kl = triton.draw(seed, spec, means, rhos)
+        return torch.autograd.grad([*weights, kl], [*means, *rhos], [*given, torch.ones_like(kl)])
+
+    with torch.no_grad():
+        forward = milliseconds(lambda: triton.draw(seed, spec, means, rhos))
+    whole = milliseconds(both)
+    floors = 12 * count / speed, 20 * count / speed
+    print(
+        f"{name:28} {count / 1e6:5.1f}M weights  forward {forward:.3f} ms (floor {floors[0]:.3f})"
+        f"  backward {whole - forward:.3f} ms (floor {floors[1]:.3f})",
+        flush=True,
+    )
+
+
+def before(hidden: int, speed: float) -> None:
+    """The same by torch's operations, with the prior's terms."""
+    sizes, groups = shapes(hidden)
+    prior = br.ScaleMixture(0.25, math.exp(-1), math.exp(-7))
+    means = [torch.randn(s, device="cuda").mul_(0.05).requires_grad_() for s in sizes]
+    rhos = [torch.randn(s, device="cuda").sub_(3).requires_grad_() for s in sizes]
+    given = [torch.randn(s, device="cuda") for s in sizes]
+    pool = Pool()
+
+    def both() -> object:
+        noise = [torch.randn_like(m) for m in means]
+        sample = fused.sample(means, rhos, noise, groups, pool=pool)
+        log_p = sum(
+            prior.of_squares(s, m.numel() // s.numel()).sum() for s, m in zip(sample.squares, means, strict=True)
+        )
+        kl = -sample.log_sigma - sum(0.5 * torch.linalg.vector_norm(e).square() for e in noise) - log_p
+        return torch.autograd.grad([*sample.weights, kl], [*means, *rhos], [*given, torch.ones_like(kl)])
+
+    print(f"H={hidden} groups, torch operations: forward and backward {milliseconds(both):.3f} ms", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiles", action="store_true")
+    options = parser.parse_args()
+    speed = bandwidth()
+    print(f"{torch.cuda.get_device_name()}: a copy moves {speed / 1e9:.2f} TB/s")
+    for hidden in (650, 1500):
+        for prior in PRIORS:
+            measure(f"H={hidden} {prior}", hidden, prior, speed)
+        before(hidden, speed)
+    if options.tiles:
+        for tiles, warps in (((32, 128), 4), ((16, 128), 4), ((64, 64), 8), ((32, 64), 4), ((16, 256), 8)):
+            triton._WARPS = warps
+            measure(f"H=650 groups {tiles} {warps}", 650, "groups", speed, tiles=(tiles, (256, 16)))
+
+
+if __name__ == "__main__":
+    main()
