@@ -1,0 +1,185 @@
+"""The captioning comparison: a search on validation with as many tries for each method, then the chosen settings.
+
+    python benchmarks/captioning.py search --data flickr8k --jobs 4     # 6 runs of each method, one seed
+    python benchmarks/captioning.py final --data flickr8k --seeds 3     # the best of each, trained and evaluated
+
+Runs are processes, ``--jobs`` at a time. Both commands can be stopped and started again: finished runs are kept,
+others go on from their checkpoint. Records go to ``results/caption-search/`` and ``results/caption-METHOD/SEED.json``.
+What is compared in the search is the validation perplexity; the test images choose nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VARIANTS: dict[str, dict[str, list[str]]] = {
+    "caption-dropout": {
+        "recipe": [],
+        "less": ["model.step_dropout=0.3"],
+        "more": ["model.step_dropout=0.65"],
+        "image": ["model.image_dropout=0.2"],
+        "fast": ["train.lr=0.002"],
+        "slow": ["train.lr=0.0005"],
+    },
+    "caption-variational": {
+        "recipe": [],
+        "less": ["model.word_dropout=0.1", "model.input_dropout=0.25", "model.output_dropout=0.35"],
+        "more": ["model.input_dropout=0.5", "model.output_dropout=0.6"],
+        "recurrent": ["model.recurrent_dropout=0.2"],
+        "image": ["model.image_dropout=0.2"],
+        "fast": ["train.lr=0.002"],
+    },
+    "caption-bbb": {
+        "recipe": [],
+        "fast": ["train.lr=0.006"],
+        "slow": ["train.lr=0.0015"],
+        "sigma": [
+            "posterior.lstm_low=0.05",
+            "posterior.lstm_high=0.1",
+            "posterior.other_low=0.1",
+            "posterior.other_high=0.2",
+        ],
+        "prior": ["posterior.log_sigma1=-2.0"],
+        "image": ["model.bayesian_image=false", "model.image_dropout=0.5"],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, and where its record goes."""
+
+    recipe: str
+    overrides: list[str]
+    seed: int
+    run: Path
+    record: Path
+    evaluate: bool
+
+
+def variants(added: list[str]) -> dict[str, dict[str, list[str]]]:
+    """The tries, with those of ``--variant RECIPE:NAME:KEY=VALUE,KEY=VALUE``."""
+    made = {recipe: dict(tries) for recipe, tries in VARIANTS.items()}
+    for text in added:
+        recipe, name, *rest = text.split(":", 2)
+        if recipe not in made or not name or not rest:
+            raise SystemExit(f"{text!r} is no variant; write RECIPE:NAME:KEY=VALUE,KEY=VALUE")
+        made[recipe][name] = [part for part in rest[0].split(",") if part]
+    return made
+
+
+def search_jobs(arguments: argparse.Namespace) -> list[Job]:
+    # The slowest method first: it would be waited for at the end.
+    jobs = []
+    for recipe, tries in reversed(variants(arguments.variant).items()):
+        if arguments.only and recipe not in arguments.only:
+            continue
+        for name, changed in tries.items():
+            label = f"{recipe.removeprefix('caption-')}-{name}"
+            record = arguments.results / "caption-search" / f"{label}.json"
+            run = arguments.runs / "caption-search" / label
+            jobs.append(Job(recipe, [*changed, *arguments.set], 1, run, record, evaluate=False))
+    return jobs
+
+
+def best(results: Path) -> dict[str, list[str]]:
+    """Of each method, the overrides with the lowest validation perplexity in the search."""
+    found: dict[str, tuple[float, list[str]]] = {}
+    for path in sorted((results / "caption-search").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        figure = (record["metrics"]["valid_perplexity"], record["overrides"])
+        found[record["recipe"]] = min(found.get(record["recipe"], figure), figure, key=lambda pair: pair[0])
+    return {recipe: overrides for recipe, (_, overrides) in found.items()}
+
+
+def final_jobs(arguments: argparse.Namespace) -> list[Job]:
+    chosen = best(arguments.results)
+    jobs = []
+    for seed in range(1, arguments.seeds + 1):
+        for recipe in reversed(VARIANTS):
+            if arguments.only and recipe not in arguments.only:
+                continue
+            overrides = [*chosen.get(recipe, []), *arguments.set]
+            run, record = arguments.runs / recipe / str(seed), arguments.results / recipe / f"{seed}.json"
+            jobs.append(Job(recipe, overrides, seed, run, record, evaluate=True))
+    return jobs
+
+
+def work(job: Job, arguments: argparse.Namespace) -> str:
+    """Train (or go on), evaluate, keep the record; returns a line on it."""
+    started = time.time()
+    program = [sys.executable, "-m", "bayesrnn.cli"]
+    device = ["--device", arguments.device] if arguments.device else []
+    if not (job.run / "record.json").exists():
+        again = "--resume" if (job.run / "last.safetensors").exists() else "--force"
+        settings = ["--seed", str(job.seed), "--out", str(job.run), again, "--data", arguments.data, *device]
+        _call([*program, "train", job.recipe, *job.overrides, *settings], job.run.parent / f"{job.run.name}.log")
+    if job.evaluate and not (job.run / "evaluation.json").exists():
+        asked = ["--samples", str(arguments.samples)] if arguments.samples is not None else []
+        line = [*program, "evaluate", str(job.run), *asked, "--data", arguments.data, *device]
+        _call(line, job.run.parent / f"{job.run.name}.evaluate.log")
+    record: dict[str, Any] = json.loads((job.run / "record.json").read_text("utf-8"))
+    job.record.parent.mkdir(parents=True, exist_ok=True)
+    job.record.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    metrics = record["metrics"]
+    figures = {
+        k: metrics[k] for k in ("valid_perplexity", "test_perplexity", "test_bleu4", "test_cider") if k in metrics
+    }
+    if not job.evaluate:
+        figures.pop("test_perplexity", None)  # not to be looked at in a search
+    shown = ", ".join(f"{key} {value:.2f}" for key, value in figures.items())
+    changed = " ".join(job.overrides) or "as it is"
+    return f"{job.recipe} seed {job.seed} ({changed}): best epoch {metrics['best_epoch']}, {shown}; {time.time() - started:.0f} s"
+
+
+def _call(line: list[str], log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as file:
+        status = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    if status:
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+        raise RuntimeError(f"{' '.join(line[2:])} ended with {status}: {lines[-1] if lines else 'no output'}")
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("search", "final"))
+    parser.add_argument("--data", required=True, help="a Flickr8k or COCO folder")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this number of the final runs")
+    parser.add_argument("--only", action="append", choices=tuple(VARIANTS), help="this recipe; may be given again")
+    parser.add_argument("--variant", action="append", default=[], help="one more try, RECIPE:NAME:KEY=VALUE,KEY=VALUE")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE for every run")
+    parser.add_argument("--samples", type=int, help="draws of the evaluation")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--device")
+    arguments = parser.parse_args(words)
+    jobs = search_jobs(arguments) if arguments.what == "search" else final_jobs(arguments)
+    failed = 0
+
+    def one(job: Job) -> None:
+        nonlocal failed
+        try:
+            print(work(job, arguments), flush=True)
+        except (RuntimeError, OSError, ValueError, KeyError) as error:
+            failed += 1
+            print(f"FAILED: {error}", flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(one, jobs))
+    for recipe, overrides in best(arguments.results).items():
+        print(f"best on validation, {recipe}: {' '.join(overrides) or 'as it is'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

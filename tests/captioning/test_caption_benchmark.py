@@ -1,0 +1,84 @@
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bayesrnn import recipes
+
+FILE = Path(__file__).resolve().parents[2] / "benchmarks/captioning.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("caption_benchmark", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_every_method_has_as_many_tries_and_all_can_be_run(benchmark):
+    assert len({len(tries) for tries in benchmark.VARIANTS.values()}) == 1
+    for recipe, tries in benchmark.VARIANTS.items():
+        made = [recipes.override(recipes.load(recipe), changed) for changed in tries.values()]
+        assert all(a != b for i, a in enumerate(made) for b in made[:i])
+
+
+def test_the_best_is_that_of_validation(benchmark, tmp_path):
+    folder = tmp_path / "caption-search"
+    folder.mkdir()
+    for name, valid, test, changed in (("a", 15.0, 14.0, ["x=1"]), ("b", 14.5, 16.0, ["x=2"]), ("c", 15.5, 1.0, [])):
+        metrics = {"valid_perplexity": valid, "test_perplexity": test}
+        (folder / f"{name}.json").write_text(
+            json.dumps({"recipe": "caption-bbb", "overrides": changed, "metrics": metrics})
+        )
+    assert benchmark.best(tmp_path) == {"caption-bbb": ["x=2"]}
+
+
+def test_added_variants(benchmark):
+    made = benchmark.variants(["caption-bbb:mine:train.lr=0.01,posterior.pi=0.5"])
+    assert made["caption-bbb"]["mine"] == ["train.lr=0.01", "posterior.pi=0.5"]
+    with pytest.raises(SystemExit, match="write RECIPE:NAME"):
+        benchmark.variants(["caption-bbb"])
+
+
+def test_search_then_final(benchmark, pictures, tmp_path, monkeypatch, capsys):
+    """All of it, without processes: what would be called is called here."""
+    from typer.testing import CliRunner
+
+    from bayesrnn.cli import app
+
+    calls = []
+
+    def call(line, log):
+        calls.append(line[3])
+        result = CliRunner().invoke(app, line[3:])
+        assert result.exit_code == 0, result.output
+
+    monkeypatch.setattr(benchmark, "_call", call)
+    small = ["--set", "model.hidden=8", "--set", "train.epochs=1", "--set", "data.batch_size=48"]
+    words = ["--data", str(pictures), "--device", "cpu", "--only", "caption-dropout", *small]
+    words += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert benchmark.main(["search", *words]) == 0
+    assert len(calls) == 6
+    assert "test_perplexity" not in capsys.readouterr().out
+    more = ["--seeds", "1", "--samples", "0"]
+    assert benchmark.main(["final", *words, *more]) == 0
+    assert calls[6:] == ["train", "evaluate"]
+    record = json.loads((tmp_path / "results/caption-dropout/1.json").read_text())
+    assert record["overrides"][:-6] == []
+    assert benchmark.main(["final", *words, *more]) == 0
+    assert len(calls) == 8, "finished runs are kept"
+
+
+def test_a_failed_run_is_told_and_the_others_go_on(benchmark, pictures, tmp_path, monkeypatch, capsys):
+    def call(line, log):
+        raise RuntimeError("the run ended with 2")
+
+    monkeypatch.setattr(benchmark, "_call", call)
+    words = ["search", "--data", "x", "--only", "caption-bbb", "--runs", str(tmp_path), "--results", str(tmp_path)]
+    assert benchmark.main(words) == 1
+    assert capsys.readouterr().out.count("FAILED: the run ended with 2") == 6
