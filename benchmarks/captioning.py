@@ -69,10 +69,11 @@ def variants(added: list[str]) -> dict[str, dict[str, list[str]]]:
     """The tries, with those of ``--variant RECIPE:NAME:KEY=VALUE,KEY=VALUE``."""
     made = {recipe: dict(tries) for recipe, tries in VARIANTS.items()}
     for text in added:
-        recipe, name, *rest = text.split(":", 2)
-        if recipe not in made or not name or not rest:
+        recipe, _, rest = text.partition(":")
+        name, colon, changed = rest.partition(":")
+        if recipe not in made or not name or not colon:
             raise SystemExit(f"{text!r} is no variant; write RECIPE:NAME:KEY=VALUE,KEY=VALUE")
-        made[recipe][name] = [part for part in rest[0].split(",") if part]
+        made[recipe][name] = [part for part in changed.split(",") if part]
     return made
 
 
@@ -107,7 +108,8 @@ def final_jobs(arguments: argparse.Namespace) -> list[Job]:
         for recipe in reversed(VARIANTS):
             if arguments.only and recipe not in arguments.only:
                 continue
-            overrides = [*chosen.get(recipe, []), *arguments.set]
+            found = chosen.get(recipe, [])
+            overrides = [*found, *(text for text in arguments.set if text not in found)]
             run, record = arguments.runs / recipe / str(seed), arguments.results / recipe / f"{seed}.json"
             jobs.append(Job(recipe, overrides, seed, run, record, evaluate=True))
     return jobs
@@ -137,7 +139,8 @@ def work(job: Job, arguments: argparse.Namespace) -> str:
         figures.pop("test_perplexity", None)  # not to be looked at in a search
     shown = ", ".join(f"{key} {value:.2f}" for key, value in figures.items())
     changed = " ".join(job.overrides) or "as it is"
-    return f"{job.recipe} seed {job.seed} ({changed}): best epoch {metrics['best_epoch']}, {shown}; {time.time() - started:.0f} s"
+    what = f"{job.recipe} seed {job.seed} ({changed})"
+    return f"{what}: best epoch {metrics['best_epoch']}, {shown}; {time.time() - started:.0f} s"
 
 
 def _call(line: list[str], log: Path) -> None:

@@ -69,7 +69,8 @@ def test_search_then_final(benchmark, pictures, tmp_path, monkeypatch, capsys):
     assert benchmark.main(["final", *words, *more]) == 0
     assert calls[6:] == ["train", "evaluate"]
     record = json.loads((tmp_path / "results/caption-dropout/1.json").read_text())
-    assert record["overrides"][:-6] == []
+    assert record["overrides"] == benchmark.best(tmp_path / "results")["caption-dropout"]
+    assert record["overrides"][-3:] == small[1::2]
     assert benchmark.main(["final", *words, *more]) == 0
     assert len(calls) == 8, "finished runs are kept"
 
