@@ -2,10 +2,12 @@
 
     python benchmarks/captioning.py search --data flickr8k --jobs 4     # 6 runs of each method, one seed
     python benchmarks/captioning.py final --data flickr8k --seeds 3     # the best of each, trained and evaluated
+    python benchmarks/captioning.py score --data flickr8k               # BLEU and CIDEr of final runs without them
 
 Runs are processes, ``--jobs`` at a time. Both commands can be stopped and started again: finished runs are kept,
 others go on from their checkpoint. Records go to ``results/caption-search/`` and ``results/caption-METHOD/SEED.json``.
-What is compared in the search is the validation perplexity; the test images choose nothing.
+What is compared in the search is the validation perplexity; the test images choose nothing. ``score`` is for runs that
+were evaluated where pycocoevalcap was missing: it needs their record.json and captions.json, and no weights.
 """
 
 from __future__ import annotations
@@ -115,6 +117,17 @@ def final_jobs(arguments: argparse.Namespace) -> list[Job]:
     return jobs
 
 
+def score(job: Job, arguments: argparse.Namespace) -> str:
+    """Scores of a run's captions into its record."""
+    from bayesrnn.cli.evaluate import record
+    from bayesrnn.data.captions import read_captions
+    from bayesrnn.tasks.caption_evaluation import CAPTIONS, scored
+
+    kept = json.loads((job.run / CAPTIONS).read_text("utf-8"))
+    record(job.run, scored(kept, read_captions(arguments.data)))
+    return work(job, arguments)
+
+
 def work(job: Job, arguments: argparse.Namespace) -> str:
     """Train (or go on), evaluate, keep the record; returns a line on it."""
     started = time.time()
@@ -154,7 +167,7 @@ def _call(line: list[str], log: Path) -> None:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("search", "final"))
+    parser.add_argument("what", choices=("search", "final", "score"))
     parser.add_argument("--data", required=True, help="a Flickr8k or COCO folder")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this number of the final runs")
@@ -172,7 +185,7 @@ def main(words: list[str] | None = None) -> int:
     def one(job: Job) -> None:
         nonlocal failed
         try:
-            print(work(job, arguments), flush=True)
+            print((score if arguments.what == "score" else work)(job, arguments), flush=True)
         except (RuntimeError, OSError, ValueError, KeyError) as error:
             failed += 1
             print(f"FAILED: {error}", flush=True)

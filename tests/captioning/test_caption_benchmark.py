@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -73,6 +74,28 @@ def test_search_then_final(benchmark, pictures, tmp_path, monkeypatch, capsys):
     assert record["overrides"][-3:] == small[1::2]
     assert benchmark.main(["final", *words, *more]) == 0
     assert len(calls) == 8, "finished runs are kept"
+
+
+def test_scores_without_weights(benchmark, runs, pictures, tmp_path, monkeypatch, capsys):
+    """A run that was evaluated where pycocoevalcap is missing: record and captions are enough for the rest."""
+    pytest.importorskip("pycocoevalcap.bleu.bleu")
+    from typer.testing import CliRunner
+
+    from bayesrnn.cli import app
+
+    run = shutil.copytree(runs["caption-bbb"], tmp_path / "runs/caption-bbb/1")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pycocoevalcap.bleu.bleu", None)
+        words = ["evaluate", str(run), "--samples", "2", "--beam", "2", "--length-penalty", "0"]
+        assert CliRunner().invoke(app, words).exit_code == 0
+    for weights in run.glob("*.safetensors"):
+        weights.unlink()
+    places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--only", "caption-bbb"]
+    assert benchmark.main(["score", "--data", str(pictures), "--seeds", "1", *places]) == 0
+    metrics = json.loads((tmp_path / "results/caption-bbb/1.json").read_text())["metrics"]
+    assert {"test_perplexity_mc", "test_bleu1", "test_cider_mc", "human"} <= metrics.keys()
+    assert benchmark.main(["score", "--data", str(pictures), "--seeds", "2", *places]) == 1
+    assert "FAILED" in capsys.readouterr().out
 
 
 def test_a_failed_run_is_told_and_the_others_go_on(benchmark, pictures, tmp_path, monkeypatch, capsys):

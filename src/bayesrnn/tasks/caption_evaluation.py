@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from bayesrnn.data.captions import References, words
+from bayesrnn.data.captions import CaptionedImages, References, words
 from bayesrnn.data.text import UNK
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import caption_scores, caption_search, scoring
@@ -65,14 +65,20 @@ def evaluate(
             say(f"Captions are in {file}")
     else:
         say(f"Captions are those of {file}")
-    metrics = {"samples": samples, **kept["metrics"]}
     if not caption_scores.available():
         say("BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is: captions are kept.")
-        return metrics
+        return {"samples": samples, **kept["metrics"]}
+    return scored(kept, task.references, say=say)
+
+
+def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
+    """All figures of a ``captions.json``'s content; no model is needed."""
+    samples = kept["samples"]
+    metrics = {"samples": samples, **kept["metrics"]}
     for suffix, draws in (("", 0), *((("_mc", samples),) if samples else ())):
         say(f"BLEU and CIDEr, {'posterior mean' if not draws else f'{draws} draws'}")
-        metrics |= _scored(task, [one for one in kept["found"] if one["draws"] == draws], suffix)
-    return metrics | {"human": _human(task.references.test)}
+        metrics |= _chosen([one for one in kept["found"] if one["draws"] == draws], references, suffix)
+    return metrics | {"human": _human(references.test)}
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -155,7 +161,7 @@ def _captions(
     return made
 
 
-def _scored(task: "Captioning", found: Sequence[dict[str, Any]], suffix: str) -> dict[str, Any]:
+def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix: str) -> dict[str, Any]:
     """Scores with the setting that does best on validation, and those of all settings there."""
     rows, tests = [], {}
     for one in found:
@@ -163,11 +169,11 @@ def _scored(task: "Captioning", found: Sequence[dict[str, Any]], suffix: str) ->
         if one["split"] == "test":
             tests[setting] = one
             continue
-        corpus, _ = _score(task, one)
+        corpus, _ = _score(one, references)
         rows.append({"beam": one["beam"], "length_penalty": one["length_penalty"], **corpus, "words": _mean_words(one)})
     best = max(rows, key=lambda row: row[CHOSEN_BY])
     test = tests[best["beam"], best["length_penalty"]]
-    corpus, each = _score(task, test)
+    corpus, each = _score(test, references)
     values = {name: best[name] for name in ("beam", "length_penalty")}
     values |= {f"valid_{name}": best[name] for name in caption_scores.SCORES}
     values |= {f"test_{name}": value for name, value in corpus.items()}
@@ -184,9 +190,9 @@ def _human(references: References) -> dict[str, float]:
     return caption_scores.scores(first, {name: captions[1:] for name, captions in references.items()})[0]
 
 
-def _score(task: "Captioning", one: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+def _score(one: dict[str, Any], references: CaptionedImages) -> tuple[dict[str, float], dict[str, float]]:
     captions = {name: words(about["caption"]) for name, about in one["captions"].items()}
-    return caption_scores.scores(captions, task.references.split(one["split"]))
+    return caption_scores.scores(captions, references.split(one["split"]))
 
 
 def _mean_words(one: dict[str, Any]) -> float:
