@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import caption, evaluate, export, predict, prune, quickstart, recipes, reproduce, sweep, train
+from bayesrnn.cli import bench, caption, evaluate, export, predict, prune, quickstart, recipes, reproduce, sweep, train
 
 app = typer.Typer(
     name="bayesrnn",
@@ -42,6 +42,7 @@ app.command("prune")(prune.command)
 app.command("caption")(caption.command)
 app.command("export")(export.command)
 app.command("reproduce")(reproduce.command)
+app.command("bench")(bench.command)
 
 
 def main() -> None:
