@@ -1,0 +1,95 @@
+"""`bayesrnn bench`: rows only after their check, a record, and one line for what cannot be done."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bayesrnn import bench
+from bayesrnn.cli import app
+from bayesrnn.errors import UserError
+
+SMALL = ["bench", "--device", "cpu", "--size", "8x2x60", "--seconds", "0", "--no-peers"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*SMALL, *arguments])
+
+
+def test_the_record_has_a_row_for_every_kind_and_says_where_it_was_made(tmp_path):
+    out = tmp_path / "bench.json"
+    result = run("--draws", "3", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    record = json.loads(out.read_text())
+    assert [row["kind"] for row in record["training"]] == list(bench.KINDS)
+    for row in record["training"]:
+        assert row["hidden"] == 8
+        assert row["ratio"] == pytest.approx(row["plain_milliseconds"] / row["milliseconds"])
+        assert row["words_per_second"] == pytest.approx(1000 * 35 * 2 / row["milliseconds"])
+        assert row["kind"].startswith("torch.nn") or row["error"] < 2e-3
+    assert [row["draws"] for row in record["prediction"]] == [3, 3]
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["device"].startswith("cpu")
+    assert "path" in record["paths"]["drawn weights"]
+    assert "Bayes by Backprop" in result.output
+    again = run("--out", str(out))
+    assert again.exit_code == 2
+    assert "is there already" in again.output
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
+    from bayesrnn.nn import layered
+
+    real = layered._direction
+
+    def wrong(module, x, state, noise, *rest):
+        from bayesrnn import kernels
+
+        out = real(module, x, state, noise, *rest)
+        return out if kernels.forced() else (out[0] * 1.01, *out[1:])
+
+    monkeypatch.setattr(layered, "_direction", wrong)
+    out = tmp_path / "bench.json"
+    result = run("--kind", "tied", "--kind", "plain", "--draws", "0", "--out", str(out))
+    assert result.exit_code == 2
+    assert "a correctness check failed" in result.output
+    rows = {row["kind"]: row for row in json.loads(out.read_text())["training"]}
+    assert "ratio" not in rows["variational, tied"]
+    assert "check is red" in rows["variational, tied"]["failed"]
+    assert "ratio" in rows["plain"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size", "8"], "'8' is no size"),
+        (["--size", "0x2"], "'0x2' is no size"),
+        (["--kind", "quantum"], "there is no kind 'quantum'"),
+        (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16"),
+        (["--device", "tpu"], "There is no device tpu"),
+        (["--out", "/nowhere/at/all.json"], "is no folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_sizes_and_defaults():
+    assert bench.parse_size("650X20") == bench.Size(650, 20)
+    assert bench.parse_size("8x2x50").words == 50
+    with pytest.raises(UserError):
+        bench.parse_size("a x b")
+    assert bench.default_sizes(torch.device("cuda"))[0].title == "medium (650 units), batch 20"
+    assert len(bench.default_sizes(torch.device("cpu"), quick=True)) == 1
+
+
+def test_turns_are_shared_and_the_median_counts():
+    order = []
+    steps = {name: (lambda name=name: order.append(name)) for name in ("a", "b")}
+    found = bench.take_turns(steps, 0.0, cuda=False)
+    assert set(found) == {"a", "b"}
+    assert order == ["a", "b"] * 6  # one to warm up, five to count
