@@ -9,7 +9,8 @@ from bayesrnn.data.text import EOS, Vocabulary
 from bayesrnn.draws import Draw
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import caption_search
-from bayesrnn.tasks.captioning import PADDING, Captioner, Captioning, captioner_of, split_of
+from bayesrnn.tasks.captioner import Captioner
+from bayesrnn.tasks.captioning import PADDING, Captioning, captioner_of, split_of
 
 F, V, H = 7, 11, 6
 NAMES = ("caption-dropout", "caption-variational", "caption-bbb")
