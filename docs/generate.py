@@ -8,6 +8,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
+    beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
@@ -30,7 +31,7 @@ from typing import Any
 from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
-from bayesrnn.report import captioning, digits, sentiment, sentiment_plots
+from bayesrnn.report import captioning, digits, language, sentiment, sentiment_plots
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,6 +132,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "cpu": _cpu,
     "gal2016": partial(_published, "gal2016"),
     "fortunato2017": partial(_published, "fortunato2017"),
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in language.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in digits.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in sentiment.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in captioning.BLOCKS.items()},
@@ -161,6 +163,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; status 1 if a block is out of date")
     check = parser.parse_args().check
     if not check:
+        language.write_figures(ROOT / "results", ROOT / "docs/figures")
         digits.write_figures(ROOT / "results", ROOT / "docs/figures")
         sentiment_plots.write_figures(ROOT / "results", ROOT / "docs/figures")
         captioning.write_figures(ROOT / "results", ROOT / "docs/figures")

@@ -128,12 +128,14 @@ def _dynamic(
     if rule == "rms":
         say("mean squared gradients on train")
         scale = br.dynamic.mean_squared_gradients(model, streams.train[:-1], streams.train[1:], window=window)
-    found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay}
+    clip = run.recipe.train.clip  # as in training: one stream's gradient is several times as long as a batch's
+    found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay, "dynamic_clip": clip}
     for split, stream in (("valid", streams.valid), ("test", streams.test)):
         say(f"dynamic evaluation on {split}")
         result = br.dynamic_evaluation(
-            model, stream[:-1], stream[1:], lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale
-        )
+            model, stream[:-1], stream[1:],
+            lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip if rule == "sgd" else None,
+        )  # fmt: skip
         found[f"{split}_perplexity_dynamic"] = result.perplexity
     return found
 

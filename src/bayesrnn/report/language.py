@@ -1,0 +1,133 @@
+"""Tables and pictures of language-model runs for the documentation, from the records in results/."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesrnn import recipes
+from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.tables import Column, markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLES = ("-", "--", "-.", ":")
+_COLUMNS = (
+    Column("recipe", "recipe"), Column("parameters", "weights", "{:,.0f}"),
+    Column("valid_perplexity", "valid", "{:.2f}"), Column("test_perplexity", "test", "{:.2f}"),
+    Column("test_perplexity_mc", "test, MC", "{:.2f}"),
+    Column("test_perplexity_dynamic", "test, dynamic", "{:.2f}"), Column("seed", "seed"),
+)  # fmt: skip
+
+
+def load(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """Records by recipe, of those language recipes that have any."""
+    found = {}
+    for name in recipes.names():
+        if recipes.load(name).task == "language" and (results / name).is_dir():
+            found[name] = [json.loads(p.read_text("utf-8")) for p in sorted((results / name).glob("*.json"))]
+    return {name: records for name, records in found.items() if records}
+
+
+def beyond(results: Path) -> str:
+    """The rows that no paper has, one line per seed."""
+    rows, sentences = [], []
+    for name, records in load(results).items():
+        if recipes.load(name).table == "beyond":
+            for record in records:
+                sentences += _averaged(name, record)
+                changed = ", ".join(record.get("overrides") or [])
+                shown = {column.key: record["metrics"].get(column.key) for column in _COLUMNS}
+                rows.append({**shown, "recipe": f"{name} ({changed})" if changed else name, "seed": record["seed"]})
+    return "\n".join([markdown_table(rows, _COLUMNS), *sentences])
+
+
+def _averaged(name: str, record: dict[str, Any]) -> list[str]:
+    first, values = record["settings"]["train"].get("average_from"), record["curves"]["valid_perplexity"]
+    if not first or not 1 < first <= len(values):
+        return []
+    return [
+        f"- {name}, seed {record['seed']}: {values[first - 2]:.1f} validation after epoch {first - 1}, the last "
+        f"without averaging, {values[first - 1]:.1f} one epoch later with it, {min(values):.1f} at best."
+    ]
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"beyond": beyond}
+
+
+def figures(results: Path) -> dict[str, bytes]:
+    """PNG files by name, of whatever records there are."""
+    runs, made = load(results), {}
+    if runs:
+        made["ptb-curves.png"] = _png(lambda f: _draw_curves(f, runs), (8.6, 4.8))
+    pruned = [json.loads(p.read_text("utf-8")) for p in sorted((results / "pruning").glob("*.json"))]
+    if pruned:
+        made["ptb-pruning.png"] = _png(lambda f: _draw_pruning(f, pruned), (6.4, 3.8))
+    gaps = {n: r[0]["metrics"] for n, r in runs.items() if "entropy_gap_mean" in r[0]["metrics"]}
+    if gaps:
+        made["ptb-entropy-gap.png"] = _png(lambda f: _draw_gaps(f, gaps), (6.4, 3.8))
+    return made
+
+
+def write_figures(results: Path, folder: Path) -> list[Path]:
+    """Write the pictures into the folder; returns their paths."""
+    made = figures(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, png in made.items():
+        (folder / name).write_bytes(png)
+    return [folder / name for name in made]
+
+
+def _png(draw: Callable[["Figure"], None], size: tuple[float, float]) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    return png.getvalue()
+
+
+def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> None:
+    axes = figure.add_subplot()
+    for k, (name, records) in enumerate(runs.items()):
+        for record in records[:1]:
+            values = record["curves"]["valid_perplexity"]
+            colour, style = COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)]
+            axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.6,
+                      label=f"{name}  {min(values):.1f}")  # fmt: skip
+    axes.set_ylim(65, 140)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation perplexity, 10 streams")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8.5, title="recipe, seed 1, and its lowest", title_fontsize=8.5)
+
+
+def _draw_pruning(figure: "Figure", pruned: list[dict[str, Any]]) -> None:
+    axes = figure.add_subplot()
+    for k, record in enumerate(pruned):
+        points = [(100 * p["fraction"], 100 * p["rise"]) for p in record["curve"] if p["fraction"] <= 0.9]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=COLOURS[1 + k],
+                  label=f"{record['recipe']}, seed {record['seed']}")  # fmt: skip
+    axes.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
+    axes.annotate("+1%", (0, 1.0), xytext=(2, 3), textcoords="offset points", fontsize=8.5, color="0.3")
+    axes.set_xlabel("weights removed, lowest |mean| / sigma first, %")
+    axes.set_ylabel("rise of validation perplexity, %")
+    axes.set_ylim(-0.5, 25)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8.5)
+
+
+def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:
+    axes = figure.add_subplot()
+    keys = {"mean": "entropy_gap_mean", "1 draw": "entropy_gap_1", "many draws": "entropy_gap"}
+    for k, (name, metrics) in enumerate(gaps.items()):
+        points = [(label, metrics[key]) for label, key in keys.items() if metrics.get(key) is not None]
+        axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[k % len(COLOURS)], label=name)
+    axes.set_ylabel("entropy on reversed minus on test text, nats")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8.5)
