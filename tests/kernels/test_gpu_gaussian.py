@@ -57,9 +57,10 @@ def test_the_kernels_give_the_reference_s_values_and_gradients(prior, dtype, tol
             sample = reference.sample(m, r, noise, GROUPS)
             weights, kl = sample.weights, plain_kl(spec.prior, sample, m, noise)
         loss = sum((w.sin() * c.to(w)).sum() for w, c in zip(weights, cotangents, strict=True)) + 0.7 * kl
-        results.append([*weights, kl, *torch.autograd.grad(loss, [*m, *r])])
+        grads = torch.autograd.grad(loss, [*m, *r])
+        results.append([t.detach().double() for t in (*weights, kl, *grads)])
     for a, b in zip(*results, strict=True):
-        assert float((a.double() - b).norm()) <= tolerance * float(b.norm()) + 1e-12
+        assert float((a - b).norm()) <= tolerance * float(b.norm()) + 1e-12
 
 
 def plain_kl(prior, sample, means, noise):
@@ -209,8 +210,11 @@ def test_every_kind_of_recurrent_layer_lies_as_cudnn_wants_it(options, monkeypat
 def test_autocast_draws_in_the_lower_precision_what_it_would_cast():
     q, x = posterior(), TOKENS.cuda()
     seen = {}
-    hooks = [m.register_forward_hook(lambda m, *_: seen.update({type(m).__name__: next(iter(m._parameters.values()))}))
-             for m in q.module.modules()]  # fmt: skip
+
+    def note(module, *_):
+        seen[type(module).__name__] = next(iter(module._parameters.values()))
+
+    hooks = [m.register_forward_hook(note) for m in (q.module.embed, q.module.rnn, q.module.out)]
     outcomes = []
     for path in ("triton", "reference"):
         q.zero_grad()

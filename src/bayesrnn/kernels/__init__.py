@@ -24,7 +24,8 @@ class Case:
     """What a choice depends on. None: not known, which is no reason against a path."""
 
     kernel: str
-    """"LSTM", "GRU", "RNN": one direction of one layer; "input": the products before it; "gaussian": drawn weights."""
+    """"LSTM", "GRU", "RNN": one direction of one layer; "input": the products before it; "gaussian": drawn weights;
+    "update": clipping and a step of SGD."""
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     """Of the state, or of the posterior's parameters."""
@@ -133,8 +134,8 @@ _TABLE = (
     ),
     Path(
         "triton",
-        "one launch over all weights forward and one backward, noise made inside them",
-        {"gaussian": "gaussian.triton:draw"},
+        "a few launches over all weights at once, noise made inside them",
+        {"gaussian": "gaussian.triton:draw", "update": "update.triton:clipped_step"},
         _triton_refuses,
     ),
     Path(
@@ -169,6 +170,7 @@ _TABLE = (
             "RNN": "rnn.reference:rnn",
             "input": "projection:reference",
             "gaussian": "gaussian.reference:sample",
+            "update": "update.reference:clipped_step",
         },
         lambda case: None,
     ),
@@ -222,7 +224,7 @@ def choose(case: Case) -> tuple[Path, list[tuple[Path, str]]]:
         if reason is None:
             return row, against
         against.append((row, reason))
-    raise ValueError(f"there is no kernel {case.kernel!r}: the names are LSTM, GRU, RNN, input and gaussian")
+    raise ValueError(f"there is no kernel {case.kernel!r}: the names are LSTM, GRU, RNN, input, gaussian and update")
 
 
 def able(path: str, case: Case) -> bool:

@@ -23,7 +23,7 @@ def explain(
 
     Args:
         what: a model (its recurrent layers and posteriors are looked up, in the mode it is in), or the name of a
-            kernel: "LSTM", "GRU", "RNN", "input" or "gaussian".
+            kernel: "LSTM", "GRU", "RNN", "input", "gaussian" or "update".
         device, dtype: None: the model's own; for a name the CPU and float32.
         batch: sequences side by side; None: not known.
         **facts: the other fields of `kernels.Case`, such as `hidden=650` or `recurrent_mask="tied"`.
@@ -59,30 +59,47 @@ def _paragraph(title: str, case: kernels.Case) -> str:
 def _of_module(
     model: nn.Module, device: str, dtype: torch.dtype, batch: int | None, facts: dict[str, Any]
 ) -> Iterator[str]:
+    drawn: list[str] = []  # where the layers of a posterior's module are
     for name, part in model.named_modules():
         title = f"{name or 'the module'} ({type(part).__name__})"
         if isinstance(part, nn.RNNBase):
-            yield _of_layer(part, title, device, dtype, batch, facts)
+            ours = hasattr(part, "rates") or any(name.startswith(prefix) for prefix in drawn)
+            yield _of_layer(part, title, device, dtype, batch, facts, ours)
         elif hasattr(part, "posterior_kl") and hasattr(part, "posterior"):
+            drawn.append(f"{name}.module" if name else "module")
             yield _paragraph(f"{title}, drawn weights", kernels.Case("gaussian", device, dtype))
 
 
 def _of_layer(
-    layer: nn.RNNBase, title: str, device: str, dtype: torch.dtype, batch: int | None, facts: dict[str, Any]
+    layer: nn.RNNBase,
+    title: str,
+    device: str,
+    dtype: torch.dtype,
+    batch: int | None,
+    facts: dict[str, Any],
+    ours: bool,
 ) -> str:
+    """`ours`: a layer of this library, or one of torch's own that runs on drawn weights."""
     rates: Any = getattr(layer, "rates", None)
-    library = "cuDNN" if device == "cuda" else "torch"
-    whole = f"{title}: {library}'s kernel for whole layers"
-    if rates is None and not kernels.forced():
-        return f"{whole}: torch's own layer."
-    if not kernels.forced() and not (layer.training and rates.any):
-        return f"{whole}: {'all rates are zero' if not rates.any else 'in eval mode it runs without noise'}."
-    if not kernels.forced() and rates.folds_into_weights:
-        return f"{whole}: the batch shares its noise, which is folded into the weights."
+    noisy = rates is not None and layer.training and rates.any
     found: dict[str, Any] = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size)}
-    if rates is not None and layer.training:
-        masked = rates.recurrent_dropout > 0
+    if noisy:
+        masked = rates.recurrent_dropout > 0 and not rates.folds_into_weights
         found["recurrent_mask"] = ("tied" if rates.tied else "untied") if masked else None
         found["cell_mask"] = rates.cell_dropout > 0
     cell = "RNN" if layer.mode.startswith("RNN") else layer.mode
-    return _paragraph(title, kernels.Case(cell, device, dtype, batch=batch, **{**found, **facts}))
+    case = kernels.Case(cell, device, dtype, batch=batch, **{**found, **facts})
+    if kernels.forced() and rates is not None:
+        return _paragraph(title, case)
+    if noisy and not rates.folds_into_weights:
+        return _paragraph(title, case)
+    whole = f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers"
+    if not ours:
+        return f"{whole}: torch's own layer."
+    if kernels.choose(case)[0].name == "persistent":  # then also without noise
+        return _paragraph(title, case)
+    if rates is None or not rates.any:
+        return f"{whole}: there is no noise in the recurrence."
+    if not layer.training:
+        return f"{whole}: in eval mode it runs without noise."
+    return f"{whole}: the batch shares its noise, which is folded into the weights."

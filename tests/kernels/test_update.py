@@ -1,0 +1,96 @@
+"""Clipping and a step of SGD: torch's operations against the formula, the GPU's kernels against those."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from bayesrnn.kernels.update import reference
+
+SHAPES = [(3, 5), (5000,), (1,), (0,), (70, 130)]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+
+
+def problem(device="cpu", dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    params = [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in SHAPES]
+    return params, [torch.randn(s, generator=generator).to(device, dtype) for s in SHAPES]
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 1e9])
+@pytest.mark.parametrize("decay", [0.0, 1e-3])
+def test_the_reference_is_the_formula(clip, decay):
+    params, gradients = problem(dtype=torch.float64)
+    before = [p.detach().clone() for p in params]
+    norm = reference.clipped_step(params, gradients, rate=torch.tensor(0.3).double(), clip=clip, decay=decay)
+    whole = torch.cat([g.flatten() for g in gradients]).norm()
+    scale = 1.0 if clip is None else min(1.0, clip / (float(whole) + 1e-6))
+    assert_close(norm, whole)
+    rate = float(torch.tensor(0.3))
+    assert_close(params, [w - rate * scale * g - decay * w for w, g in zip(before, gradients, strict=True)])
+
+
+@pytest.mark.skipif(INTERPRETED or CUDA, reason="runs here")
+def test_the_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        __file__,
+        "-k",
+        "kernels_give",
+    ]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.skipif(not INTERPRETED and not CUDA, reason="needs Triton's interpreter or a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.5, 0.0), (0.5, 1e-3), (1e9, 1e-3)])
+def test_the_kernels_give_the_reference_s_numbers(clip, decay, dtype, monkeypatch):
+    from bayesrnn.kernels.update import triton
+
+    monkeypatch.setattr(triton, "_AT_ONCE", 2)  # several launches
+    triton._plan.cache_clear()
+    outcomes = []
+    for step in (triton.clipped_step, reference.clipped_step):
+        params, gradients = problem("cuda" if CUDA else "cpu", dtype)
+        given = [g.clone() for g in gradients]
+        versions = [p._version for p in params]
+        rate = torch.tensor(0.3, device=params[0].device)
+        norm = step(params, gradients, rate=rate, clip=clip, decay=decay)
+        assert all(p._version > v for p, v in zip(params, versions, strict=True))
+        assert_close(gradients, given, rtol=0, atol=0)
+        outcomes.append([norm.float(), *(p.detach().float() for p in params)])
+    tight = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    assert_close(*outcomes, **tight)
+    triton._plan.cache_clear()
+
+
+@pytest.mark.skipif(not INTERPRETED and not CUDA, reason="needs Triton's interpreter or a CUDA device")
+def test_the_kernels_give_nan_where_a_gradient_is_and_leave_odd_layouts_to_the_reference():
+    from bayesrnn.kernels.update import triton
+
+    device = "cuda" if CUDA else "cpu"
+    params, gradients = problem(device)
+    gradients[1][7] = float("nan")
+    norm = triton.clipped_step(params, gradients, rate=torch.tensor(1.0, device=device), clip=1.0)
+    assert norm.isnan()
+    assert all(p.isnan().all() for p in params)
+    odd, other = (torch.ones(4, 3, device=device).t() for _ in range(2))
+    triton.clipped_step([odd], [other], rate=torch.tensor(1.0, device=device), clip=None)
+    assert_close(odd, torch.zeros_like(odd))
