@@ -34,7 +34,7 @@ def _style() -> str:
         " .w { padding: .1rem .25rem; border-radius: 3px; white-space: nowrap; }"
         f" .w {{ color: {INK['light']}; }} {light} {lines}"
         f" @media (prefers-color-scheme: dark) {{ .w {{ color: {INK['dark']}; }} {dark} }}"
-        " .key .w { margin-right: .4rem; } .name, summary { color: var(--soft); font-size: .88rem; }"
+        " .key { line-height: 2; } .name, summary { color: var(--soft); font-size: .88rem; }"
         " .card td, .card th { padding: .2rem .4rem; } .card ul { margin: .3rem 0; padding-left: 1.2rem; }"
         "</style>"
     )
@@ -73,9 +73,9 @@ def _card(one: "Description", picture: bytes | None) -> str:
 def _key() -> str:
     """What shades and lines mean, with examples."""
     low = ("0", *(f"{at:g}" for at in ENTROPY_LEVELS))
-    shades = "".join(f'<span class="w e{i}">from {at}</span>' for i, at in enumerate(low))
+    shades = " ".join(f'<span class="w e{i}">from {at}</span>' for i, at in enumerate(low))
     low = ("0", *(f"{at:g}" for at in INFORMATION_LEVELS))
-    lines = "".join(f'<span class="w m{i}">from {at}</span>' for i, at in enumerate(low))
+    lines = " ".join(f'<span class="w m{i}">from {at}</span>' for i, at in enumerate(low))
     return (
         f'<p class="key">Shade: entropy of the prediction, in nats, how open the choice of the word was. {shades}</p>'
         f'<p class="key">Line below: mutual information, in nats, how much draws of the weights disagree. {lines}</p>'
