@@ -63,6 +63,16 @@ def test_targets_come_back_as_levels(lag, log):
     torch.testing.assert_close(frame.known(changed, torch.tensor([100])), frame.known(series, torch.tensor([100])))
 
 
+@pytest.mark.parametrize("lag", [0, 1, 2, 5])
+def test_the_end_of_series_side_by_side(lag):
+    series, cut = values(), cut_of()
+    frame = Frame.fit(series, cut, window=6, horizon=3, lag=lag)
+    other = values(seed=1)
+    both = frame.known_at_end(torch.cat([series, other], 1))
+    torch.testing.assert_close(both[0], frame.known(series, torch.tensor([119]))[0])
+    torch.testing.assert_close(both[1], frame.known(other, torch.tensor([119]))[0])
+
+
 def test_a_season_is_longer_or_shorter_than_the_horizon():
     """Lag 2, 3 steps ahead of t: differences from t - 1, t, t - 1."""
     series, cut = values(), cut_of()

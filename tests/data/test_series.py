@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bayesrnn.data import dates, series
-from bayesrnn.data.series import read_csv, sunspots
+from bayesrnn.data.series import parse_csv, read_csv, sunspots
 from bayesrnn.errors import UserError
 
 
@@ -302,3 +302,13 @@ def test_what_is_written_reads_back(tmp_path):
     rowwise = read_csv(write(tmp_path, "a\n3\n1\n2\n"))
     table = list(csv.reader(rowwise.to_csv().splitlines()))
     assert table[:2] == [["row", "a"], ["1", "3.0"]]
+    again = parse_csv(rowwise.to_csv().encode(), name="again.csv", covariates="all")
+    assert (again.columns, again.grid, again.target.tolist()) == (["a"], rowwise.grid, [3.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_row_numbers_are_no_values(tmp_path, first):
+    """As pandas writes a frame with its index."""
+    text = ",date,a\n" + "\n".join(f"{i + first},{2001 + i},{i * i}" for i in range(5))
+    one = read_csv(write(tmp_path, text))
+    assert (one.columns, one.label(0), one.target.tolist()) == (["a"], "2001", [0, 1, 4, 9, 16])

@@ -148,12 +148,22 @@ class Frame:
 
     def known(self, values: Tensor, origins: Tensor) -> Tensor:
         """What targets are differences from, (N, H), with the training mean of the differences added."""
-        ahead = torch.arange(1, self.horizon + 1, device=origins.device)
         center = values.new_tensor(self.target_center)
         if self.lag == 0:
             return center.expand(len(origins), -1)
-        back = -(-ahead // self.lag) * self.lag  # whole seasons, until before the origin
-        return self.levels(values)[:, 0][origins.unsqueeze(1) + (ahead - back)] + center
+        return self.levels(values)[:, 0][origins.unsqueeze(1) + self._offsets(origins.device)] + center
+
+    def known_at_end(self, values: Tensor) -> Tensor:
+        """The same at the last step of B series side by side, (B, H)."""
+        center = values.new_tensor(self.target_center)
+        if self.lag == 0:
+            return center.expand(values.shape[1], -1)
+        return self.levels(values)[len(values) - 1 + self._offsets(values.device)].T + center
+
+    def _offsets(self, device: torch.device) -> Tensor:
+        """From the origin to the values that the H steps ahead are compared with: 0 or before."""
+        ahead = torch.arange(1, self.horizon + 1, device=device)
+        return ahead - -(-ahead // self.lag) * self.lag  # whole seasons back
 
     def targets(self, values: Tensor, origins: Tensor) -> Tensor:
         """Scaled targets (N, H); steps beyond the end are NaN."""

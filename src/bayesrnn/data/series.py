@@ -21,6 +21,7 @@ MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
 _MISSING = {"", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?"}
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
+_COUNTERS = {"", "row", "index", "unnamed: 0"}
 _PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
 _LOOK = 200  # rows that decide on delimiter, header and date column
 
@@ -87,15 +88,22 @@ def read_csv(
         max_gap: gaps of up to this many steps are filled by straight lines; 0: 1% of the series, at least 3.
     """
     path = Path(path)
-    table = _table(path)
+    return parse_csv(_bytes(path), name=path.name, target=target, covariates=covariates, date=date, max_gap=max_gap)
+
+
+def parse_csv(
+    content: bytes, *, name: str, target: str = "", covariates: str = "", date: str = "", max_gap: int = 0
+) -> Series:
+    """As :func:`read_csv`, of a file's content; ``name`` is what errors call it."""
+    table = _table(_text(content, name), name)
     notes: list[str] = []
     dated, table = _dated(table, date, notes)
-    names = _chosen(table, dated, target, covariates, notes)
-    values = np.column_stack([_numbers(table, name, path.name) for name in names])
+    names = _chosen(table, target, covariates, notes)
+    values = np.column_stack([_numbers(table, column, name) for column in names])
     grid, values = _placed(table, dated, values, notes)
     grid, values = _trimmed(grid, values, names[0], notes)
     values = _filled(values, names, grid, max_gap, notes)
-    return Series(path.stem, names, values, grid, notes)
+    return Series(Path(name).stem, names, values, grid, notes)
 
 
 @dataclass(frozen=True)
@@ -108,38 +116,37 @@ class _Table:
     """Whether numbers have a decimal comma."""
 
 
-def _table(path: Path) -> _Table:
-    rows, lines, delimiter = _rows(path)
+def _table(text: str, file: str) -> _Table:
+    rows, lines, delimiter = _rows(text, file)
     width = len(rows[0])
     for row, line in zip(rows, lines, strict=True):
         if len(row) != width:
             raise UserError(
-                f"{path.name}, line {line}, has {len(row)} cells where line {lines[0]} has {width}; "
+                f"{file}, line {line}, has {len(row)} cells where line {lines[0]} has {width}; "
                 "put quotes around cells that hold the delimiter, or correct the line."
             )
     if width > MAX_COLUMNS:
-        raise UserError(f"{path.name} has {width:,} columns; at most {MAX_COLUMNS:,} are read.")
+        raise UserError(f"{file} has {width:,} columns; at most {MAX_COLUMNS:,} are read.")
     comma = delimiter != "," and any(_is_comma_number(cell) for row in rows[1:_LOOK] for cell in row)
     header = any(cell and not _is_data(cell, comma) for cell in rows[0])
     names = rows[0] if header else [f"column {i + 1}" for i in range(width)]
     if len(set(names)) < width:
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{path.name} has two columns called {twice!r}; give each its own name.")
+        raise UserError(f"{file} has two columns called {twice!r}; give each its own name.")
     body, where = (rows[1:], lines[1:]) if header else (rows, lines)
     if len(body) < 2:
-        raise UserError(f"{path.name} has {len(body)} rows of data; a series needs many more.")
+        raise UserError(f"{file} has {len(body)} rows of data; a series needs many more.")
     if len(body) > MAX_ROWS:
-        raise UserError(f"{path.name} has {len(body):,} rows; at most {MAX_ROWS:,} are read.")
+        raise UserError(f"{file} has {len(body):,} rows; at most {MAX_ROWS:,} are read.")
     return _Table({name: [row[i] for row in body] for i, name in enumerate(names)}, where, comma)
 
 
-def _rows(path: Path) -> tuple[list[list[str]], list[int], str]:
+def _rows(text: str, file: str) -> tuple[list[list[str]], list[int], str]:
     """The file's cells without blank lines and comments (#), their line numbers, and the delimiter."""
-    text = _text(path)
     lines = text.splitlines()
     useful = [line for line in lines[: 5 * _LOOK] if line.strip() and not line.lstrip().startswith("#")][:_LOOK]
     if not useful:
-        raise UserError(f"{path.name} is empty; a series needs a column of dates and a column of numbers.")
+        raise UserError(f"{file} is empty; a series needs a column of dates and a column of numbers.")
     delimiter = max(",;\t|", key=lambda mark: (_columns(useful, mark), -",;\t|".index(mark)))
     rows, numbers = [], []
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
@@ -150,7 +157,7 @@ def _rows(path: Path) -> tuple[list[list[str]], list[int], str]:
                 rows.append(cells)
                 numbers.append(reader.line_num)
     except csv.Error as error:
-        raise UserError(f"{path.name}, line {reader.line_num}, cannot be read as CSV ({error}).") from None
+        raise UserError(f"{file}, line {reader.line_num}, cannot be read as CSV ({error}).") from None
     while len(rows[0]) > 1 and all(len(row) == len(rows[0]) and not row[-1] for row in rows):
         rows = [row[:-1] for row in rows]  # lines that end with a delimiter
     return rows, numbers, delimiter
@@ -166,20 +173,23 @@ def _columns(lines: Sequence[str], mark: str) -> int:
     return usual if widths.count(usual) >= 0.8 * len(widths) else 1
 
 
-def _text(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); --data names a CSV file.") from None
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def _text(content: bytes, file: str) -> str:
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
-        text = data.decode(encoding)
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8.") from None
+        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8.") from None
     if "\0" in text:
-        raise UserError(f"{path} is a binary file; save the series as CSV.")
+        raise UserError(f"{file} is a binary file; save the series as CSV.")
     return text
 
 
@@ -200,6 +210,7 @@ def _is_data(cell: str, comma: bool) -> bool:
 
 def _dated(table: _Table, given: str, notes: list[str]) -> tuple[list[datetime] | None, _Table]:
     """The dates of the rows, and the table without the columns they came from."""
+    table = _without_row_numbers(table)
     name, form = _date_column(table, given)
     if name is None or form is None:
         notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
@@ -212,6 +223,16 @@ def _dated(table: _Table, given: str, notes: list[str]) -> tuple[list[datetime] 
     dates = when.parse(cells, form, table.lines)
     rest = {column: values for column, values in table.cells.items() if column not in used}
     return dates, _Table(rest, table.lines, table.comma)
+
+
+def _without_row_numbers(table: _Table) -> _Table:
+    """A first column that only counts the rows says nothing; programs write one without a name."""
+    first, *rest = table.cells
+    if not rest or first.lower() not in _COUNTERS:
+        return table
+    count = len(table.lines)
+    counted = any(table.cells[first] == [str(i) for i in range(k, count + k)] for k in (0, 1))
+    return replace(table, cells={name: table.cells[name] for name in rest}) if counted else table
 
 
 def _joined(years: list[str], parts: list[str], most: int, lines: list[int], name: str) -> list[str]:
@@ -255,7 +276,7 @@ def _listed(names: Sequence[str] | dict[str, list[str]]) -> str:
     return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
-def _chosen(table: _Table, dated: list[datetime] | None, target: str, covariates: str, notes: list[str]) -> list[str]:
+def _chosen(table: _Table, target: str, covariates: str, notes: list[str]) -> list[str]:
     """The target's column and those of the covariates."""
     numeric = [name for name, cells in table.cells.items() if _looks_numeric(cells, table.comma)]
     if target and target not in table.cells:

@@ -1,0 +1,179 @@
+"""Plots of forecasts: bands that show both kinds of uncertainty apart, and whether they hold what they promise."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.tables import Column, markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BLACK, _FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
+RECIPES = {"forecast": "variational dropout", "forecast-bbb": "Bayes by Backprop", "forecast-plain": "plain LSTM"}
+
+
+def _figure(width: float = 7.2, height: float = 3.8) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _png(figure: "Figure") -> bytes:
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    return png.getvalue()
+
+
+def _plain(axes: "Axes") -> None:
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _date_ticks(axes: "Axes", labels: Sequence[str], most: int = 7) -> None:
+    step = max(1, math.ceil(len(labels) / most))
+    at = range(0, len(labels), step)
+    axes.set_xticks(list(at), [labels[i] for i in at])
+    axes.set_xlim(-0.01 * len(labels), 1.01 * len(labels))
+
+
+def _bands(axes: "Axes", x: Sequence[int], rows: Mapping[str, Sequence[float]], level: float) -> None:
+    """The whole interval, light, and inside it the part that comes from not knowing the weights, dark."""
+    reach = NormalDist().inv_cdf((1 + level) / 2)
+    dark_low = [m - reach * e for m, e in zip(rows["mean"], rows["epistemic"], strict=True)]
+    dark_high = [m + reach * e for m, e in zip(rows["mean"], rows["epistemic"], strict=True)]
+    axes.fill_between(
+        x, rows["low"], rows["high"], color=_FORECAST, alpha=0.22, linewidth=0, label=f"{level:.0%} interval"
+    )
+    if any(e > 0 for e in rows["epistemic"]):
+        name = "of this, the model's own uncertainty (epistemic)"
+        axes.fill_between(x, dark_low, dark_high, color=_MODEL, alpha=0.45, linewidth=0, label=name)
+    axes.plot(x, rows["mean"], color=_FORECAST, linewidth=1.8, label="forecast")
+
+
+def forecast_plot(
+    past: Sequence[float], rows: Mapping[str, Any], labels: Sequence[str], *, name: str, level: float, direct: int
+) -> bytes:
+    """The end of a series and what is forecast after it. PNG bytes.
+
+    Args:
+        past: the last values. rows: columns mean, low, high, epistemic of the steps after them.
+        labels: dates of both. direct: after so many steps forecasts are sampled roll-outs, and a line says so.
+    """
+    figure = _figure()
+    axes = figure.add_subplot()
+    start = len(past)
+    ahead = list(range(start, start + len(rows["mean"])))
+    _bands(axes, ahead, rows, level)
+    axes.plot(range(start), past, color=_BLACK, linewidth=1.6, label=name)
+    if direct < len(ahead):
+        axes.axvline(start + direct - 0.5, color="#888888", linewidth=1, linestyle=":")
+        axes.annotate(
+            "sampled roll-outs", (start + direct - 0.5, 1.0), xycoords=("data", "axes fraction"),
+            xytext=(4, -10), textcoords="offset points", fontsize=8, color="#666666",
+        )  # fmt: skip
+    axes.set_ylabel(name)
+    _date_ticks(axes, labels)
+    _plain(axes)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    return _png(figure)
+
+
+def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
+    """Forecasts one step ahead through the test part beside what came, and the two uncertainties below. PNG bytes."""
+    walk, level = record["metrics"]["walk"], record["metrics"]["level"]
+    rows: dict[str, Any] = {key: values[-last:] for key, values in walk.items()}
+    figure = _figure(height=4.8)
+    top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    x = list(range(len(rows["mean"])))
+    _bands(top, x, rows, level)
+    inside = [a <= y <= b for a, y, b in zip(rows["low"], rows["actual"], rows["high"], strict=True)]
+    top.plot(x, rows["actual"], color=_BLACK, linewidth=0.9, alpha=0.6)
+    top.plot([i for i in x if inside[i]], [rows["actual"][i] for i in x if inside[i]], "o", color=_BLACK,
+             markersize=3, label="what came, inside")  # fmt: skip
+    out = [i for i in x if not inside[i]]
+    top.plot(out, [rows["actual"][i] for i in out], "X", color=COLOURS[3], markersize=7, label="outside")
+    below.plot(x, rows["aleatoric"], color=_FORECAST, linewidth=1.4, label="noise in the data (aleatoric)")
+    below.plot(
+        x, rows["epistemic"], color=_MODEL, linewidth=1.4, linestyle=(0, (4, 2)), label="the model's (epistemic)"
+    )
+    below.set_ylim(bottom=0)
+    below.set_ylabel("std. deviation")
+    below.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    top.set_ylabel(record["series"]["columns"][0])
+    _date_ticks(below, rows["date"])
+    for axes in (top, below):
+        _plain(axes)
+    figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    return _png(figure)
+
+
+def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """A histogram per series of where values fell in their predictive distributions; flat is right. PNG bytes."""
+    figure = _figure(height=2.4)
+    panels = figure.subplots(1, len(records), sharey=True, squeeze=False)[0]
+    for axes, (name, group) in zip(panels, records.items(), strict=True):
+        bars = [fmean(column) for column in zip(*(r["metrics"]["reliability"]["pit"] for r in group), strict=True)]
+        width = 1 / len(bars)
+        axes.bar([(i + 0.5) * width for i in range(len(bars))], bars, width=0.9 * width, color=_FORECAST)
+        axes.axhline(width, color=_BLACK, linewidth=1, linestyle=(0, (4, 2)))
+        axes.set_title(name, fontsize=9)
+        axes.set_xticks([0, 0.5, 1])
+        axes.set_xlabel("P(forecast ≤ what came)", fontsize=8)
+        _plain(axes)
+    figure.axes[0].set_ylabel("share")
+    return _png(figure)
+
+
+def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Records of the forecasting recipes, ``results/RECIPE/SERIES/SEED.json``: by series, then by recipe."""
+    import json
+
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for recipe in RECIPES:
+        for path in sorted((results / recipe).glob("*/*.json")):
+            found.setdefault(path.parent.name, {}).setdefault(recipe, []).append(json.loads(path.read_text("utf-8")))
+    # the library's own series first, the others by name
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != "sunspots", name))}
+
+
+def comparison_table(results: Path) -> str:
+    """Markdown: every series and recipe, means over seeds, naive forecasts beside them."""
+    rows: list[dict[str, Any]] = []
+    for name, recipes in records_by_series(results).items():
+        for recipe, records in recipes.items():
+            rows.append({"series": name, "model": RECIPES[recipe], "seeds": len(records), **_means(records)})
+        one = next(iter(recipes.values()))[0]["metrics"]
+        for key, label in (("naive", "last value"), ("seasonal_naive", "last season")):
+            if f"{key}_crps" in one:
+                scores = {k: f"{one[f'{key}_{k}']:.3g}" for k in ("crps", "width")}
+                rows.append({"series": name, "model": label, **scores, "coverage": f"{one[f'{key}_coverage']:.1%}"})
+    columns = (
+        Column("series", "series"), Column("model", "model"), Column("crps", "CRPS, test"),
+        Column("coverage", "95% intervals cover"), Column("width", "mean width"),
+        Column("epistemic", "epistemic share", "{:.0%}"), Column("valid", "CRPS, validation"), Column("seeds", "seeds"),
+    )  # fmt: skip
+    return markdown_table(rows, columns)
+
+
+def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def values(key: str) -> list[float]:
+        return [record["metrics"][key] for record in records]
+
+    spread = f" ± {stdev(values('test_crps')):.2g}" if len(records) > 1 else ""
+    return {
+        "crps": f"{fmean(values('test_crps')):.3g}{spread}",
+        "coverage": f"{fmean(values('test_coverage')):.1%}",
+        "width": f"{fmean(values('test_width')):.3g}",
+        "epistemic": fmean(values("epistemic_share")) or None,
+        "valid": f"{fmean(values('valid_crps')):.3g}",
+    }

@@ -1,0 +1,336 @@
+"""Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.data.frames import Cut, Frame, choose_lag, gather, season_of
+from bayesrnn.data.series import Series, read_csv, sunspots
+from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive, rate
+from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
+
+_ROOT = 0.5 * math.log(2 * math.pi)
+_SHOWN = 500  # last forecasts of the test part that the record keeps
+
+
+@dataclass(frozen=True)
+class Model:
+    """One LSTM, read at its last step. ``noise: varying``: sigma depends on the window, a head of its own says how.
+
+    ``linear`` adds a linear autoregression of the window to the means, so that the LSTM learns what is not linear.
+    """
+
+    hidden: int = positive(32)
+    layers: int = positive(1)
+    linear: bool = True
+    noise: str = choice("same", "varying")
+    input_dropout: float = rate()
+    recurrent_dropout: float = rate()
+    output_dropout: float = rate()
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which columns, how they are transformed and cut.
+
+    ``window: 0`` is one season, at least 24 and at most 96 steps; ``season: 0`` is what the dates or the training part
+    suggest. ``difference``: targets are differences from the last value, or from the value a season before; auto: what
+    a linear model of the same window forecasts the validation part best with.
+    """
+
+    target: str = ""
+    covariates: str = ""
+    date: str = ""
+    max_gap: int = number(0, least=0)
+    window: int = number(0, least=0)
+    horizon: int = positive(6)
+    season: int = number(0, least=0)
+    difference: str = choice("auto", "none", "last", "season")
+    log: bool = False
+    valid: float = number(0.15, above=0, below=1)
+    test: float = number(0.15, above=0, below=1)
+    batch_size: int = positive(32)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Draws, level of the intervals, and how long errors count when widths are calibrated; ``memory: 0``: never."""
+
+    samples: int = positive(100)
+    level: float = number(0.95, above=0, below=1)
+    memory: float = number(50.0, least=0)
+
+
+class ForecastModel(nn.Module):
+    """From a window to a Gaussian for each of H steps ahead.
+
+    Args:
+        inputs: columns F. window: steps T. horizon: steps ahead H.
+        settings: sizes, noise and dropout rates: of the input, of the recurrent product, and of what the heads see.
+
+    Shape:
+        x (T, B, F) to (B, H, 2): the mean, and the log of the standard deviation.
+    """
+
+    def __init__(self, inputs: int, window: int, horizon: int, settings: Model) -> None:
+        super().__init__()
+        import bayesrnn as br
+
+        self.rnn = br.LSTM(
+            inputs,
+            settings.hidden,
+            settings.layers,
+            input_dropout=settings.input_dropout,
+            recurrent_dropout=settings.recurrent_dropout,
+        )
+        self.drop = br.SequenceDropout(settings.output_dropout)
+        self.mean = nn.Linear(settings.hidden, horizon)
+        self.log_sigma = nn.Parameter(torch.zeros(horizon))
+        self.spread = nn.Linear(settings.hidden, horizon) if settings.noise == "varying" else None
+        self.linear = nn.Linear(window * inputs, horizon) if settings.linear else None
+        for head in (self.spread, self.linear):  # both start as nothing
+            if head is not None:
+                nn.init.zeros_(head.weight)
+                nn.init.zeros_(head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.rnn(x)
+        last = self.drop(hidden[-1:])[0]
+        mean = self.mean(last)
+        if self.linear is not None:
+            mean = mean + self.linear(x.transpose(0, 1).flatten(1))
+        log_sigma = self.log_sigma.expand_as(mean)
+        if self.spread is not None:
+            log_sigma = log_sigma + 3 * torch.tanh(self.spread(last) / 3)  # at most e^3 times more or less noise
+        return torch.stack([mean, log_sigma], -1)
+
+
+class GaussianHeads(nn.Module):
+    """N(y; mean, sigma^2) with both from the model. Shapes: output (..., 2), mean and log sigma; target (...)."""
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """Sum of -log p(target)."""
+        mean, log_sigma = output.unbind(-1)
+        return (0.5 * ((target - mean) * torch.exp(-log_sigma)).square() + log_sigma + _ROOT).sum()
+
+    def count(self, target: Tensor) -> int:
+        return target.numel()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the data decided: parts, season, and the frame of windows. Kept in the run folder as frame.json."""
+
+    columns: tuple[str, ...]
+    cut: Cut
+    season: int
+    frame: Frame
+
+    @classmethod
+    def of(cls, series: Series, settings: Data) -> "Plan":
+        values = torch.from_numpy(series.values).unsqueeze(1)
+        length, horizon = len(series), settings.horizon
+        suggested = settings.season or series.grid.season
+        window = settings.window or min(max(24, suggested), 96)
+        cut = Cut.of(length, valid=settings.valid, test=settings.test, window=window, horizon=horizon)
+        season = season_of(values[:, 0, 0], cut, suggested)
+        lags = {"none": [0], "last": [1], "season": [season], "auto": sorted({0, 1, season})}[settings.difference]
+        lag = lags[0]
+        if len(lags) > 1:
+            lag = choose_lag(values, cut, lags, window=window, horizon=horizon, log=settings.log)
+        frame = Frame.fit(values, cut, window=window, horizon=horizon, lag=lag, log=settings.log)
+        return cls(tuple(series.columns), cut, season, frame)
+
+    def to_json(self) -> str:
+        about = {
+            "columns": list(self.columns),
+            "cut": [self.cut.train, self.cut.valid, self.cut.length],
+            "season": self.season,
+            "frame": {k: _rounded(v) for k, v in self.frame.settings().items()},
+        }
+        return json.dumps(about, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Plan":
+        about = json.loads(text)
+        return cls(tuple(about["columns"]), Cut(*about["cut"]), about["season"], Frame.of(about["frame"]))
+
+
+def _rounded(value: object) -> object:
+    """Ten digits: the same on machines that add up in another order."""
+    return [float(f"{v:.10g}") for v in value] if isinstance(value, tuple) else value
+
+
+class Forecast(Task):
+    """A CSV file, or the yearly sunspot numbers, and forecasts of it for H steps ahead."""
+
+    sections = Sections(model=Model, data=Data, evaluate=Evaluate)
+    metric = "valid_crps"
+    unit, source, default_data = "values", "series", "sunspots"
+    limit = 50.0
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        super().__init__(recipe, data, device)
+        settings: Data = recipe.data
+        self.series = read_series(data, settings)
+        plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
+        self.plan, self.frame, self.cut = plan, plan.frame, plan.cut
+        self.values = torch.from_numpy(self.series.values).unsqueeze(1)
+        train = torch.tensor(self.cut.origins("train", first=self.frame.first, horizon=self.frame.horizon))
+        self.features = self.frame.features(self.values)[:, 0].float().to(device)
+        targets = self.frame.targets(self.values, train).float()
+        self.minibatches = Minibatches(
+            train.to(device), targets.to(device), batch_size=min(settings.batch_size, len(train)), last="wrap"
+        )
+        self.steps, self.batch_size = self.minibatches.steps, self.minibatches.batch_size
+        self.examples_per_step = self.batch_size * self.frame.horizon
+        self.num_data = targets.numel()
+
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        plan = Plan.from_json(files["frame.json"])
+        plain = ForecastModel(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
+        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
+
+    def attach(self, model: nn.Module) -> None:
+        super().attach(model)
+        likelihood: Any = GaussianHeads()
+        self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.num_data)
+        self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
+
+    def files(self) -> dict[str, bytes]:
+        return {"frame.json": self.plan.to_json().encode(), "series.csv": self.series.to_csv().encode()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.minibatches.tensors()
+
+    def start_epoch(self, epoch: int) -> None:
+        self.minibatches.shuffle()
+
+    def batch(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        origins, targets = self.minibatches(position)
+        return gather(self.features, origins, self.frame.window), targets
+
+    def objective(self, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, Any, State]:
+        x, y = batch
+        terms, _ = self.bound(lambda: self.model(x), y)
+        return terms.loss, terms, ()
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        found = {"train_nll": totals["nll"] / self.examples_per_step}
+        return found if self.recipe.posterior.kind == "none" else {**found, "kl": totals["kl"]}
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """The score of the posterior mean on the validation part, as the model gives it."""
+        from bayesrnn import mean
+
+        origins = self.cut.origins("valid", first=self.frame.first, horizon=self.frame.horizon)
+        with mean(self.model):
+            raw = self.forecaster.distribution(origins, samples=1, seed=0)
+        actual = self.forecaster.actual[torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)]
+        return {"valid_crps": float(raw.crps(actual).mean()), "valid_nll": float(-raw.log_density(actual).mean())}
+
+    def final(self) -> dict[str, Any]:
+        return self.evaluate()
+
+    def evaluate(
+        self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, level: float = 0.0
+    ) -> dict[str, Any]:
+        """Walk forward through validation and test part, without learning on, and the same for naive forecasts.
+
+        ``level`` is that of the intervals; 0: the recipe's.
+        """
+        settings: Evaluate = self.recipe.evaluate
+        level = level or settings.level
+        say("walking forward through the validation and test part")
+        walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
+        found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
+        for part in PARTS:
+            rows = walk.rows(self._origins(part))
+            raw = measures(walk.raw[rows], walk.actual[rows], level)
+            found |= {f"{part}_{k}": v for k, v in measures(walk.forecast[rows], walk.actual[rows], level).items()}
+            found |= {f"{part}_{k}_raw": raw[k] for k in ("crps", "coverage", "width")}
+        naive = {"naive": 1, "seasonal_naive": self.plan.season}
+        for name, lag in naive.items():
+            if lag > 1 or name == "naive":
+                say(f"{name.replace('_', ' ')} forecasts")
+                other = self.forecaster.naive(lag)
+                rows = other.rows(self._origins("test"))
+                scores = measures(other.forecast[rows], other.actual[rows], level)
+                found |= {f"{name}_{k}": scores[k] for k in ("crps", "coverage", "width")}
+        test = walk.rows(self._origins("test"))
+        forecast, actual = walk.forecast[test], walk.actual[test]
+        found["epistemic_share"] = float((forecast.epistemic / forecast.variance).mean())
+        found["by_horizon"] = by_horizon(forecast, actual, level)
+        found["reliability"] = reliability(forecast, actual)
+        found["walk"] = self._shown(walk, level)
+        return found
+
+    def _origins(self, part: str) -> range:
+        return self.cut.origins(part, first=self.frame.first, horizon=self.frame.horizon)
+
+    def _shown(self, walk: Walk, level: float) -> dict[str, Any]:
+        """The last forecasts of the test part one step ahead, and the next steps beyond the end, for plots."""
+        origins = self._origins("test")[-_SHOWN:]
+        rows = walk.rows(origins)
+        found = walk.forecast[rows]
+        low, high = found.interval(level)
+        spreads = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
+        columns = {"mean": found.mean, "low": low, "high": high, **spreads, "actual": walk.actual[rows]}
+        dates = [self.series.label(t + 1) for t in origins]
+        return {"date": dates, **{k: [float(f"{v:.6g}") for v in c[:, 0].tolist()] for k, c in columns.items()}}
+
+    def describe(self) -> str:
+        series, cut, frame = self.series, self.cut, self.frame
+        parts = (("train", 0, cut.train), ("validate", cut.train, cut.valid), ("test", cut.valid, cut.length))
+        spans = ", ".join(f"{name} {series.label(a)} to {series.label(b - 1)}" for name, a, b in parts)
+        changes = {0: "as they are", 1: "as changes from the last value"}
+        change = changes.get(frame.lag, f"as changes from {frame.lag} steps before")
+        season = f"a season of {self.plan.season}" if self.plan.season > 1 else "no season"
+        lines = [
+            f"{series.columns[0]}: {len(series):,} steps of one {series.grid.name}, {season}: {spans}.",
+            f"{self.num_data // frame.horizon:,} training windows of {frame.window} steps on {self.device}; "
+            f"{frame.horizon} steps ahead, {change}{', in logarithms' if frame.log else ''}.",
+        ]
+        return "\n".join([*series.notes, *lines])
+
+    def about(self) -> dict[str, Any]:
+        frame = {"window": self.frame.window, "horizon": self.frame.horizon, "lag": self.frame.lag}
+        return {
+            "series": {
+                "name": self.series.name,
+                "columns": self.series.columns,
+                "steps": len(self.series),
+                "step": self.series.grid.name,
+                "first": self.series.label(0),
+                "last": self.series.label(len(self.series) - 1),
+                "season": self.plan.season,
+                "cut": [self.cut.train, self.cut.valid, self.cut.length],
+                **frame,
+                "notes": self.series.notes,
+            }
+        }
+
+
+def read_series(data: str | None, settings: Data) -> Series:
+    """The file's series with a recipe's columns; None: the sunspot numbers."""
+    if data is None:
+        return sunspots()
+    return read_csv(
+        data,
+        target=settings.target,
+        covariates=settings.covariates,
+        date=settings.date,
+        max_gap=settings.max_gap,
+    )
+
+
+def forecaster(model: nn.Module, plan: Plan, values: Tensor, settings: Evaluate) -> Forecaster:
+    return Forecaster(model, plan.frame, values, plan.cut, memory=settings.memory or None)
