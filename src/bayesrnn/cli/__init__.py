@@ -5,7 +5,20 @@ from typing import Annotated
 import typer
 
 from bayesrnn._version import __version__
-from bayesrnn.cli import bench, caption, evaluate, export, predict, prune, quickstart, recipes, reproduce, sweep, train
+from bayesrnn.cli import (
+    bench,
+    caption,
+    evaluate,
+    export,
+    forecast,
+    predict,
+    prune,
+    quickstart,
+    recipes,
+    reproduce,
+    sweep,
+    train,
+)
 
 app = typer.Typer(
     name="bayesrnn",
@@ -38,6 +51,7 @@ app.command("train")(train.command)
 app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate.command)
 app.command("sweep")(sweep.command)
 app.command("predict")(predict.command)
+app.command("forecast")(forecast.command)
 app.command("prune")(prune.command)
 app.command("caption")(caption.command)
 app.command("export")(export.command)
