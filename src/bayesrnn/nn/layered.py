@@ -208,7 +208,7 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
 def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, Any]:
     """`module(input, hx)`; a plain layer of torch's own runs in one launch per layer where that is faster."""
     plain = type(module) in (nn.LSTM, nn.GRU, nn.RNN) and "forward" not in module.__dict__
-    result: tuple[Any, Any] = torch_forward(module, input, hx) if plain else module(input, hx)
+    result: tuple[Any, Any] = torch_forward(module, input, hx) if plain else module(input, hx)  # type: ignore[arg-type]
     return result
 
 
