@@ -15,6 +15,7 @@ from bayesrnn.cli import (
     prune,
     quickstart,
     recipes,
+    report,
     reproduce,
     sweep,
     train,
@@ -55,6 +56,7 @@ app.command("forecast")(forecast.command)
 app.command("prune")(prune.command)
 app.command("caption")(caption.command)
 app.command("export")(export.command)
+app.command("report")(report.command)
 app.command("reproduce")(reproduce.command)
 app.command("bench")(bench.command)
 
