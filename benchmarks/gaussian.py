@@ -16,12 +16,24 @@ import bayesrnn as br
 from bayesrnn.kernels.gaussian import fused, triton
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.update import reference as plain_update
+from bayesrnn.kernels.update import triton as fast_update
 
 PRIORS = {
     "groups": Prior("groups", 0.25, math.exp(-1), math.exp(-7)),
     "weights": Prior("weights", 0.25, math.exp(-1), math.exp(-7)),
     "normal": Prior("normal", sigma1=0.2),
 }
+
+
+VARIANTS = [  # rows of a tile of 128 columns, elements at a time, warps
+    (64, 1024, 8),
+    (128, 2048, 8),
+    (32, 2048, 8),
+    (64, 2048, 4),
+    (64, 1024, 4),
+    (64, 4096, 8),
+]
 
 
 def shapes(hidden: int, words: int = 10_000) -> tuple[list[tuple[int, ...]], list[int | None]]:
@@ -85,7 +97,7 @@ def measure(name: str, hidden: int, prior: str, speed: float, **options: object)
     )
 
 
-def before(hidden: int, speed: float) -> None:
+def before(hidden: int) -> None:
     """The same by torch's operations, with the prior's terms."""
     sizes, groups = shapes(hidden)
     prior = br.ScaleMixture(0.25, math.exp(-1), math.exp(-7))
@@ -106,20 +118,34 @@ def before(hidden: int, speed: float) -> None:
     print(f"H={hidden} groups, torch operations: forward and backward {milliseconds(both):.3f} ms", flush=True)
 
 
+def update(hidden: int, speed: float) -> None:
+    """Clipping and SGD over means and rhos."""
+    sizes, _ = shapes(hidden)
+    params = [torch.randn(s, device="cuda") for s in sizes * 2]
+    gradients = [torch.randn(s, device="cuda") for s in sizes * 2]
+    rate = torch.tensor(1e-3, device="cuda")
+    count = sum(p.numel() for p in params)
+    for name, step in (("kernels", fast_update.clipped_step), ("torch operations", plain_update.clipped_step)):
+        took = milliseconds(lambda step=step: step(params, gradients, rate=rate, clip=5.0))
+        print(f"H={hidden} clip and update, {name}: {took:.3f} ms (floor {16 * count / speed:.3f})", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--variants", type=int, nargs="*", default=[], help="numbers of variants to measure too")
+    parser.add_argument("--only", action="store_true", help="the variants alone")
     options = parser.parse_args()
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {speed / 1e9:.2f} TB/s")
-    for hidden in (650, 1500):
+    for hidden in () if options.only else (650, 1500):
         for prior in PRIORS:
             measure(f"H={hidden} {prior}", hidden, prior, speed)
-        before(hidden, speed)
-    if options.tiles:
-        for tiles, warps in (((32, 128), 4), ((16, 128), 4), ((64, 64), 8), ((32, 64), 4), ((16, 256), 8)):
-            triton._WARPS = warps
-            measure(f"H=650 groups {tiles} {warps}", 650, "groups", speed, tiles=(tiles, (256, 16)))
+        before(hidden)
+    if not options.only:
+        update(650, speed)
+    for k in options.variants:
+        rows, triton._AT_ONCE, triton._WARPS = VARIANTS[k]
+        measure(f"H=650 groups, variant {VARIANTS[k]}", 650, "groups", speed, tiles=((rows, 128), (512, 16)))
 
 
 if __name__ == "__main__":

@@ -356,3 +356,38 @@ else:
             q.posterior.rho["out.weight"].add_(0.1)
         with pytest.raises(RuntimeError, match="changed between the draw and its backward"):
             loss.backward()
+
+    @pytest.mark.parametrize("sigma0", [0.0, 0.3])
+    def test_sharpening_gives_the_formula_s_weights_and_gradients(sigma0, nan_allocations):
+        from bayesrnn.kernels.gaussian.sharpen import sharpen
+
+        shapes = [(5, 37), (3,), (6, 3, 5)]
+        spec = make_spec(shapes)
+        phis, etas, cotangents = parameters(shapes)
+        gradients = [torch.randn(s, dtype=torch.float64) for s in shapes]
+        noise = [e.double() for e in triton.noise(seeded(), spec)]
+        total, thetas = sharpen(seeded(), spec, phis, etas, gradients, sigma0=sigma0)
+        steps = [e * g for e, g in zip(etas, gradients, strict=True)]
+        wanted = [p - s + sigma0 * n for p, s, n in zip(phis, steps, noise, strict=True)]
+        squares = sum(s.square().sum() for s in steps)
+        assert_close(thetas, wanted)
+        assert_close(total, squares)
+        both = ((thetas, total), (wanted, squares))
+        assert_close(*(torch.autograd.grad(loss_of(w, t, cotangents), [*phis, *etas]) for w, t in both))
+
+    def test_sharpened_posteriors_on_this_path_give_the_reference_s_numbers():
+        s = br.PosteriorSharpening(model(br.ScaleMixture(0.5, 1.0, 0.1)), sigma0=0.1, init_eta=0.01).double()
+        x, y = torch.randint(0, 7, (4, 2)), torch.randint(0, 4, (4, 2))
+        elbo = br.ELBO(s, br.Categorical(), num_data=100)
+        for training in (True, False):
+            s.train(training)
+            outcomes = []
+            with br.kernels.force("triton"), br.draw(s, seed=1) if training else br.mean(s):
+                for path in ("triton", "reference"):
+                    s.zero_grad()
+                    torch.manual_seed(2)  # of the KL's own draw, where the weights are at their means
+                    with br.kernels.force(path), s.sharpen(lambda: elbo.likelihood.nll(s(x), y)):
+                        terms = elbo(s(x), y)
+                        terms.loss.backward()
+                    outcomes.append([terms.loss.detach(), terms.sharpening.detach(), *(p.grad for p in s.parameters())])
+            assert_close(*outcomes)

@@ -261,3 +261,20 @@ def test_tiles_do_not_change_the_numbers():
     usual = triton.noise(seeded(), spec)
     assert_close(triton.noise(seeded(), spec._replace(tiles=((16, 64), (64, 16)))), usual, rtol=0, atol=0)
     assert plan.plan(spec).launches[0].tiles > 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_sharpening_gives_the_reference_s_loss_and_gradients(training):
+    s = br.PosteriorSharpening(posterior(), sigma0=0.02, init_eta=1e-4).double().cuda().train(training)
+    x, y = TOKENS.cuda(), TOKENS.roll(1, 0).cuda()
+    elbo = br.ELBO(s, br.Categorical(), num_data=1000)
+    outcomes = []
+    for path in ("triton", "reference"):
+        s.zero_grad()
+        torch.manual_seed(2)
+        held = br.draw(s, seed=1) if training else br.mean(s)
+        with held, br.kernels.force(path), s.sharpen(lambda: elbo.likelihood.nll(s(x), y)):
+            terms = elbo(s(x), y)
+            terms.loss.backward()
+        outcomes.append([terms.loss.detach(), terms.sharpening.detach(), *(p.grad for p in s.parameters())])
+    assert_close(*outcomes, rtol=1e-7, atol=1e-9)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn import draws
-from bayesrnn.kernels.gaussian import fused
+from bayesrnn import draws, kernels
+from bayesrnn.kernels.gaussian import fused, plan
+from bayesrnn.kernels.gaussian.seeded import Seeded
 from bayesrnn.nn.plain import differentiable_in_eval
-from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, ParameterTree
+from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, Eps, ParameterTree
 from bayesrnn.priors import _check_sigma
 
 
@@ -107,6 +108,7 @@ class PosteriorSharpening(nn.Module):
             means = self.q.means
             if source is None:
                 phi: Mapping[str, Tensor] = means
+                self.q._current = None  # no draw: a KL that is estimated makes its own
             else:
                 device = next(iter(means.values())).device
                 # the key under which q itself would ask, so that br.predict and sharpen see the same phi
@@ -114,13 +116,7 @@ class PosteriorSharpening(nn.Module):
                 phi = self.q.posterior.weights(means, noise)
                 self.q._current = noise
             gradient = self._gradient(phi, nll)
-            theta, total = {}, next(iter(means.values())).new_zeros(())
-            for name, value in phi.items():
-                step = self.eta[name] * gradient[name]
-                total = total + step.square().sum()
-                theta[name] = value - step
-            if source is not None:
-                self._perturb(theta, source)
+            theta, total = self._theta(phi, gradient, source)
             self._sharpening = total / (2 * self.sigma0**2)
             self._placed = theta
             try:
@@ -146,16 +142,37 @@ class PosteriorSharpening(nn.Module):
             gradient = {n: g * scale for n, g in gradient.items()}
         return gradient
 
-    def _perturb(self, theta: dict[str, Tensor], source: draws.Source) -> None:
-        def make(generator: torch.Generator | None) -> dict[str, Tensor]:
-            noise = {n: torch.empty(t.shape, dtype=t.dtype, device=t.device) for n, t in theta.items()}
-            fused.normal_noise(list(noise.values()), generator)
-            return noise
+    def _theta(
+        self, phi: Mapping[str, Tensor], gradient: Mapping[str, Tensor], source: draws.Source | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """theta = phi - eta g, with noise where there is a source, and the sum of (eta g)^2."""
+        posterior = self.q.posterior
+        first = next(iter(phi.values()))
+        noise = None if source is None else source.weights("theta", self._noise, first.device)
+        spec = posterior._spec()._replace(prior=plan.Prior("none"), padding=(None,) * len(phi))
+        if not isinstance(noise, dict) and posterior._path() == "triton":
+            from bayesrnn.kernels.gaussian.sharpen import sharpen
 
-        device = next(iter(theta.values())).device
-        noise = source.weights("theta", make, device)
-        for name, value in theta.items():
-            theta[name] = value + self.sigma0 * noise[name].to(value)
+            seed = torch.zeros(1, dtype=torch.int64, device=first.device) if noise is None else noise.seed
+            lists = ([values[n] for n in spec.names] for values in (phi, self.eta, gradient))
+            total, moved = sharpen(seed.to(first.device), spec, *lists, sigma0=0.0 if noise is None else self.sigma0)
+            return dict(zip(spec.names, moved, strict=True)), total
+        if isinstance(noise, Seeded):
+            noise = dict(zip(spec.names, noise.tensors(spec), strict=True))
+        theta, total = {}, first.new_zeros(())
+        for name, value in phi.items():
+            step = self.eta[name] * gradient[name]
+            total = total + step.square().sum()
+            theta[name] = value - step if noise is None else value - step + self.sigma0 * noise[name].to(value)
+        return theta, total
+
+    def _noise(self, generator: torch.Generator | None) -> Eps:
+        first = next(self.eta.parameters())
+        if kernels.able("triton", kernels.Case("gaussian", first.device.type, first.dtype)):
+            return Seeded(first.device, generator)
+        noise = {n: torch.empty(t.shape, dtype=t.dtype, device=t.device) for n, t in self.eta._items()}
+        fused.normal_noise(list(noise.values()), generator)
+        return noise
 
     def bound(self, nll: Callable[[], Tensor]) -> Tensor:
         """The sharpened bound on this batch's summed -log p: -log p at theta plus the sharpening KL."""

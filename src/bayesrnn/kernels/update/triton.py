@@ -29,7 +29,7 @@ def _place(table, N: tl.constexpr, B: tl.constexpr):
     k = 0
     for j in tl.static_range(1, N):
         k += (program >= tl.load(table + 2 * j)).to(tl.int32)
-    at = (program - tl.load(table + 2 * k)) * B + tl.arange(0, B)
+    at = (program - tl.load(table + 2 * k).to(tl.int32)) * B + tl.arange(0, B)
     return k, at, at < tl.load(table + 2 * k + 1)
 
 
@@ -106,7 +106,8 @@ def clipped_step(
 ) -> Tensor:
     """As `reference.clipped_step`, which runs parameters that the kernels do not know: of mixed types, or not dense."""
     kinds = {(p.dtype, p.device) for p in params} | {(g.dtype, g.device) for g in gradients}
-    if len(kinds) != 1 or params[0].dtype not in _ELEMENTS or not all(p.is_contiguous() for p in params):
+    known = len(kinds) == 1 and params[0].dtype in _ELEMENTS and max(p.numel() for p in params) < 1 << 30
+    if not known or not all(p.is_contiguous() for p in params):
         return reference.clipped_step(params, gradients, rate=rate, clip=clip, decay=decay)
     device = params[0].device
     launches, blocks = _plan(tuple(p.numel() for p in params), device)
