@@ -65,11 +65,11 @@ def _scale(sums, rate, out, count, CLIP: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _step(
-    params, gradients, table, scale,
+    weights, gradients, table, scale,
     DECAY: tl.constexpr, N: tl.constexpr, B: tl.constexpr, ELEMENT: tl.constexpr,
 ):  # fmt: skip
     k, at, exists = _place(table, N, B)
-    place = _select(params, k, N, ELEMENT) + at
+    place = _select(weights, k, N, ELEMENT) + at
     w = tl.load(place, mask=exists, other=0.0).to(tl.float32)
     g = tl.load(_select(gradients, k, N, ELEMENT) + at, mask=exists, other=0.0).to(tl.float32)
     tl.store(place, (w - tl.load(scale + 1) * g - DECAY * w).to(ELEMENT), mask=exists)
