@@ -1,0 +1,164 @@
+"""Which path a kernel takes: the one table, what refuses and why, and the explanation in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bayesrnn as br
+from bayesrnn import kernels
+from bayesrnn.kernels import Case
+
+NOISE = {"input_dropout": 0.3, "recurrent_dropout": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def no_override(monkeypatch):
+    monkeypatch.delenv("BAYESRNN_KERNEL", raising=False)
+
+
+@pytest.fixture
+def with_cuda(monkeypatch):
+    """As if torch saw a CUDA device and all modules were there; what a kernel itself refuses is tested elsewhere."""
+    monkeypatch.setattr(kernels, "_needs_triton", lambda case, module: None if case.device == "cuda" else "no CUDA")
+    rows = tuple(
+        kernels.Path(row.name, row.what, row.kernels, (lambda case: None) if row.name == "persistent" else row.refuses)
+        for row in kernels._TABLE
+    )
+    monkeypatch.setattr(kernels, "_TABLE", rows)
+
+
+def test_every_name_of_the_table_is_a_function():
+    for row in kernels._TABLE:
+        for place in row.kernels.values():
+            module = place.split(":")[0]
+            if kernels._missing(module) is None:
+                assert callable(kernels._load(place))
+
+
+def test_the_fastest_path_that_does_not_refuse_is_taken(with_cuda):
+    assert kernels.path("cuda", name="LSTM") == "persistent"
+    assert kernels.path("cuda", name="gaussian") == "triton"
+    assert kernels.path("cuda", name="update") == "triton"
+    with kernels.force("cells"):
+        assert kernels.path("cuda", name="LSTM") == "cells"
+        assert kernels.path("cuda", name="LSTM", projection=True) == "loop"  # it has none, the next has
+        assert kernels.path("cuda", name="LSTM", cell_mask=True) == "loop"
+        assert kernels.path("cuda", name="gaussian") == "triton"
+        assert kernels.path("cuda", name="RNN") == "loop"
+        assert kernels.path("cpu", name="LSTM") in ("compiled", "loop")
+
+
+def test_a_path_asked_for_is_never_passed_by_a_faster_one(with_cuda, monkeypatch):
+    for path in ("loop", "reference"):
+        with kernels.force(path):
+            for name in ("LSTM", "GRU", "RNN", "input", "gaussian"):
+                assert kernels.path("cuda", name=name) == path
+    monkeypatch.setenv("BAYESRNN_KERNEL", "loop")
+    assert kernels.path("cuda", name="LSTM") == "loop"
+    with kernels.force("reference"):  # the block is nearer
+        assert kernels.path("cuda", name="LSTM") == "reference"
+
+
+def test_a_path_without_its_module_is_absent(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "_missing", lambda module: "triton cannot be imported")
+    assert kernels.path("cuda", name="LSTM") == "cells"
+    assert kernels.path("cuda", name="gaussian") == "loop"
+    assert "not 'triton': triton cannot be imported." in kernels.explain("gaussian", device="cuda")
+    assert not kernels.able("triton", Case("gaussian", "cuda"))
+
+
+def test_missing_modules_are_named():
+    kernels._missing.cache_clear()
+    assert "there is no module bayesrnn.kernels.quantum" in str(kernels._missing("quantum"))
+    assert kernels._missing("lstm.loop") is None
+
+
+def test_whether_a_path_can_run_a_case_does_not_depend_on_what_was_asked_for():
+    with kernels.force("reference"):
+        assert kernels.able("loop", Case("LSTM"))
+    assert not kernels.able("loop", Case("update"))
+    assert not kernels.able("cells", Case("LSTM", "cpu"))
+    with pytest.raises(ValueError, match="path must be one of"):
+        kernels.able("quick", Case("LSTM"))
+
+
+def test_unknown_kernels_are_refused():
+    with pytest.raises(ValueError, match="there is no kernel 'TRANSFORMER'"):
+        kernels.explain("TRANSFORMER")
+
+
+def test_the_interpreter_serves_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert not kernels.interpreted()
+    assert kernels.path("cpu", name="gaussian", dtype=torch.float64) == "loop"
+    with kernels.force("triton"):
+        assert kernels.interpreted()
+        found = kernels.path("cpu", name="gaussian", dtype=torch.float64)
+        assert found == ("triton" if kernels._missing("gaussian.triton") is None else "loop")
+
+
+def test_words_for_a_name():
+    text = kernels.explain("LSTM", device="cpu", dtype=torch.float64)
+    assert text.splitlines()[0].startswith("LSTM: path 'loop': torch operations")
+    assert "  not 'persistent': it needs a CUDA device, and this is cpu." in text
+    with kernels.force("reference"):
+        text = kernels.explain("LSTM", device="cpu")
+    assert "path 'reference' (kernels.force asks for it)" in text
+    assert "  not 'loop': another path was asked for." in text
+
+
+def test_words_for_the_override(monkeypatch):
+    monkeypatch.setenv("BAYESRNN_KERNEL", "cells")
+    text = kernels.explain("LSTM", device="cpu", dtype=torch.float64)
+    assert "path 'loop' (BAYESRNN_KERNEL asks for 'cells')" in text
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (torch.nn.LSTM(3, 4), "torch's kernel for whole layers: torch's own layer"),
+        (br.LSTM(3, 4), "torch's kernel for whole layers: there is no noise in the recurrence"),
+        (br.LSTM(3, 4, **NOISE), "path 'loop'"),
+        (br.LSTM(3, 4, **NOISE).eval(), "in eval mode it runs without noise"),
+        (br.GRU(3, 4, **NOISE, share="batch"), "the batch shares its noise"),
+        (br.LSTM(3, 4, cell_dropout=0.1), "path 'loop'"),
+        (torch.nn.Linear(3, 4), "nothing here has more than one path"),
+    ],
+)
+def test_words_for_a_module(layer, words):
+    assert words in kernels.explain(layer.double())
+
+
+def test_words_for_a_whole_model(with_cuda):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = br.LSTM(3, 4, **NOISE), torch.nn.GRU(4, 4)
+
+    text = kernels.explain(Net(), device="cuda", batch=20)
+    assert "a (LSTM): path 'persistent'" in text
+    assert "b (GRU): cuDNN's kernel for whole layers: torch's own layer." in text
+    q = br.BayesByBackprop(torch.nn.LSTM(3, 4))
+    text = kernels.explain(q, device="cuda", batch=20)
+    assert "the module (BayesByBackprop), drawn weights: path 'triton'" in text
+    assert "module (LSTM): path 'persistent'" in text  # drawn weights, so that the layer is ours to run
+
+
+def test_what_explain_says_is_what_runs(monkeypatch):
+    taken = []
+    real = kernels._load
+
+    def noted(place):
+        taken.append(place)
+        return real(place)
+
+    monkeypatch.setattr(kernels, "_load", noted)
+    layer = br.LSTM(3, 4, **NOISE).double()
+    for path in ("loop", "reference"):
+        taken.clear()
+        with kernels.force(path):
+            layer(torch.randn(5, 2, 3, dtype=torch.float64))
+            assert f"path '{path}'" in kernels.explain(layer)
+        assert f"lstm.{path}:lstm" in taken
