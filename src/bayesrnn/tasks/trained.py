@@ -67,10 +67,12 @@ def check_files(task: Task, before: Files, *, advice: str) -> None:
 def open_run(path: str | Path, device: torch.device) -> Trained:
     """Read a run folder; the weights are the best epoch's."""
     from bayesrnn.train import checkpoint
+    from bayesrnn.train.run_folder import check_format
 
     folder = Path(path)
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
+        check_format(config, folder)
         recipe = recipes.from_dict(config["settings"], where="config.json")
         cls = task_class(recipe.task)
         names = [Path(name).name for name in config.get("files", ["vocabulary.txt"])]

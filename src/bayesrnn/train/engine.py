@@ -1,5 +1,6 @@
 """The engine of all recipes: epochs, schedules, validation, checkpoints, resuming, the record of the run."""
 
+import hashlib
 import json
 import math
 import time
@@ -14,10 +15,10 @@ from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks.base import Task, evaluating
 from bayesrnn.train import checkpoint
-from bayesrnn.train.run_folder import RunFolder
+from bayesrnn.train.run_folder import FORMAT, RunFolder
 from bayesrnn.train.step import Step
 
-FILES = ("config.json", "metrics.jsonl", "best.safetensors", "last.safetensors", "state.json")
+FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
 _LOOK_EVERY = 100  # steps between looks at the device's totals
 
 
@@ -69,15 +70,20 @@ class Run:
         self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
+        self.identity = _identity(folder)
 
     @property
     def best(self) -> dict[str, Any] | None:
         return min(self.history, key=lambda line: line[self.task.metric], default=None)
 
     def resume(self) -> None:
-        """Go on from the folder's last checkpoint, as if nothing had happened."""
-        path = self.folder.path / "last.safetensors"
-        tensors, about = checkpoint.load(path)
+        """Go on from the folder's last whole checkpoint, as if nothing had happened."""
+        path = self.folder.path / checkpoint.LAST
+        tensors, about, note = checkpoint.load_either(self.folder.path, checkpoint.LAST, checkpoint.PREVIOUS)
+        if note:
+            self.reporter.say(note)
+        if about.get("run", self.identity) != self.identity:
+            raise UserError(f"{path} was written by a run with another config.json; start over with --force.")
         checkpoint.load_model(self.model, tensors, path)
         own = self.step.tensors()
         with torch.no_grad():
@@ -91,6 +97,28 @@ class Run:
         self.epoch, self.done, self.history = about["epoch"], about["done"], about["history"]
         self.seconds = about["seconds"]
         self._write_metrics()
+        self._check_best()
+
+    def _check_best(self) -> None:
+        """The best epoch's weights are at hand; made again where the run was stopped before they were written."""
+        best = self.best
+        if best is None:
+            return
+        wrong = None
+        try:
+            _, about, note = checkpoint.load_either(self.folder.path, checkpoint.BEST, checkpoint.BEST_COPY)
+            if note:
+                self.reporter.say(note)
+            # Of a later epoch where that epoch's last checkpoint was damaged: it is trained again.
+            if about["epoch"] == best["epoch"] or about["epoch"] > self.history[-1]["epoch"]:
+                return
+        except checkpoint.Damaged as error:
+            wrong = str(error)
+        if best is not self.history[-1] or self.done:
+            wrong = wrong or f"{checkpoint.BEST} is not of epoch {best['epoch']}, the best one."
+            raise UserError(f"{wrong} It cannot be made again; start over with --force.")
+        with self.step.averaged():
+            self._save_best(best)
 
     def train(self) -> None:
         """All epochs that are left."""
@@ -106,11 +134,13 @@ class Run:
             with self.step.averaged():
                 line = self._validated()
                 improved = self.best is None or line[metric] < self.best[metric]
-                self.history.append(line)
-                if improved:
-                    checkpoint.save(self.folder, "best.safetensors", self._weights(), {"epoch": self.epoch, **line})
+            self.history.append(line)
             self.epoch, self.done = self.epoch + 1, 0
             self._save()
+            # After the last checkpoint, from which it can be made again, should this be cut short.
+            if improved:
+                with self.step.averaged():
+                    self._save_best(line)
             self.reporter.epoch(line, settings.epochs)
 
     def _out_of_patience(self) -> bool:
@@ -182,9 +212,10 @@ class Run:
 
     def load_best(self) -> dict[str, Any]:
         """Put the best epoch's weights into the model; returns that epoch's line."""
-        path = self.folder.path / "best.safetensors"
-        tensors, about = checkpoint.load(path)
-        checkpoint.load_model(self.model, tensors, path)
+        tensors, about, note = checkpoint.load_either(self.folder.path, checkpoint.BEST, checkpoint.BEST_COPY)
+        if note:
+            self.reporter.say(note)
+        checkpoint.load_model(self.model, tensors, self.folder.path / checkpoint.BEST)
         return about
 
     def _weights(self) -> dict[str, Tensor]:
@@ -195,15 +226,32 @@ class Run:
         tensors["rng.cpu"] = torch.get_rng_state()
         if self.step.on_cuda:
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.step.device)
-        about = {"epoch": self.epoch, "done": self.done, "seconds": self.seconds, "history": self.history}
-        checkpoint.save(self.folder, "last.safetensors", tensors, about)
+        about = {
+            "run": self.identity,
+            "epoch": self.epoch,
+            "done": self.done,
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+        checkpoint.save(self.folder, checkpoint.LAST, tensors, about, keep=checkpoint.PREVIOUS)
         self._write_metrics()
         where = {"epoch": self.epoch, "step": self.done, "best": self.best}
         self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
 
+    def _save_best(self, line: dict[str, Any]) -> None:
+        # Twice, one after the other: later checkpoints cannot make it again.
+        for name in (checkpoint.BEST, checkpoint.BEST_COPY):
+            checkpoint.save(self.folder, name, self._weights(), line)
+
     def _write_metrics(self) -> None:
         # Whole, from what the checkpoint holds: the two can never disagree after a kill.
         self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+
+
+def _identity(folder: RunFolder) -> str:
+    """Of the run that the folder holds: a checkpoint of another one is not taken for its own."""
+    path = folder.path / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def set_precision(precision: str, device: torch.device) -> None:
@@ -216,7 +264,7 @@ def set_precision(precision: str, device: torch.device) -> None:
 
 def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Iterable[str]) -> dict[str, Any]:
     """What a run folder says about itself, and what must be the same when it is resumed."""
-    about = {"program": "bayesrnn", "recipe": name, "data": data, "seed": seed}
+    about = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
     return {**about, "files": list(files), "settings": asdict(recipe)}
 
 

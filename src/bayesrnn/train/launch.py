@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from bayesrnn import recipes
 from bayesrnn.errors import UserError
 from bayesrnn.tasks.base import Task, task_class
 from bayesrnn.tasks.trained import check_files
-from bayesrnn.train import engine
-from bayesrnn.train.run_folder import MARKER, RunFolder
+from bayesrnn.train import checkpoint, engine
+from bayesrnn.train.run_folder import MARKER, RunFolder, check_format
 
 
 def device_of(name: str | None) -> torch.device:
@@ -50,40 +51,54 @@ def launch(
     task = task_class(recipe.task)(recipe, data, where)
     files = task.files()
     config = engine.config(recipe, name=Path(name).stem, data=data or task.default_data, seed=seed, files=files)
-    folder = RunFolder(out, files=(*engine.FILES, *files), force=force, resume=resume)
-    if resume:
-        _check_resumed(folder, config, task)
-        folder.write(MARKER, f"{os.getpid()}\n")
-    else:
-        folder.write("config.json", json.dumps(config, indent=2) + "\n")
-        for file, content in files.items():
-            folder.write(file, content)
-    reporter.say(task.describe())
-    started = time.time()
-    run = engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph)
-    reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
-    if resume and (folder.path / "last.safetensors").exists():
-        run.resume()
-        reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
-    run.train()
-    metrics = engine.final_metrics(run, measure=measure)
-    record = {
-        "recipe": config["recipe"],
-        "seed": seed,
-        "commit": commit(),
-        **engine.environment(where),
-        "command": command,
-        "data": Path(config["data"]).name,
-        "overrides": overrides or [],
-        "cuda_graph": run.step.graph is not None,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "settings": config["settings"],
-        **task.about(),
-        "curves": engine.curves(run),
-        "metrics": metrics,
-    }
-    folder.finish(record)
+    with RunFolder(out, files=(*engine.FILES, *files), force=force, resume=resume) as folder:
+        if folder.note:
+            reporter.say(folder.note)
+        if resume:
+            _check_resumed(folder, config, task)
+            folder.write(MARKER, f"{os.getpid()}\n")
+        else:
+            folder.write("config.json", json.dumps(config, indent=2) + "\n")
+            for file, content in files.items():
+                folder.write(file, content)
+        reporter.say(task.describe())
+        started = time.time()
+        run = engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph)
+        reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
+        if resume:
+            _go_on(run)
+        run.train()
+        metrics = engine.final_metrics(run, measure=measure)
+        record = {
+            "recipe": config["recipe"],
+            "seed": seed,
+            "commit": commit(),
+            **engine.environment(where),
+            "command": command,
+            "data": Path(config["data"]).name,
+            "overrides": overrides or [],
+            "cuda_graph": run.step.graph is not None,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+            "settings": config["settings"],
+            **task.about(),
+            "curves": engine.curves(run),
+            "metrics": metrics,
+        }
+        folder.finish(record, spare=checkpoint.SPARE)
     return record
+
+
+def _go_on(run: engine.Run) -> None:
+    """From the folder's last checkpoint, or from the beginning where the run was stopped before it wrote one."""
+    path = run.folder.path
+    if checkpoint.any_saved(path):
+        run.resume()
+        run.reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
+        return
+    with suppress(OSError):
+        if (path / "metrics.jsonl").stat().st_size:
+            raise UserError(f"{path} has lost its checkpoints; start over with --force.")
+    run.reporter.say("Nothing was saved yet: started from the beginning.")
 
 
 def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> None:
@@ -94,6 +109,7 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
     except (OSError, ValueError):
         names = " and ".join(["config.json", *files])
         raise UserError(f"{folder.path} has no readable {names}; start over.") from None
+    check_format(before, folder.path)
     for key in ("recipe", "seed"):
         if before.get(key) != config[key]:
             raise UserError(f"{folder.path} was started with {key} {before.get(key)}, not {config[key]}.")

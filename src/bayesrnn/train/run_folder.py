@@ -1,23 +1,43 @@
-"""The folder a run writes to: whole files or none, and nothing of anyone else's is touched."""
+"""The folder a run writes to: whole files or none, one process at a time, and nothing of anyone else's is touched."""
 
+import errno
 import json
 import os
+import secrets
+import socket
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bayesrnn.errors import UserError
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
+
 MARKER = ".unfinished"
 RECORD = "record.json"
+LOCK = ".lock"
+FORMAT = 2
+"""Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+
+class Busy(UserError):
+    """Another process writes to the folder."""
 
 
 class RunFolder:
-    """Claims a folder for one run.
+    """Claims a folder for one run of one process.
 
     While the run lasts the folder holds a file ``.unfinished``; :meth:`finish` writes ``record.json`` and takes the
-    marker away. Files are written beside their final name and moved there, so a killed run leaves no torn file.
+    marker away. Files are written beside their final name and moved there, so a killed run leaves no torn file. A lock
+    on the file ``.lock`` keeps a second process out; it ends with the process, however that ends.
 
     Args:
         path: the folder; made if it is not there.
@@ -26,26 +46,25 @@ class RunFolder:
         resume: go on with the run that the folder holds: its files stay.
 
     Raises:
+        Busy: another process has the folder.
         UserError: the folder is not empty and ``force`` is not given, or its files are not those of an earlier run.
     """
 
     def __init__(self, path: str | Path, *, files: Iterable[str], force: bool = False, resume: bool = False) -> None:
         self.path = Path(path)
-        if resume:
-            self._resume()
-            return
+        self.note = ""
+        """What the user should know about the folder; empty: nothing."""
         own = [*files, RECORD, MARKER]
+        if resume and not self.path.is_dir():
+            raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            present = {p.name for p in self.path.iterdir()}
-            if present:
-                self._check(present, own, force)
-            # The marker goes first: from here on a killed run is recognised.
-            self.write(MARKER, f"{os.getpid()}\n")
-            for name in own:
-                if name != MARKER and name in present:
-                    (self.path / name).unlink()
-                (self.path / f".{name}.tmp").unlink(missing_ok=True)
+            denied = self._lock()
+            try:
+                self._claim(own, denied, force=force, resume=resume)
+            except BaseException:
+                self.release()
+                raise
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"{self.path} is a file; choose a folder with --out.") from None
         except OSError as error:
@@ -53,7 +72,47 @@ class RunFolder:
                 f"{self.path} cannot be written ({error.strerror}); choose another folder with --out."
             ) from None
 
-    def _resume(self) -> None:
+    def _claim(self, own: list[str], denied: OSError | None, *, force: bool, resume: bool) -> None:
+        found = {p.name for p in self.path.iterdir()} - {LOCK}
+        torn = {name for name in found if name.endswith(".tmp") and name.startswith(tuple(f".{o}." for o in own))}
+        present = found - torn
+        if resume:
+            self._check_unfinished()
+        elif present:
+            self._check(present, own, force)
+        if denied is not None:  # only now: what is in the folder is worth more to know
+            raise denied
+        if not resume:
+            # The marker goes first: from here on a killed run is recognised.
+            self.write(MARKER, f"{os.getpid()}\n")
+            torn |= (set(own) & present) - {MARKER}
+        for name in torn:
+            (self.path / name).unlink()
+
+    def _lock(self) -> OSError | None:
+        """Take the lock; returns what the folder's permissions say against it."""
+        self._unlock = lambda: None
+        try:
+            descriptor = _locked(self.path / LOCK)
+        except OSError as error:
+            return error
+        if descriptor is None:
+            self.note = f"{self.path} is on a file system without locks: see to it that no second process writes there."
+        else:
+            self._unlock = weakref.finalize(self, _let_go, self.path / LOCK, descriptor, os.getpid())
+        return None
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        self._unlock()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.release()
+
+    def _check_unfinished(self) -> None:
         if (self.path / MARKER).exists():
             return
         if self._has_record():
@@ -64,7 +123,8 @@ class RunFolder:
         unfinished, finished = MARKER in present, self._has_record()
         if not force:
             if unfinished:
-                go_on = "go on with it by --resume, " if "last.safetensors" in present else ""
+                saved = {"last.safetensors", "previous.safetensors"} & present
+                go_on = "go on with it by --resume, " if saved else ""
                 raise UserError(
                     f"{self.path} holds an unfinished run; {go_on}start it over with --force, or choose another --out."
                 )
@@ -84,36 +144,111 @@ class RunFolder:
             return False
         return isinstance(record, dict) and record.get("program") == "bayesrnn"
 
-    def write(self, name: str, content: str | bytes) -> Path:
-        """Write one file, atomically."""
-        return write_file(self.path / name, content)
+    def write(self, name: str, content: str | bytes, *, keep: str | None = None) -> Path:
+        """Write one file, atomically; ``keep``: under this name the file that it replaces stays."""
+        return write_file(self.path / name, content, keep=None if keep is None else self.path / keep)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line of JSON to a file."""
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def finish(self, record: dict[str, Any]) -> Path:
-        """Write the record and take the marker away: the run is complete."""
+    def finish(self, record: dict[str, Any], *, spare: Iterable[str] = ()) -> Path:
+        """Write the record, take ``spare`` files and the marker away, and let go: the run is complete."""
         final = self.write(RECORD, json.dumps({"program": "bayesrnn", **record}, indent=2) + "\n")
-        (self.path / MARKER).unlink(missing_ok=True)
+        for name in (*spare, MARKER):
+            (self.path / name).unlink(missing_ok=True)
+        self.release()
         return final
 
 
-def write_file(final: Path, content: str | bytes) -> Path:
-    """Write a whole file or leave what was there: beside its final name, then moved."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = final.with_name(f".{final.name}.tmp")
+def _locked(path: Path) -> int | None:
+    """A descriptor of the locked file; None: there are no locks here."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOSYS, "no locks")
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                with suppress(OSError):  # the note is a courtesy, the lock is the kernel's
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
+                return descriptor
+            os.close(descriptor)  # its owner has just taken it away
+        except BlockingIOError:
+            who = os.pread(descriptor, 100, 0).decode("utf-8", "replace")
+            os.close(descriptor)
+            raise Busy(
+                f"{path.parent} is being written to by another process{f' ({who})' if who else ''}; "
+                "wait until it ends, or choose another --out."
+            ) from None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _NO_LOCKS:
+                raise
+            path.unlink(missing_ok=True)
+            return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        with open(temporary, "wb") as file:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _let_go(path: Path, descriptor: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has the descriptor too, but not the lock's file to take away
+        with suppress(OSError):
+            path.unlink()
+    os.close(descriptor)
+
+
+def write_file(final: Path, content: str | bytes | bytearray, *, keep: Path | None = None) -> Path:
+    """Write a whole file or leave what was there: beside its final name, then moved.
+
+    Args:
+        keep: where to move the file that is replaced. A kill between the two moves leaves that one alone.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    # A name of its own: two processes may write the same file, such as the table of a sweep.
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and final.exists():
+            os.replace(final, keep)
         os.replace(temporary, final)
-    except OSError as error:
+        _sync(final.parent)
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise UserError(
             f"{final} cannot be written ({error.strerror}); what was saved before is still whole."
         ) from None
     return final
+
+
+def _sync(folder: Path) -> None:
+    """The moves themselves reach the disk, so that a power failure cannot undo them."""
+    with suppress(OSError):  # not every file system can
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_format(config: dict[str, Any], folder: Path) -> None:
+    """Refuse a run folder that a later version wrote; one without a number is of the first."""
+    number = config.get("format", 1)
+    if not isinstance(number, int) or number > FORMAT:
+        raise UserError(
+            f"{folder} was written by a newer bayesrnn (its format is {number}, this one reads up to {FORMAT}); "
+            "update bayesrnn."
+        )

@@ -22,9 +22,9 @@ import torch
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
 from bayesrnn.tasks.base import task_class
-from bayesrnn.train import engine
+from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.launch import commit, device_of, launch
-from bayesrnn.train.run_folder import MARKER, RECORD, write_file
+from bayesrnn.train.run_folder import MARKER, RECORD, Busy, write_file
 from bayesrnn.train.space import Range, Space, read_grid, read_search, read_value
 
 FILE = "sweep.json"
@@ -170,6 +170,9 @@ class _Work:
         self.say(f"trial {trial.number}: {', '.join(changes)}")
         try:
             record = self._record(trial, self.out / folder, changes)
+        except Busy:  # its process was taken for dead, but lives: as after a jump of the clock
+            trial.set_user_attr("error", _SURPLUS)
+            raise _Surplus from None
         except (engine.Diverged, torch.OutOfMemoryError) as error:
             trial.set_user_attr("error", str(error).splitlines()[0])
             self.say(f"trial {trial.number}: {str(error).splitlines()[0]}")
@@ -212,7 +215,7 @@ class _Work:
             record: dict[str, Any] = json.loads((folder / RECORD).read_text("utf-8"))
             if not (folder / MARKER).exists():
                 return record
-        resume = (folder / MARKER).exists() and (folder / "last.safetensors").exists()
+        resume = (folder / MARKER).exists() and checkpoint.any_saved(folder)
         told = _Told(trial, self.about["metric"], self.options["prune"], self.optuna)
         if resume:
             with suppress(OSError):
