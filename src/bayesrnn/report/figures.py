@@ -16,8 +16,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.6, 3.3)
 
 
-def look(index: int) -> dict[str, Any]:
-    """Colour, line and marker of the run at this place."""
+def look(name: str, named: Mapping[str, Any], order: Sequence[str] | None) -> dict[str, Any]:
+    """Colour, line and marker of a name: by its place in ``order``, so that it looks the same in every plot."""
+    index = list(order if order is not None and name in order else named).index(name)
     return {
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": STYLES[index % len(STYLES)],
@@ -60,13 +61,16 @@ def _log_ticks(axes: "Axes", low: float, high: float) -> None:
         return
     axes.set_yscale("log")
     if high / low < 300:
-        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 1.5, 2, 3, 5, 7)))
+        fine = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=fine if high / low < 4 else (1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(low / 1.06, high * 1.06)
 
 
-def curves(named: Mapping[str, Sequence[Sequence[float]]], *, label: str, best: str = "", bold: bool = True) -> bytes:
+def curves(
+    named: Mapping[str, Sequence[Sequence[float]]], *, label: str, best: str = "", order: Sequence[str] | None = None
+) -> bytes:
     """A figure per epoch: for each name one line per seed, the first with marks; the lowest of it where ``best`` says.
 
     A value that is no number leaves a gap.
@@ -75,8 +79,8 @@ def curves(named: Mapping[str, Sequence[Sequence[float]]], *, label: str, best: 
 
     made, axes = figure()
     finite = [v for lines in named.values() for line in lines for v in line if math.isfinite(v)]
-    for index, (name, lines) in enumerate(named.items()):
-        style = look(index)
+    for name, lines in named.items():
+        style = look(name, named, order)
         for k, line in enumerate(lines):
             epochs = range(1, len(line) + 1)
             every = max(1, len(line) // 8)
@@ -100,13 +104,18 @@ def curves(named: Mapping[str, Sequence[Sequence[float]]], *, label: str, best: 
 
 
 def against_diagonal(
-    named: Mapping[str, Sequence[tuple[float, float]]], *, across: str, up: str, sizes: Mapping[str, Sequence[float]]
+    named: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    across: str,
+    up: str,
+    sizes: Mapping[str, Sequence[float]],
+    order: Sequence[str] | None = None,
 ) -> bytes:
     """Points (said, found) in [0, 1] against the diagonal, marks larger where there is more behind them."""
     made, axes = figure((4.6, 4.2))
     axes.plot([0, 1], [0, 1], color="#595959", linewidth=1, label="as it should be")
-    for index, (name, points) in enumerate(named.items()):
-        style = look(index)
+    for name, points in named.items():
+        style = look(name, named, order)
         weights = sizes.get(name)
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, color=style["color"], linestyle=style["linestyle"], linewidth=1.2)
@@ -131,22 +140,29 @@ def lines(
     up: str,
     levels: Mapping[str, float] | None = None,
     ticks: Sequence[float] | None = None,
-    log_x: bool = False,
     log_y: bool = False,
+    order: Sequence[str] | None = None,
 ) -> bytes:
     """Any figure against any other; ``levels`` are published values, drawn across."""
     made, axes = figure()
-    for index, (name, points) in enumerate(named.items()):
-        axes.plot(*zip(*points, strict=True), **look(index), linewidth=1.6, markersize=4.5, label=name)
-    for name, value in (levels or {}).items():
+    for name, points in named.items():
+        axes.plot(*zip(*points, strict=True), **look(name, named, order), linewidth=1.6, markersize=4.5, label=name)
+    for place, (name, value) in enumerate(sorted((levels or {}).items(), key=lambda item: -item[1])):
         axes.axhline(value, color="#595959", linewidth=1, linestyle=(0, (2, 2)))
-        axes.annotate(name, (0.99, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8.5,
-                      color="#404040")  # fmt: skip
+        axes.annotate(
+            f"{name} {value:g}",
+            (0.99, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 2 if place == 0 else -2),  # the highest above its line, others below
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if place == 0 else "top",
+            fontsize=8.5,
+            color="#404040",
+        )
     ys = [y for points in named.values() for _, y in points]
     if log_y and ys:
         _log_ticks(axes, min(ys), max(ys))
-    if log_x:
-        axes.set_xscale("log")
     if ticks is not None:
         axes.set_xticks(list(ticks), [f"{t:g}" for t in ticks])
     axes.set_xlabel(across, fontsize=9)
@@ -155,11 +171,17 @@ def lines(
     return png(made)
 
 
-def histogram(named: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, across: str, up: str) -> bytes:
+def histogram(
+    named: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    across: str,
+    up: str,
+    order: Sequence[str] | None = None,
+) -> bytes:
     """Shares per bin as steps: for each name (edges, shares), one edge more than shares."""
     made, axes = figure()
-    for index, (name, (edges, shares)) in enumerate(named.items()):
-        style = look(index)
+    for name, (edges, shares) in named.items():
+        style = look(name, named, order)
         axes.stairs(shares, edges, color=style["color"], linestyle=style["linestyle"], linewidth=1.8, label=name)
     axes.set_xlabel(across, fontsize=9)
     axes.set_ylabel(up, fontsize=9)

@@ -1,0 +1,176 @@
+"""Sections of a report about how runs went: summary, curves, measures, settings, environment.
+
+A section takes the page, the groups of runs and what was measured of their weights, and adds itself where it has
+something to show. ``uncertainty_sections.py`` has the others.
+"""
+
+import html
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bayesrnn.report import figures
+from bayesrnn.report import html as pages
+from bayesrnn.report.collect import Group, flat, scalars
+from bayesrnn.report.measured import Measured
+from bayesrnn.report.parts import Page, file_name
+from bayesrnn.report.wording import mean, metric_of, number, paper_of, spoken
+
+_ENDS = ("", "_mc", "_bound", "_dynamic")
+_OTHER_LAST = ("parameters", "train_seconds")
+
+
+def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    said = []
+    for group in groups:
+        run, metric = group.first, metric_of(group.first)
+        text = [f"{group.label}:"]
+        figures_said = []
+        for split in ("valid", "test"):
+            key = f"{split}_{metric}"
+            values = group.values(key)
+            if values:
+                paper = paper_of(run).get(key)
+                beside = f" (paper {number(paper)})" if paper is not None else ""
+                figures_said.append(f"{spoken(key)} {mean(values)}{beside}")
+        epochs = len(next(iter(run.curves.values()), []))
+        best = run.metrics.get("best_epoch")
+        if isinstance(best, int):
+            figures_said.append(f"best epoch {best} of {epochs}")
+        if not run.finished:
+            figures_said.append(f"not finished, {epochs} epochs so far")
+        if len(group.runs) > 1:
+            figures_said.append(f"{len(group.runs)} seeds")
+        if run.overrides and not group.label.endswith(")"):
+            figures_said.append(f"changed from the recipe: {', '.join(run.overrides)}")
+        said.append(" ".join(text) + " " + "; ".join(figures_said or ["no figures yet"]) + ".")
+    notes = [f"{label}: {note}" for label, one in measured.items() for note in one.notes]
+    page.add("summary", "Summary", pages.bullets(said), *([pages.bullets(notes)] if notes else []))
+
+
+def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    shown = []
+    metric = metric_of(groups[0].first)
+    wanted = [f"valid_{metric}", f"train_{metric}"]
+    rest = [k for g in groups for r in g.runs for k in r.curves if k.startswith(("kl", "test_"))]
+    others = [f"valid_{metric_of(g.first)}" for g in groups]
+    for key in dict.fromkeys([*wanted, *others, *rest]):
+        named = {g.label: [r.curves[key] for r in g.runs if key in r.curves] for g in groups}
+        # A line of zeros is a run without such a thing.
+        named = {label: each for label, each in named.items() if any(math.isfinite(v) and v for e in each for v in e)}
+        if not named:
+            continue
+        best = "the lowest" if key.startswith("valid_") else ""
+        ends = "; ".join(f"{label} {number(lines[0][0])} to {number(lines[0][-1])}" for label, lines in named.items())
+        shown.append(
+            page.figure(
+                f"curve-{file_name(key)}",
+                figures.curves(named, label=spoken(key), best=best, order=[g.label for g in groups]),
+                alt=f"{spoken(key)} per epoch, from the first to the last: {ends}.",
+                caption=spoken(key) + " per epoch",
+            )
+        )
+    if shown:
+        page.add("curves", "Learning curves", f'<div class="figures">{"".join(shown)}</div>')
+
+
+def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    keys = list(dict.fromkeys(k for g in groups for r in g.runs for k in scalars(r.metrics)))
+    papers = [paper_of(g.first) for g in groups]
+    keys += [k for paper in papers for k in paper if k not in keys]
+    keys = [k for k in dict.fromkeys(keys) if any(g.values(k) for g in groups) or any(k in p for p in papers)]
+    metric = metric_of(groups[0].first)
+    first = [f"{split}_{metric}{end}" for end in _ENDS for split in ("valid", "test")]
+
+    def place(key: str) -> tuple[int, int]:
+        if key in first:
+            return 0, first.index(key)
+        if key in _OTHER_LAST or key.endswith("_per_second"):
+            return 3, 0
+        return (1 if key.startswith(("valid_", "test_")) else 2), 0
+
+    keys.sort(key=place)
+    lowest = {}
+    for key in (k for k in first if k in keys):
+        means = [statistics.fmean(g.values(key)) if g.values(key) else math.inf for g in groups]
+        if sum(math.isfinite(m) for m in means) > 1:
+            lowest[key] = means.index(min(means))
+    rows = []
+    for key in keys:
+        cells = []
+        for index, (group, paper) in enumerate(zip(groups, papers, strict=True)):
+            values = group.values(key)
+            text = f'<span class="figure">{html.escape(mean(values))}</span>' if values else "–"
+            if lowest.get(key) == index:
+                text = f'<span class="best">{text}</span>'
+            if key in paper:
+                text += f'<br><span class="paper">paper {number(paper[key])}</span>'
+            cells.append(f"<td>{text}</td>")
+        rows.append(f'<tr><th scope="row">{html.escape(spoken(key))}</th>{"".join(cells)}</tr>')
+    if not rows:
+        return
+    head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
+    table = f'<table><thead><tr><th scope="col">measure</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    note = "Of several seeds: mean ± standard deviation. Bold: the lowest of the row, where lower is better."
+    page.add("measures", "Measures", pages.wide(table), pages.paragraphs(note))
+
+
+def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    settings = [flat(g.first.settings) for g in groups]
+    keys = list(dict.fromkeys(k for one in settings for k in one))
+    differing = [k for k in keys if len({repr(one.get(k)) for one in settings}) > 1]
+    parts = []
+    if len(groups) > 1:
+        parts.append(pages.paragraphs("What differs:" if differing else "All settings are the same."))
+    else:
+        changed = groups[0].first.overrides
+        text = f"Changed from the recipe: {', '.join(changed)}." if changed else "As the recipe says."
+        parts.append(pages.paragraphs(text))
+    if differing and len(groups) > 1:
+        parts.append(pages.wide(_settings_table(groups, settings, differing)))
+    whole = pages.wide(_settings_table(groups, settings, keys))
+    parts.append(f"<details><summary>All settings</summary>{whole}</details>")
+    page.add("configuration", "Configuration", *parts)
+
+
+def _settings_table(groups: Sequence[Group], settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(key)}</th>'
+        + "".join(f"<td>{html.escape(_setting(one.get(key)))}</td>" for one in settings)
+        + "</tr>"
+        for key in keys
+    )
+    return (
+        f'<table class="text"><thead><tr><th scope="col">setting</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def environment(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    parts = []
+    for group in groups:
+        for run in group.runs:
+            about = run.environment
+            versions = about.get("versions")
+            if isinstance(versions, dict):
+                about = {**about, "versions": ", ".join(f"{k} {v}" for k, v in versions.items())}
+            if not about:
+                continue
+            seed = "" if run.seed is None else f", seed {run.seed}"
+            terms = "".join(
+                f"<dt>{html.escape(key.replace('_', ' '))}</dt><dd><code>{html.escape(str(value))}</code></dd>"
+                for key, value in about.items()
+            )
+            parts.append(f"<details{' open' if len(groups) == 1 and len(group.runs) == 1 else ''}><summary>"
+                         f"{html.escape(group.label)}{seed}</summary><dl>{terms}</dl></details>")  # fmt: skip
+    if parts:
+        page.add("environment", "Environment", *parts)

@@ -1,0 +1,409 @@
+"""``bayesrnn report``: the page says what the records say, holds for any task, and can be read anywhere."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bayesrnn.cli import app
+from bayesrnn.errors import UserError
+from bayesrnn.report import figures, gallery, uncertainty_sections, wording
+from bayesrnn.report.collect import groups, metrics_lines, read, scalars
+from bayesrnn.report.measured import Measured, Word
+from bayesrnn.report.page import build
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def record(**changes):
+    """A language run's record, as `bayesrnn train` and `evaluate` write it."""
+    made = {
+        "program": "bayesrnn",
+        "recipe": "brnn-medium",
+        "seed": 1,
+        "commit": "abc",
+        "device": "cpu",
+        "versions": {"torch": "2.13"},
+        "command": "bayesrnn train brnn-medium",
+        "data": "ptb",
+        "overrides": [],
+        "settings": {
+            "task": "language",
+            "paper": {"source": "x", "valid": 78.8, "test": 75.5, "entropy_gap": 0.67, "entropy_gap_mean": 0.65},
+            "model": {"hidden": 650},
+            "posterior": {"kind": "bayes_by_backprop"},
+            "train": {"epochs": 3},
+        },
+        "curves": {
+            "train_perplexity": [500.0, 200.0, 100.0],
+            "valid_perplexity": [300.0, 150.0, 80.25],
+            "kl_per_sequence": [600.0, 500.0, 400.0],
+            "lr": [1.0, 1.0, 0.9],
+        },
+        "metrics": {
+            "best_epoch": 3,
+            "valid_perplexity": 80.25,
+            "test_perplexity": 77.125,
+            "words_per_second": 99_872.2,
+            "entropy_gap_mean": 0.61,
+            "entropy_gap_1": 0.63,
+            "entropy_gap": 0.66,
+            "entropy_samples": 10,
+            "reliability": [
+                {"confidence": 0.2, "accuracy": 0.25, "count": 30.0},
+                {"confidence": 0.8, "accuracy": 0.7, "count": 10.0},
+            ],
+        },
+    }
+    return {**made, **changes}
+
+
+SENTIMENT = {
+    "recipe": "sentiment-lstm-variational",
+    "seed": 1,
+    "settings": {"task": "sentiment", "model": {"cell": "lstm"}, "posterior": {"kind": "none"}},
+    "curves": {"train_nll": [1.0, 0.8], "valid_rmse": [0.2, 0.17], "test_rmse": [0.21, 0.18], "kl": [0.0, 0.0]},
+    "metrics": {
+        "best_epoch": 2,
+        "valid_rmse": 0.17,
+        "test_rmse": 0.18,
+        "test_rmse_mc": 0.175,
+        "intervals": [{"level": 0.5, "coverage": 0.48, "width": 0.2}, {"level": 0.9, "coverage": 0.91, "width": 0.5}],
+        "uncertainty": {"rank_correlation": 0.2, "risk": {"coverage": [0.1, 0.5, 1.0], "rmse": [0.1, 0.15, 0.18]}},
+        "end": {"test_rmse": 0.19},
+    },
+}
+DIGITS = {
+    "recipe": "digits-bbb-400",
+    "seed": 2,
+    "settings": {"task": "digits", "paper": {"test_error": 1.36}, "model": {}, "posterior": {}},
+    "curves": {"valid_error": [3.0, 1.5], "test_error": [3.1, 1.6], "kl": [5.0, 4.0]},
+    "metrics": {"best_epoch": 2, "valid_error": 1.5, "test_error": 1.6, "images_per_second": 1e5},
+}
+FORECAST = {
+    "recipe": "forecast",
+    "seed": 1,
+    "settings": {"task": "forecast", "model": {}},
+    "curves": {"train_nll": [2.0, 1.0], "valid_crps": [0.5, 0.4]},
+    "metrics": {
+        "best_epoch": 2,
+        "valid_crps": 0.4,
+        "test_crps": 0.45,
+        "reliability": {"pit": [0.1, 0.9], "levels": [0.5, 0.9], "coverage": [0.55, 0.93]},
+    },
+}
+
+
+def page_of(tmp_path, *records, measured=None):
+    runs = []
+    for k, one in enumerate(records):
+        file = tmp_path / f"{k}.json"
+        file.write_text(json.dumps(one))
+        runs += read(file)
+    together = groups(runs)
+    return build(together, measured or {}, title="A & B")
+
+
+class Reader(HTMLParser):
+    """Ids, headings, images without alt text, tables' cells, and whether tags are closed."""
+
+    VOID = ("meta", "br", "img", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.images, self.open, self.cells, self.text = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if "id" in values:
+            self.ids.append(values["id"])
+        if tag == "img":
+            self.images.append(values)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.open and any(tag in ("td", "th") for tag in self.open):
+            self.cells[-1] += data
+
+
+def test_a_language_run_beside_its_paper(tmp_path):
+    text, pictures = page_of(tmp_path, record())
+    page = Reader(text)
+    assert not page.open
+    assert page.ids[::2] == ["summary", "curves", "measures", "reliability", "entropy-gap", "configuration",
+                             "environment"]  # fmt: skip
+    at = page.cells.index("test perplexity")
+    assert page.cells[at + 1] == "77.12paper 75.50"
+    assert "test perplexity 77.12 (paper 75.50)" in text
+    assert "0.610 with 0 draws, 0.630 with 1 draws, 0.660 with 10 draws" in text
+    assert "6.3%" in text  # (30 * 0.05 + 10 * 0.1) / 40
+    assert set(pictures) == {
+        "curve-valid-perplexity.png", "curve-train-perplexity.png", "curve-kl-per-sequence.png", "reliability.png",
+        "entropy-gap.png",
+    }  # fmt: skip
+
+
+def test_the_page_is_self_contained_and_has_alternatives(tmp_path):
+    text, pictures = page_of(tmp_path, record(), SENTIMENT)
+    page = Reader(text)
+    assert len(page.images) == len(pictures)
+    assert all(len(image["alt"]) > 30 for image in page.images)
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.images)
+    assert not re.search(r"<script|https?://|@import|url\(|javascript:", text)
+    assert len(page.ids) == len(set(page.ids))
+    for target in re.findall(r'href="#([^"]+)"', text):
+        assert target in page.ids
+    again, _ = page_of(tmp_path, record(), SENTIMENT)
+    assert again == text
+
+
+def test_seeds_of_one_setting_are_one_column(tmp_path):
+    other = record(seed=2, metrics={"best_epoch": 2, "valid_perplexity": 82.25, "test_perplexity": 79.125})
+    text, _ = page_of(tmp_path, record(), other)
+    assert "81.25 ± 1.41" in text
+    assert "2 seeds" in text
+    changed = record(overrides=["train.epochs=9"], settings={**record()["settings"], "train": {"epochs": 9}})
+    text, _ = page_of(tmp_path, record(), other, changed)
+    assert "brnn-medium (train.epochs=9)" in text
+    assert "What differs" in text
+    rows = Reader(text).cells
+    assert rows[rows.index("train.epochs") + 1 :][:2] == ["3", "9"]
+
+
+def test_other_tasks(tmp_path):
+    text, pictures = page_of(tmp_path, SENTIMENT, DIGITS, FORECAST)
+    ids = Reader(text).ids
+    assert {"coverage", "selective"} <= set(ids)
+    assert {"curve-valid-rmse.png", "curve-valid-error.png", "curve-valid-crps.png", "coverage.png"} <= set(pictures)
+    assert "90% intervals hold 91.0%" in text
+    assert "90% intervals hold 93.0%" in text
+    assert "test error 1.6 (paper 1.36)" in text
+    assert "end: test rmse" in text
+    assert "curve-kl.png" in pictures  # of the digits, not of the reviews, whose KL is nothing
+
+
+def test_a_task_that_is_not_known_here(tmp_path):
+    mine = {**DIGITS, "settings": {"task": "mine"}}
+    text, _ = page_of(tmp_path, mine)
+    assert "validation error 1.5" in text
+
+
+def test_numbers_that_are_none_leave_gaps(tmp_path):
+    broken = record(curves={"valid_perplexity": [math.nan, 100.0, math.inf], "odd": ["x"], "empty": []})
+    broken["metrics"]["test_perplexity"] = math.inf
+    text, _ = page_of(tmp_path, broken)
+    assert "nan to inf" in text
+    assert "inf (paper" not in text
+    text, _ = page_of(tmp_path, record(curves={}, metrics={}))
+    assert "no figures yet" in text
+
+
+def test_what_is_measured_of_weights(tmp_path):
+    import torch
+
+    torch.manual_seed(0)
+    ratios = {"rnn.weight_ih_l0": torch.rand(8, 3) * 10, "rnn.bias": torch.rand(8), "embed.weight": torch.rand(9, 3)}
+    words = [Word("the", 0.5, 1.0, 0.01), Word("<unk>", 12.0, 3.0, 2.0)]
+    measured = {"brnn-medium": Measured(ratios, [words], [(0, 0.1), (2, 0.2)], ["a note"])}
+    curve = [{"fraction": 0.0, "valid_perplexity": 80.0}, {"fraction": 0.5, "valid_perplexity": 80.5},
+             {"fraction": 0.9, "valid_perplexity": 120.0}]  # fmt: skip
+    one = record(pruning={"fraction": 0.5, "curve": curve})
+    for key in ("entropy_gap", "entropy_gap_1", "entropy_gap_mean"):
+        del one["metrics"][key]
+    text, pictures = page_of(tmp_path, one, measured=measured)
+    assert "50% of the weights can go for a rise of at most 1%" in text
+    assert (
+        '<span class="w s4 i4" title="surprisal 12.00, entropy 3.00, mutual information 2.000">&lt;unk&gt;</span>'
+        in text
+    )
+    assert "a note" in text
+    assert "0.200 with 2 draws" in text
+    assert {"signal-to-noise.png", "pruning.png", "patterns-brnn-medium.png"} <= set(pictures)
+    kept = uncertainty_sections._kept(measured["brnn-medium"], 0.5)
+    assert sum(int(mask.sum()) for mask in kept.values()) == 59 - round(59 / 2)
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_can_be_told_apart_by_everyone():
+    """WCAG: 3:1 for lines, 4.5:1 for text. Colour blindness by Viénot et al. (1999); distances in linear RGB."""
+    for colour in figures.COLOURS:
+        assert contrast(colour, "#ffffff") >= 3
+    for shades, ink in ((gallery.LIGHT, gallery.INK["light"]), (gallery.DARK, gallery.INK["dark"])):
+        assert all(contrast(shade, ink) >= 4.5 for shade in shades)
+    deutan = ((0.29275, 0.70725, 0), (0.29275, 0.70725, 0), (-0.02234, 0.02234, 1))
+    protan = ((0.11238, 0.88762, 0), (0.11238, 0.88762, 0), (0.00401, -0.00401, 1))
+
+    def seen(colour, matrix):
+        rgb = [(int(colour[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)]
+        return [max(0.0, sum(m * c for m, c in zip(row, rgb, strict=True))) ** (1 / 2.2) for row in matrix]
+
+    first = figures.COLOURS[:4]
+    for matrix in (deutan, protan):
+        for i, a in enumerate(first):
+            for b in first[:i]:
+                assert math.dist(seen(a, matrix), seen(b, matrix)) > 0.1, (a, b)
+    looks = [(c, s, m) for c, s, m in zip(figures.COLOURS, figures.STYLES, figures.MARKERS, strict=True)]
+    assert len({m for _, _, m in looks}) == len({str(s) for _, s, _ in looks}) == 6  # nor by colour alone
+
+
+def test_words_for_names_and_numbers():
+    assert wording.spoken("valid_perplexity_mc") == "validation perplexity, averaged over draws"
+    assert wording.spoken("end.test_rmse") == "end: test rmse"
+    assert wording.spoken("kl_per_sequence") == "KL per sequence"
+    assert [wording.number(v) for v in (78.8, 3.0, 12_345.6, 0.12345, math.inf)] == \
+        ["78.80", "3", "12,346", "0.1235", "inf"]  # fmt: skip
+    assert wording.mean([1.5]) == "1.5"
+    assert wording.mean([2.0, 2.0]) == "2"
+    assert scalars({"a": 1, "b": True, "c": {"d": 2.5, "e": [1]}, "f": "x"}) == {"a": 1.0, "c.d": 2.5}
+
+
+def test_bad_inputs_are_said(tmp_path):
+    with pytest.raises(UserError, match="There is no run or record"):
+        read(tmp_path / "none")
+    with pytest.raises(UserError, match="holds neither a run nor records"):
+        read(tmp_path)
+    for content, said in (
+        ("[]", "is not the record of a run"),
+        ('{"metrics": {}}', "it has no settings or no curves"),
+        ("{", "is not JSON"),
+        ('{"table": [], "findings": []}', "of a quickstart"),
+        ("[" * 5000, "nested more than 100 deep"),
+    ):
+        (tmp_path / "1.json").write_text(content)
+        with pytest.raises(UserError, match=said):
+            read(tmp_path / "1.json")
+        result = invoke("report", tmp_path / "1.json", "--out", tmp_path / "out")
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_metrics_of_a_run_that_was_killed(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "valid_perplexity": 9.5}\n{"epoch": 2, "valid_per')
+    assert metrics_lines(tmp_path / "metrics.jsonl") == [{"epoch": 1, "valid_perplexity": 9.5}]
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": "mine", "seed": 1, "settings": {}, "data": "x"}))
+    text, _ = build(groups(read(tmp_path)), {}, title="t")
+    assert "not finished, 1 epochs so far" in text
+
+
+@pytest.fixture(scope="module")
+def report(text_folder, tmp_path_factory):
+    """The page of two tiny runs, made by the command."""
+    out = tmp_path_factory.mktemp("runs")
+    tiny = ["hidden=8", "batch_size=4", "window=6", "epochs=2"]
+    for name in ("brnn-medium", "variational-tied-medium"):
+        result = invoke("train", name, "--data", text_folder, "--out", out / name, "--device", "cpu", *tiny)
+        assert result.exit_code == 0, result.output
+    assert invoke("prune", out / "brnn-medium", "--fraction", 0.5).exit_code == 0
+    result = invoke("report", out / "brnn-medium", out / "variational-tied-medium", "--out", out / "report")
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_the_command_measures_what_is_not_recorded(report):
+    text = (report / "report" / "index.html").read_text()
+    ids = Reader(text).ids
+    assert {"signal-to-noise", "pruning", "patterns", "words", "entropy-gap"} <= set(ids)
+    assert "Computed on the first 1,500 words" in text
+    for picture in (report / "report").glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_fast_takes_what_is_recorded(report):
+    result = invoke("report", report / "brnn-medium", "--out", report / "fast", "--fast", "--title", "Mine & yours")
+    assert result.exit_code == 0, result.output
+    text = (report / "fast" / "index.html").read_text()
+    assert "<title>Mine &amp; yours</title>" in text
+    assert "words" not in Reader(text).ids
+    assert "pruning" in Reader(text).ids
+    assert invoke("report", report / "brnn-medium", "--out", report / "fast", "--fast").exit_code == 0  # its own again
+
+
+def test_data_that_is_gone_is_said(report, tmp_path):
+    run = shutil.copytree(report / "brnn-medium", tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "data": str(tmp_path / "gone")}))
+    result = invoke("report", run, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "Words are not shown" in text
+    assert "signal-to-noise" in Reader(text).ids
+
+
+def test_nothing_of_others_is_replaced(report, tmp_path):
+    (tmp_path / "index.html").write_text("<p>my page</p>")
+    result = invoke("report", report / "brnn-medium", "--out", tmp_path, "--fast")
+    assert result.exit_code == 2
+    assert "will not be replaced" in result.stderr
+    assert (tmp_path / "index.html").read_text() == "<p>my page</p>"
+    result = invoke("report", report / "brnn-medium", "--out", tmp_path / "index.html", "--fast")
+    assert "is a file" in result.stderr
+
+
+def test_the_records_of_this_repository(tmp_path):
+    result = invoke("report", ROOT / "results" / "brnn-medium", ROOT / "results" / "variational-tied-medium" / "1.json",
+                    "--out", tmp_path)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "paper 75.50" in (tmp_path / "index.html").read_text()
+
+
+BROWSER = next((b for b in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")) if b), None)
+PROBE = """<script>
+const wide = [...document.querySelectorAll('main *')].filter(e => !e.closest('.wide') &&
+    e.getBoundingClientRect().right > innerWidth + 1).map(e => e.tagName + '.' + e.className);
+parent.postMessage(JSON.stringify({inner: innerWidth, page: document.documentElement.scrollWidth, wide,
+    images: [...document.images].filter(i => i.complete && i.naturalWidth > 500).length,
+    small: [...document.querySelectorAll('main *')].filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length,
+    headings: document.querySelectorAll('h2').length}), '*');
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome to open the page with")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_in_a_browser(report, tmp_path, width):
+    """Nothing is wider than the screen, pictures are shown, text is of readable size; without scripts in the page."""
+    text = (report / "report" / "index.html").read_text()
+    (tmp_path / "inner.html").write_text(text.replace("</body>", PROBE + "</body>"))
+    # A window is at least 500 wide, a frame in it is not.
+    listen = "<script>addEventListener('message', e => { document.title = e.data; });</script>"
+    (tmp_path / "page.html").write_text(f'{listen}<iframe src="inner.html" width="{width}" height="900"></iframe>')
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--window-size=1400,1000", "--virtual-time-budget=3000", "--dump-dom", str(tmp_path / "page.html")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = json.loads(re.search(r"<title>(.*?)</title>", done.stdout).group(1).replace("&quot;", '"'))
+    assert width - 20 <= found["inner"] <= width
+    assert found["page"] <= found["inner"]
+    assert found["wide"] == []
+    assert found["images"] == text.count("<img")
+    assert found["small"] == 0
+    assert found["headings"] >= 10
