@@ -186,7 +186,11 @@ class Digits(Task):
         else:
             plain = MLP(m.hidden, m.layers, dropout=m.dropout, input_dropout=m.input_dropout, noise=m.noise)
         if not m.weight_dropout:
-            return posterior(plain, recipe.posterior)
+            made: Any = posterior(plain, recipe.posterior)
+            if recipe.posterior.kind == "sharpened" and recipe.train.optimizer == "adam":
+                # Adam steps by the learning rate whatever the scale of what it trains; eta is of the order of 1e-5.
+                made.eta.requires_grad_(False)
+            return made
         if recipe.posterior.kind != "none":
             raise UserError("model.weight_dropout is a posterior of its own; set posterior.kind=none with it.")
         from bayesrnn.posteriors import DropConnect
