@@ -79,11 +79,12 @@ def _needs_triton(case: Case, module: str) -> str | None:
 
 
 def _persistent_refuses(case: Case) -> str | None:
-    missing = _needs_triton(case, "lstm.triton")
+    missing = _needs_triton(case, "persistent")
     if missing is not None:
         return missing
-    supported: Callable[..., str | None] = import_module(f"{__name__}.lstm.triton").supported
+    supported: Callable[..., str | None] = import_module(f"{__name__}.persistent").supported
     return supported(
+        gates={"LSTM": 4, "GRU": 3}[case.kernel],
         device=torch.device(case.device),
         dtype=case.dtype,
         batch=case.batch or 1,
@@ -123,7 +124,7 @@ _TABLE = (
     Path(
         "persistent",
         "one launch for all steps of a layer",
-        {"LSTM": "lstm.triton:lstm"},
+        {"LSTM": "lstm.triton:lstm", "GRU": "gru.triton:gru"},
         _persistent_refuses,
     ),
     Path(

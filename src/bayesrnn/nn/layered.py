@@ -189,13 +189,15 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
     """Whether a layer takes all steps of this input in one launch, which is faster than torch's own kernel."""
     packed = isinstance(input, PackedSequence)
     x = input.data if packed else input
-    if module.mode != "LSTM" or not isinstance(x, Tensor) or not x.is_cuda or torch.compiler.is_compiling():
+    if module.mode not in ("LSTM", "GRU") or torch.compiler.is_compiling():
+        return False
+    if not isinstance(x, Tensor) or not x.is_cuda:
         return False
     if x.dtype != module.weight_hh_l0.dtype or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
         return False
     rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
     case = kernels.Case(
-        "LSTM",
+        module.mode,
         "cuda",
         x.dtype,
         batch=rows,

@@ -1,0 +1,360 @@
+# mypy: disable-error-code="no-untyped-def,assignment"
+# ruff: noqa: RUF005, SIM102  (Triton compiles these forms, and not the others)
+"""The GRU recurrence on a GPU in one launch per pass: all T steps, the recurrent weights held on chip.
+
+It works as the LSTM's, with three gates where there are four: lstm/README.md has the method, README.md beside this
+file what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesrnn.kernels import persistent
+from bayesrnn.kernels.persistent import (
+    arrive,
+    exchanged,
+    exchanged_by_gate,
+    gates_of,
+    half,
+    now,
+    power_of_two,
+    sigmoid,
+    tanh,
+    to_units,
+    to_units_by_gate,
+    wait,
+)
+from bayesrnn.kernels.recurrent import weight_gradient
+from bayesrnn.kernels.steps import previous_rows
+
+
+@triton.jit
+def _masks(z_h, row, unit, inside, H, COPIES: tl.constexpr, MASKED: tl.constexpr):
+    """The masks (BT, U) of these rows and units: of every gate, or one for all; none where there are none."""
+    masks = ()
+    if MASKED:
+        for k in tl.static_range(COPIES):
+            place = (row[:, None] * COPIES + k) * H + unit[None, :]
+            masks = masks + (tl.load(z_h + place, mask=inside, other=0.0),)
+    return masks
+
+
+@triton.jit
+def _publish(there, h, masks, inside, copy, COPIES: tl.constexpr, MASKED: tl.constexpr):
+    """Put the masked h where all programs read it at the next step, one copy per mask."""
+    for k in tl.static_range(COPIES):
+        if MASKED:
+            tl.store(there + k * copy, half(h * masks[k]), mask=inside)
+        else:
+            tl.store(there, half(h), mask=inside)
+
+
+@triton.jit
+def forward_kernel(
+    gx, w, b_hn, z_h, starts, exchange, h_state, out, inner, counter,
+    first, last, programs, steps, B, H,
+    REVERSE: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
+    U: tl.constexpr, BT: tl.constexpr, KB: tl.constexpr, KP: tl.constexpr, AHEAD: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """Steps `first` to `last`; step -1 puts the masked initial state where all programs read it."""
+    unit = tl.program_id(0) * U + tl.arange(0, U)
+    first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
+    counter += tl.program_id(1)
+    copy = B * KP  # numbers in one copy of the exchanged state; there are two sets, for even and odd steps
+    # zero: without it only these stores were aligned, had a layout of their own, and cost an exchange between threads
+    unaligned = H * tl.program_id(2)
+    weights = ()
+    for k in tl.static_range(KP // KB):
+        if COPIES == 3:
+            weights = weights + (to_units_by_gate(w, k * KB, H, 3, U, KB),)
+        else:
+            weights = weights + (to_units(w, k * KB, H, 3, U, KB),)
+    if first < 0:
+        for r0 in range(first_row, B, stride):
+            row = r0 + tl.arange(0, BT)
+            inside = (row < B)[:, None] & (unit < H)[None, :]
+            h = tl.load(h_state + row[:, None] * H + unit[None, :], mask=inside, other=0.0)
+            masks = _masks(z_h, row, unit, inside, H, COPIES, MASKED)
+            there = exchange + row[:, None] * KP + unit[None, :] + unaligned
+            _publish(there, h, masks, inside, copy, COPIES, MASKED)
+            _publish(there + COPIES * copy, h, masks, inside, copy, COPIES, MASKED)  # for rows that join later
+        if PERSISTENT:
+            arrive(counter)
+    for s in range(tl.maximum(first, 0), last):
+        t = s
+        if REVERSE:
+            t = steps - 1 - s
+        start = tl.load(starts + t)
+        n = tl.load(starts + t + 1) - start
+        read = exchange + (s % 2) * (COPIES * copy)
+        write = exchange + ((s + 1) % 2) * (COPIES * copy)
+        for r0 in range(first_row, B, stride):
+            row = r0 + tl.arange(0, BT)
+            inside = (row < n)[:, None] & (unit < H)[None, :]
+            state = row[:, None] * H + unit[None, :]
+            gate = gx + (start + row[:, None]) * (3 * H) + unit[None, :]
+            ar = tl.load(gate, mask=inside, other=0.0)
+            az = tl.load(gate + H, mask=inside, other=0.0)
+            an = tl.load(gate + 2 * H, mask=inside, other=0.0)
+            h = tl.load(h_state + state, mask=inside, other=0.0)
+            masks = _masks(z_h, row, unit, inside, H, COPIES, MASKED)
+            if PERSISTENT:
+                if r0 == first_row:
+                    wait(counter, programs * (s + 1))
+            ahead = ()
+            if COPIES == 3:
+                for k in tl.static_range(AHEAD):
+                    ahead = ahead + (exchanged_by_gate(read, row, k * KB, B, 3, KP, KB),)
+                p3 = tl.zeros((4, BT, U), tl.float32)
+                for k in tl.static_range(KP // KB):
+                    if (k + AHEAD) * KB < KP:
+                        ahead = ahead + (exchanged_by_gate(read, row, (k + AHEAD) * KB, B, 3, KP, KB),)
+                    p3 = tl.dot(now(ahead[k], PERSISTENT), weights[k], p3)
+                p = tl.reshape(tl.permute(p3, (1, 2, 0)), (BT, 4 * U))
+            else:
+                for k in tl.static_range(AHEAD):
+                    ahead = ahead + (exchanged(read, row, k * KB, B, KP, KB),)
+                p = tl.zeros((BT, 4 * U), tl.float32)
+                for k in tl.static_range(KP // KB):
+                    if (k + AHEAD) * KB < KP:
+                        ahead = ahead + (exchanged(read, row, (k + AHEAD) * KB, B, KP, KB),)
+                    p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
+            pr, pz, u, _ = gates_of(p, BT, U)
+            if BIAS:
+                u += tl.load(b_hn + unit, mask=unit < H, other=0.0)[None, :]
+            r, z = sigmoid(ar + pr), sigmoid(az + pz)
+            new = tanh(an + r * u)
+            h = new + z * (h - new)
+            there = write + row[:, None] * KP + unit[None, :] + unaligned
+            _publish(there, h, masks, inside, copy, COPIES, MASKED)
+            if PERSISTENT:
+                if r0 + stride >= B:
+                    arrive(counter)
+            here = (start + row[:, None]) * H + unit[None, :]
+            tl.store(gate, r, mask=inside)
+            tl.store(gate + H, z, mask=inside)
+            tl.store(gate + 2 * H, new, mask=inside)
+            tl.store(inner + here, u, mask=inside)
+            tl.store(out + here, h, mask=inside)
+            tl.store(h_state + state, h, mask=inside)
+        tl.debug_barrier()  # another thread may read the state at the next step
+
+
+@triton.jit
+def _pieces(w, first, H, UNTIED: tl.constexpr, U: tl.constexpr, KB: tl.constexpr, KP: tl.constexpr):
+    """(4, KB, U): weights from this program's units, columns `first`... of every piece of the exchanged gradient."""
+    piece = tl.arange(0, 4)[:, None, None]
+    k = first + tl.arange(0, KB)[None, :, None]
+    u = tl.program_id(0) * U + tl.arange(0, U)[None, None, :]
+    if UNTIED:  # one piece is one gate, the fourth is empty
+        row = piece * H + k
+        inside = (k < H) & (piece < 3)
+    else:
+        row = piece * KP + k
+        inside = row < 3 * H
+    return half(tl.load(w + row * H + u, mask=inside & (u < H), other=0.0))
+
+
+@triton.jit
+def _exchanged_pieces(exchange, row, first, B, UNTIED: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr):
+    """(4, BT, KB): the gradient that all programs wrote for these rows, columns `first`... of every piece."""
+    piece = tl.arange(0, 4)[:, None, None]
+    r, k = row[None, :, None], first + tl.arange(0, KB)[None, None, :]
+    mask = r < B
+    if UNTIED:
+        mask = mask & (piece < 3)
+    return tl.load(exchange + r * (4 * KP) + piece * KP + k, mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def backward_kernel(
+    gates, inner, out, h0, w, z_h, starts, d_out, scale, exchange, dh_state, d_gx, d_product, counter,
+    first, last, programs, steps, B, H,
+    REVERSE: tl.constexpr, UNTIED: tl.constexpr, MASKED: tl.constexpr, D_OUT: tl.constexpr,
+    U: tl.constexpr, BT: tl.constexpr, KB: tl.constexpr, KP: tl.constexpr, AHEAD: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """Steps `first` to `last` in the order of the gradient; step `steps` only carries it to the initial state."""
+    unit = tl.program_id(0) * U + tl.arange(0, U)
+    first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
+    counter += tl.program_id(1)
+    one_set = B * 4 * KP  # numbers of the exchanged gradient; there are two sets, for even and odd steps
+    apart = H  # from gate to gate of one row: they follow each other, and the row is cut into four equal pieces
+    if UNTIED:
+        apart = KP
+    unaligned = H * tl.program_id(2)  # zero, as in the forward
+    up = power_of_two(tl.load(scale))
+    down = 1 / up
+    weights = ()
+    for k in tl.static_range(KP // KB):
+        weights = weights + (_pieces(w, k * KB, H, UNTIED, U, KB, KP),)
+    for s in range(first, last):
+        t = steps - 1 - s
+        before, after = t - 1, t + 1  # the steps of time that the recurrence did before and after this one
+        if REVERSE:
+            t = s
+            before, after = t + 1, t - 1
+        working = s < steps
+        t = tl.where(working, t, 0)
+        start = tl.load(starts + t)
+        n = tl.where(working, tl.load(starts + t + 1) - start, 0)
+        known = (before >= 0) & (before < steps) & working
+        before = tl.where(known, before, 0)
+        start_before = tl.load(starts + before)
+        n_before = tl.where(known, tl.load(starts + before + 1) - start_before, 0)
+        after = tl.where(s > 0, after, 0)
+        n_after = tl.where(s > 0, tl.load(starts + after + 1) - tl.load(starts + after), 0)
+        read = exchange + (s % 2) * one_set
+        write = exchange + ((s + 1) % 2) * one_set
+        for r0 in range(first_row, B, stride):
+            row = r0 + tl.arange(0, BT)
+            ours = (row < B)[:, None] & (unit < H)[None, :]
+            inside = (row < n)[:, None] & (unit < H)[None, :]
+            state = row[:, None] * H + unit[None, :]
+            here = (start + row[:, None]) * H + unit[None, :]
+            gate = gates + (start + row[:, None]) * (3 * H) + unit[None, :]
+            r = tl.load(gate, mask=inside, other=0.0)
+            z = tl.load(gate + H, mask=inside, other=0.0)
+            new = tl.load(gate + 2 * H, mask=inside, other=0.0)
+            u = tl.load(inner + here, mask=inside, other=0.0)
+            had = inside & (row < n_before)[:, None]
+            h = tl.load(out + (start_before + row[:, None]) * H + unit[None, :], mask=had, other=0.0)
+            h += tl.load(h0 + state, mask=inside & (row >= n_before)[:, None], other=0.0)
+            by_new = (1 - z) * (1 - new * new)
+            by_u = by_new * r
+            by_r, by_z = by_u * u * (1 - r), (h - new) * z * (1 - z)
+            masks = _masks(z_h, row, unit, ours, H, 3 if UNTIED else 1, MASKED)
+            dh = tl.load(dh_state + state, mask=ours, other=0.0)
+            dm = tl.zeros((BT, U), tl.float32)
+            if D_OUT:
+                dm += tl.load(d_out + here, mask=inside, other=0.0)
+            if s > 0:
+                if PERSISTENT:
+                    if r0 == first_row:
+                        wait(counter, programs * s)
+                ahead = ()
+                for k in tl.static_range(AHEAD):
+                    ahead = ahead + (_exchanged_pieces(read, row, k * KB, B, UNTIED, KP, KB),)
+                p = tl.zeros((4, BT, U), tl.float32)
+                for k in tl.static_range(KP // KB):
+                    if (k + AHEAD) * KB < KP:
+                        ahead = ahead + (_exchanged_pieces(read, row, (k + AHEAD) * KB, B, UNTIED, KP, KB),)
+                    p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
+                p0, p1, p2, p3 = gates_of(tl.reshape(tl.permute(p, (1, 2, 0)), (BT, 4 * U)), BT, U)
+                if UNTIED:
+                    total = p0 * masks[0] + p1 * masks[1] + p2 * masks[2]
+                else:
+                    total = (p0 + p1) + (p2 + p3)
+                    if MASKED:
+                        total = total * masks[0]
+                dh += tl.where((row < n_after)[:, None], total * down, 0.0)
+            dm += dh
+            d_new, du, dr, dz = dm * by_new, dm * by_u, dm * by_r, dm * by_z
+            there = write + row[:, None] * (4 * KP) + unit[None, :] + unaligned
+            tl.store(there, half(dr * up), mask=inside)
+            tl.store(there + apart, half(dz * up), mask=inside)
+            tl.store(there + 2 * apart, half(du * up), mask=inside)
+            if PERSISTENT:
+                if r0 + stride >= B:
+                    arrive(counter)
+            gradient = (start + row[:, None]) * (3 * H) + unit[None, :]
+            tl.store(d_gx + gradient, dr, mask=inside)
+            tl.store(d_gx + gradient + H, dz, mask=inside)
+            tl.store(d_gx + gradient + 2 * H, d_new, mask=inside)
+            tl.store(d_product + gradient, dr, mask=inside)
+            tl.store(d_product + gradient + H, dz, mask=inside)
+            tl.store(d_product + gradient + 2 * H, du, mask=inside)
+            tl.store(dh_state + state, tl.where(inside, dm * z, dh), mask=ours)
+        tl.debug_barrier()  # another thread may read the state at the next step
+
+
+class _GRU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gx: Tensor,
+        h0: Tensor,
+        w_hh: Tensor,
+        b_hn: Tensor | None,
+        z_h: Tensor | None,
+        batch_sizes: Sequence[int],
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        batch, hidden = h0.shape
+        sizes, steps = tuple(batch_sizes), len(batch_sizes)
+        copies = 3 if z_h is not None and z_h.ndim == 3 else 1
+        laid = persistent.plan_of(h0, z_h, gates=3)
+        gates, w_hh = gx.contiguous(), w_hh.contiguous()
+        b_hn, z_h = (None if x is None else x.contiguous() for x in (b_hn, z_h))
+        starts = persistent.starts_of(sizes, gx.device)
+        exchange, counter = persistent.space(2 * copies * batch * laid.forward.padded, laid.groups, gx)
+        h = persistent.own_copy(h0, h0)
+        out, inner = gx.new_empty(gx.shape[0], hidden), gx.new_empty(gx.shape[0], hidden)
+        persistent.launch(
+            forward_kernel, laid, -1, steps,
+            (gates, w_hh, b_hn, z_h, starts, exchange, h, out, inner, counter), (steps, batch, hidden),
+            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, BIAS=b_hn is not None, **laid.forward.constants,
+        )  # fmt: skip
+        ctx.save_for_backward(gates, h0, w_hh, z_h, out, inner, starts)
+        ctx.batch_sizes, ctx.reverse, ctx.plan = list(sizes), reverse, laid
+        ctx.set_materialize_grads(False)
+        return out, h
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
+        gates, h0, w_hh, z_h, out, inner, starts = ctx.saved_tensors
+        laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse
+        batch, hidden = h0.shape
+        scale = persistent.scale_of([d_out, d_h], like=gates)
+        dh = persistent.own_copy(d_h, out[:batch])
+        d_gx, d_product = torch.empty_like(gates), torch.empty_like(gates)
+        exchange, counter = persistent.space(8 * batch * laid.backward.padded, laid.groups, gates)
+        d_out = None if d_out is None else d_out.contiguous()
+        persistent.launch(
+            backward_kernel, laid, 0, len(sizes) + 1,
+            (gates, inner, out, h0.contiguous(), w_hh, z_h, starts, d_out, scale,
+             exchange, dh, d_gx, d_product, counter),
+            (len(sizes), batch, hidden),
+            REVERSE=reverse, UNTIED=z_h is not None and z_h.ndim == 3, MASKED=z_h is not None,
+            D_OUT=d_out is not None, **laid.backward.constants,
+        )  # fmt: skip
+        d_w_hh = d_b_hn = None
+        if ctx.needs_input_grad[2]:
+            d_w_hh = weight_gradient(d_product, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
+        if ctx.needs_input_grad[3]:
+            d_b_hn = d_product[:, 2 * hidden :].sum(0)
+        return d_gx, dh, d_w_hh, d_b_hn, None, None, None
+
+
+def gru(
+    gx: Tensor,
+    h: Tensor,
+    w_hh: Tensor,
+    b_hn: Tensor | None = None,
+    z_h: Tensor | None = None,
+    *,
+    batch_sizes: Sequence[int],
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.gru`, differentiable once; `gx` is used up: the gates are written over it."""
+    reason = persistent.supported(
+        gates=3,
+        dtype=gx.dtype,
+        batch=h.shape[0],
+        hidden=h.shape[1],
+        untied=z_h is not None and z_h.ndim == 3,
+        device=gx.device,
+    )
+    if reason is not None or gx.shape[0] == 0:
+        raise ValueError(f"the persistent GRU cannot run this: {reason or 'no steps'}")
+    return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
