@@ -16,7 +16,7 @@ from bayesrnn.tasks.base import evaluating
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
 ANGLES = tuple(range(0, 181, 15))
-ANGLE_DRAWS = 40
+ANGLE_DRAWS = 20
 UNFAMILIAR = 2000  # images of each kind
 _BATCH = 1000
 _TINY = torch.finfo(torch.float32).tiny
