@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ def read_bytes(path: str | Path, *, most: int) -> bytes:
     path = Path(path)
     try:
         if not path.is_file():  # a pipe or a device has no end
-            raise UserError(f"There is no file {path}.")
+            raise UserError(f"{str(path)[:200]} cannot be read (there is no such file).")
         with open(path, "rb") as file:
             data = file.read(most + 1)
     except (OSError, ValueError) as error:
@@ -50,8 +51,7 @@ def parse_json(text: str | bytes, *, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        first = (str(error).splitlines() or [""])[0][:200]
-        raise UserError(f"{where} is not JSON ({first}).") from None
+        raise UserError(f"{where} is not JSON ({first_line(error)}).") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def depth(text: str | bytes) -> int:
-    """How deep lists and objects are nested in JSON text."""
+def depth(text: str | bytes, *, strings: bool = True) -> int:
+    """How deep lists and objects are nested in JSON text; ``strings=False``: brackets within strings count too."""
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     deepest = level = 0
-    for byte in _STRING.sub(b"", data).translate(None, _NOT_BRACKETS):
+    for byte in (_STRING.sub(b"", data) if strings else data).translate(None, _NOT_BRACKETS):
         level += 1 if byte in b"[{" else -1
         deepest = max(deepest, level)
     return deepest
@@ -73,3 +73,59 @@ def depth(text: str | bytes) -> int:
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def load_yaml(text: str, *, where: str) -> Any:
+    """What YAML text says: plain values, lists and mappings, every key once, without anchors and aliases.
+
+    An alias costs a few bytes and stands for any amount (a "billion laughs"); no recipe needs one.
+    """
+    import yaml
+
+    if depth(text, strings=False) > _DEPTH:  # PyYAML would take a time that grows with the square of it
+        raise UserError(f"{where} is nested more than {_DEPTH} deep.")
+    wrong = (yaml.YAMLError, ValueError, OverflowError, RecursionError, AttributeError, IndexError, KeyError, TypeError)
+    try:
+        loader: Any = _strict_loader()(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except wrong as error:  # not all of them YAMLError: PyYAML trusts its tags
+        raise UserError(f"{where} is not YAML as it is read here ({first_line(error)}).") from None
+
+
+@cache
+def _strict_loader() -> Any:
+    import yaml
+
+    class Strict(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+                raise yaml.YAMLError("anchors and aliases are not read: write the value out")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            made = super().construct_mapping(node, deep=deep)
+            if len(made) != len(node.value):
+                raise yaml.YAMLError("a key is there twice")
+            return made
+
+    return Strict
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line of at most 200 characters."""
+    lines = str(error).split("\n")
+    return "".join(c if c.isprintable() else " " for c in lines[0])[:200].strip() or type(error).__name__
+
+
+def shown(value: Any) -> str:
+    """A value from a file as a message shows it: on one line, of at most 80 characters."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    if isinstance(value, (list, tuple, dict, set)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"

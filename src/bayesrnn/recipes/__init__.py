@@ -4,11 +4,13 @@ import difflib
 from pathlib import Path
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import load_yaml, read_text, shown
 from bayesrnn.recipes.schema import Recipe, flatten, from_dict, override
 
 __all__ = ["Recipe", "flatten", "from_dict", "load", "names", "override"]
 
 _FOLDER = Path(__file__).parent
+_MOST = 1 << 16  # bytes of a recipe
 
 
 def names() -> list[str]:
@@ -18,21 +20,11 @@ def names() -> list[str]:
 
 def load(name: str) -> Recipe:
     """A recipe by name, or from a YAML file by path."""
-    import yaml
-
-    path = Path(name) if name.endswith((".yaml", ".yml")) else _FOLDER / f"{name}.yaml"
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        if path.parent != _FOLDER:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise UserError(f"{path} cannot be read ({reason}).") from None
+    own = not name.endswith((".yaml", ".yml"))
+    path = _FOLDER / f"{name}.yaml" if own else Path(name)
+    if own and name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"There is no recipe {name}; {hint}`bayesrnn recipes` lists them.") from None
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{path} is not YAML ({first}).") from None
-    return from_dict(values, where=path.name)
+        text = name if len(name) <= 60 and name.isprintable() else shown(name)
+        raise UserError(f"There is no recipe {text}; {hint}`bayesrnn recipes` lists them.")
+    return from_dict(load_yaml(read_text(path, most=_MOST), where=str(path)), where=path.name)

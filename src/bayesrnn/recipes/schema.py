@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import load_yaml, shown
 
 _CHECK = "check"
+_LARGEST = 10**9
+_LAYERS = 1000
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -190,10 +193,13 @@ def _check(section: Any, prefix: str) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{key} is {value}; it must be a finite number.")
         check: Callable[[Any], str | None] | None = item.metadata.get(_CHECK)
+        most = _LAYERS if item.name == "layers" and isinstance(value, int) else _LARGEST
         for each in value if isinstance(value, tuple) else (value,):
             wrong = check(each) if check else None
+            if isinstance(each, int) and abs(each) > most:
+                wrong = f"it must be at most {most:,}"
             if wrong:
-                raise UserError(f"{key} is {each!r}; {wrong}.")
+                raise UserError(f"{key} is {shown(each)}; {wrong}.")
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:
@@ -214,7 +220,7 @@ def from_dict(values: Any, *, where: str) -> Recipe:
     if not isinstance(values, dict):
         raise UserError(f"{where}: the recipe must be a set of keys and values.")
     name = values.get("task", "language")
-    own = task_class(name if isinstance(name, str) else repr(name)).sections
+    own = task_class(name if isinstance(name, str) and len(name) <= 60 else shown(name)).sections
     kinds: dict[str, Any] = {
         "description": str,
         "table": str,
@@ -239,7 +245,8 @@ def _values(kinds: dict[str, Any], values: Any, where: str, prefix: str) -> dict
     made = {}
     for key, value in values.items():
         if key not in kinds:
-            raise UserError(f"{where}: there is no key {prefix}{key}{_nearest(str(key), list(kinds), prefix)}.")
+            name = key if isinstance(key, str) and len(key) <= 60 and key.isprintable() else shown(key)
+            raise UserError(f"{where}: there is no key {prefix}{name}{_nearest(name, list(kinds), prefix)}.")
         if dataclasses.is_dataclass(kinds[key]):
             hints = typing.get_type_hints(kinds[key])
             made[key] = kinds[key](**_values(hints, value, where, f"{prefix}{key}."))
@@ -262,15 +269,15 @@ def _typed(value: Any, kind: Any, key: str, where: str) -> Any:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
         if not isinstance(value, list | tuple):
-            raise UserError(f"{where}: {key} must be a list, such as [{_NAMES[inner]}, …], got {value!r}.")
+            raise UserError(f"{where}: {key} must be a list, such as [{_NAMES[inner]}, …], got {shown(value)}.")
         return tuple(_typed(each, inner, key, where) for each in value)
     if kind is float and isinstance(value, str):  # YAML reads 1e-7 as a word
         with contextlib.suppress(ValueError):
             value = float(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where}: {key} must be {_NAMES[kind]}, got {value!r}.")
+        raise UserError(f"{where}: {key} must be {_NAMES[kind]}, got {shown(value)}.")
     return value
 
 
@@ -296,25 +303,24 @@ def full_key(recipe: Recipe, key: str) -> str:
     shorts = {k.rpartition(".")[2]: k for k in known}
     near = difflib.get_close_matches(key, [*known, *shorts], n=1, cutoff=0.4)
     hint = f"; did you mean {shorts.get(near[0], near[0])}?" if near else ""
-    raise UserError(f"There is no key {key}{hint or '.'}")
+    name = key if len(key) <= 60 and key.isprintable() else shown(key)
+    raise UserError(f"There is no key {name}{hint or '.'}")
 
 
 def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     """The recipe with ``key=value`` applied: dotted keys, or the last part alone where it is the only one."""
-    import yaml
-
     values = dataclasses.asdict(recipe)
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"{text!r} is no override; write key=value, such as train.epochs=2.")
+            raise UserError(f"{shown(text)} is no override; write key=value, such as train.epochs=2.")
         full = full_key(recipe, key)
         if full == "task":
             raise UserError("The task of a recipe cannot be overridden; choose a recipe of that task.")
         section, _, leaf = full.rpartition(".")
         try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise UserError(f"The value of {full} cannot be read: {value!r}.") from None
+            parsed = load_yaml(value, where=full)
+        except UserError:
+            raise UserError(f"The value of {full} cannot be read: {shown(value)}.") from None
         (values[section] if section else values)[leaf] = parsed
     return from_dict(values, where="override")
