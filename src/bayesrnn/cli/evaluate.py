@@ -144,7 +144,7 @@ def record(run: Path, metrics: dict[str, Any]) -> None:
     write_file(run / "evaluation.json", json.dumps(metrics, indent=2) + "\n")
     try:
         whole = json.loads((run / RECORD).read_text("utf-8"))
-    except (OSError, ValueError):
+        whole.setdefault("metrics", {}).update(metrics)
+    except (OSError, ValueError, AttributeError, RecursionError):
         return
-    whole.setdefault("metrics", {}).update(metrics)
     write_file(run / RECORD, json.dumps(whole, indent=2) + "\n")

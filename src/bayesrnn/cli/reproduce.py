@@ -78,7 +78,7 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(path.read_text("utf-8"))
             record["metrics"].keys()
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise UserError(f"{path} is not a record of a run.") from None
         found.append(record)
     return found

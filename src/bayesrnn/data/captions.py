@@ -6,7 +6,6 @@ references = images.test                            # image name -> captions, ea
 Features of the images are in :mod:`bayesrnn.data.image_features`.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import parse_json
 
 SPLITS = ("train", "valid", "test")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -122,10 +122,7 @@ def feature_names(folder: Path) -> list[str] | None:
 
 def read_json(file: Path) -> Any:
     """A JSON file's content, or one clear line."""
-    try:
-        return json.loads(_text(file))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}).") from None
+    return parse_json(_text(file), where=str(file))
 
 
 def _text(file: Path) -> str:

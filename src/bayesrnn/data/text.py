@@ -20,6 +20,7 @@ from bayesrnn.errors import UserError
 
 EOS = "<eos>"
 UNK = "<unk>"
+MAX_BYTES = 2 << 30  # of one text file
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:['-][a-z]+)*|[0-9]+(?:\.[0-9]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+")
@@ -119,6 +120,8 @@ def _find_split(folder: Path, split: str, patterns: Sequence[str]) -> Path:
 def read_tokens(file: Path) -> list[str]:
     """The words of a UTF-8 text file, with ``<eos>`` at the end of each line."""
     try:
+        if file.stat().st_size > MAX_BYTES:
+            raise UserError(f"{file} is larger than {MAX_BYTES >> 30} GB; cut it, all of it is held in memory.")
         data = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
@@ -165,6 +168,20 @@ class Vocabulary:
         new.words = list(words)
         new._ids = {word: i for i, word in enumerate(new.words)}
         return new
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, name: str = "The vocabulary") -> "Vocabulary":
+        """From a file with one word per line, as runs write it: at least two words, each once."""
+        try:
+            words = content.decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name} is not UTF-8 text (byte {error.start}).") from None
+        if words[-1]:
+            raise UserError(f"{name} is cut short: its last line has no end.")
+        del words[-1]
+        if len(words) < 2 or len(set(words)) < len(words):
+            raise UserError(f"{name} must have at least two words, each on a line of its own, and none twice.")
+        return cls.of_words(words)
 
     def __len__(self) -> int:
         return len(self.words)

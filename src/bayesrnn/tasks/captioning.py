@@ -316,7 +316,7 @@ def captioner_of(model: nn.Module) -> Captioner:
 
 def vocabulary_of(files: Files) -> Vocabulary:
     """The vocabulary that a run has written."""
-    return Vocabulary.of_words(files[_VOCABULARY].decode("utf-8").split("\n")[:-1])
+    return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)
 
 
 def _exp(x: float) -> float:

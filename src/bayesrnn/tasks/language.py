@@ -371,7 +371,7 @@ class Language(Task):
 
 def vocabulary_of(files: Files) -> Vocabulary:
     """The vocabulary that a run has written."""
-    return Vocabulary.of_words(files[_VOCABULARY].decode("utf-8").split("\n")[:-1])
+    return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)
 
 
 def _exp(x: float) -> float:

@@ -1,6 +1,5 @@
 """A finished or unfinished run, read back: its recipe, the files of its data, and the best weights."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,11 @@ from torch import nn
 from bayesrnn import recipes
 from bayesrnn.data.text import Vocabulary
 from bayesrnn.errors import UserError
-from bayesrnn.tasks import language
+from bayesrnn.reading import MB, read_bytes, read_json
+from bayesrnn.tasks import language, sizes
 from bayesrnn.tasks.base import Files, Task, task_class
+
+_MOST = 512 * MB  # of a file beside the weights: a series has up to 200
 
 
 @dataclass(frozen=True)
@@ -65,24 +67,33 @@ def check_files(task: Task, before: Files, *, advice: str) -> None:
 
 
 def open_run(path: str | Path, device: torch.device) -> Trained:
-    """Read a run folder; the weights are the best epoch's."""
+    """Read a run folder; the weights are the best epoch's. Nothing is built that the checkpoint does not hold."""
     from bayesrnn.train import checkpoint
     from bayesrnn.train.run_folder import check_format
 
     folder = Path(path)
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        check_format(config, folder)
-        recipe = recipes.from_dict(config["settings"], where="config.json")
-        cls = task_class(recipe.task)
-        names = [Path(name).name for name in config.get("files", ["vocabulary.txt"])]
-        files = {name: (folder / name).read_bytes() for name in names}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(
-            f"{folder} is no run of bayesrnn train; its config.json and the files it names are needed."
-        ) from None
-    model = cls.build(recipe, files)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no run of bayesrnn train; its config.json and the files it names are needed.")
+    config = read_json(folder / "config.json", most=MB)
+    if not isinstance(config, dict) or "settings" not in config or not isinstance(config.get("data", ""), str):
+        raise UserError(f"{folder} is no run of bayesrnn train; its config.json has no settings.")
+    check_format(config, folder)
+    recipe = recipes.from_dict(config["settings"], where="config.json")
+    cls = task_class(recipe.task)
+    files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
     weights = folder / "best.safetensors"
     tensors, _ = checkpoint.load(weights)
+    outlined = sizes.outline(cls, recipe, files, where=str(folder))
+    if outlined is not None:
+        sizes.check_fits(sizes.shapes(outlined), tensors, str(weights))
+    model = cls.build(recipe, files)
     checkpoint.load_model(model, tensors, weights)
     return Trained(folder, config, recipe, files, model.to(device).eval())
+
+
+def _file_names(config: dict[str, Any], folder: Path) -> list[str]:
+    """Files of the run folder itself, whatever path a name pretends to."""
+    names = config.get("files", ["vocabulary.txt"])
+    if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{folder} is no run of bayesrnn train; its config.json does not list its files.")
+    return [Path(name).name for name in names]

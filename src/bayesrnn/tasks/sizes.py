@@ -1,0 +1,67 @@
+"""How large a model will be, before any memory is taken for it: settings and files may come from anywhere."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.reading import first_line
+
+if TYPE_CHECKING:
+    from bayesrnn.recipes import Recipe
+    from bayesrnn.tasks.base import Files, Task
+
+# What a task's `build` may meet in a damaged file or an absurd setting.
+_WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
+
+
+def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) -> nn.Module | None:
+    """The model without its numbers (on torch's meta device); None where a task cannot be built that way.
+
+    Raises:
+        UserError: settings and files do not make a model.
+    """
+    try:
+        with torch.device("meta"):
+            return cls.build(recipe, files)
+    except NotImplementedError:
+        return None
+    except _WRONG as error:
+        raise UserError(f"{where} does not describe a model ({first_line(error)}).") from None
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of all that a checkpoint of the model holds."""
+    return {name: tuple(t.shape) for name, t in model.state_dict().items()}
+
+
+def check_fits(found: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any], path: str) -> None:
+    """Refuse weights (``model.*``) that are not exactly those of a model of these shapes."""
+    weights = {key[len("model.") :]: tuple(t.shape) for key, t in tensors.items() if key.startswith("model.")}
+    for key, shape in found.items():
+        if key not in weights:
+            raise UserError(f"{path} has no weights {key}; it belongs to another model.")
+        if weights[key] != shape:
+            raise UserError(
+                f"{path}: {key} has shape {weights[key]} but the model has {shape}; "
+                "vocabulary or recipe are not those of the run."
+            )
+    if extra := sorted(weights.keys() - found.keys()):
+        raise UserError(f"{path} has weights {extra[0][:100]} that the model has not; it belongs to another model.")
+
+
+def check_memory(model: nn.Module) -> None:
+    """Refuse a model whose weights and gradients alone are more than the machine's memory."""
+    needed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
+    try:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not everywhere
+        return
+    if needed > available:
+        raise UserError(
+            f"The model has {needed // 8:,} weights, more than fits into this machine's memory "
+            f"({available / 1e9:.0f} GB); make it smaller, with model.hidden or model.layers."
+        )
