@@ -5,7 +5,6 @@ The header also holds a checksum of the whole file, itself left blank: a changed
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,20 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import first_line, parse_json
 from bayesrnn.train.run_folder import RunFolder, write_file
 
-LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+NEXT, LAST, PREVIOUS = "next.safetensors", "last.safetensors", "previous.safetensors"
 BEST, BEST_COPY = "best.safetensors", "best-copy.safetensors"
-FILES = (LAST, PREVIOUS, BEST, BEST_COPY)
-SPARE = (PREVIOUS, BEST_COPY)
+RESUMABLE = (NEXT, LAST, PREVIOUS)
+FILES = (*RESUMABLE, BEST, BEST_COPY)
+SPARE = (NEXT, PREVIOUS, BEST_COPY)
 """What a finished run does not need."""
 
 _UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # no changed byte makes the first of the second
 _BLANK = "-" * 64
+_HEADER = 100 << 20
+_WRONG = (ValueError, TypeError, AttributeError, KeyError, RuntimeError)  # what a header can lead to
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -31,11 +34,16 @@ class Damaged(UserError):
     """The file is not there, cut short, changed, or not one of ours."""
 
 
-def save(
-    folder: RunFolder, name: str, tensors: dict[str, Tensor], about: dict[str, Any], *, keep: str | None = None
-) -> Path:
-    """Write tensors and JSON under one name, whole or not at all; ``keep``: the name for the file it replaces."""
-    return folder.write(name, _encoded(tensors, about), keep=keep)
+def save(folder: RunFolder, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
+    """Write tensors and JSON under one name, whole or not at all."""
+    return folder.write(name, _encoded(tensors, about))
+
+
+def save_last(folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write the newest checkpoint and keep the one before it. At every moment two whole ones are there."""
+    save(folder, NEXT, tensors, about)
+    folder.move(LAST, PREVIOUS)
+    folder.move(NEXT, LAST)
 
 
 def save_file(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
@@ -71,20 +79,32 @@ def load(path: str | Path) -> Checkpoint:
         data = path.read_bytes()
         about = _about(data, path)
         return from_bytes(data), about
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path} is not a whole checkpoint ({str(error).splitlines()[0]}).") from None
+    except Damaged:
+        raise
+    except (
+        SafetensorError,
+        UserError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        RuntimeError,
+    ) as error:
+        raise Damaged(f"{path} is not a whole checkpoint ({first_line(error)}).") from None
 
 
 def _about(data: bytes, path: Path) -> dict[str, Any]:
     """The JSON of a checkpoint, once its checksum has been found to be right."""
     end = 8 + int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8:end]).get("__metadata__") or {}
+    if end > len(data) or end > _HEADER:
+        raise ValueError("its header is longer than the file, or than any header")
+    metadata = parse_json(data[8:end], where="its header").get("__metadata__") or {}
     if _KEY not in metadata:
         if _UNCHECKED not in metadata:
             raise Damaged(f"{path} was not written by bayesrnn; it has weights but not what they belong to.")
-        old: dict[str, Any] = json.loads(metadata[_UNCHECKED])  # of format 1
-        return old
-    about: dict[str, Any] = json.loads(metadata[_KEY])
+        return _json(metadata[_UNCHECKED])  # of format 1
+    about = _json(metadata[_KEY])
     checksum = about.pop("checksum", "")
     at = data.find(checksum.encode(), 8, end)
     found = hashlib.sha256(data[:at])
@@ -95,27 +115,48 @@ def _about(data: bytes, path: Path) -> dict[str, Any]:
     return about
 
 
+def _json(text: str) -> dict[str, Any]:
+    about = parse_json(text, where="its description")
+    if not isinstance(about, dict):
+        raise ValueError("its description is no set of keys and values")
+    return about
+
+
 def any_saved(folder: Path) -> bool:
     """Whether the folder has a checkpoint to go on from, whole or not."""
-    return any((folder / name).exists() for name in (LAST, PREVIOUS))
+    return any((folder / name).exists() for name in RESUMABLE)
 
 
-def load_either(folder: Path, name: str, other: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The checkpoint, or where it is damaged the other one, which takes its place; and a sentence on what was wrong."""
-    path, second = folder / name, folder / other
-    try:
-        return *load(path), ""
-    except Damaged as error:
-        if not second.is_file():
-            raise
-        wrong = str(error) if path.exists() else f"{path} is not there."
+def load_first(folder: RunFolder, *names: str, into: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The first of several checkpoints that is whole, moved to the name ``into``; and what is wrong with that one.
+
+    The moved one is then the newest good one. A damaged one must not push it out at the next save.
+    """
+    wrong = []
+    for name in names:
         try:
-            found = load(second)
-        except Damaged as also:
-            raise Damaged(f"{wrong} {also} Start over with --force.") from None
-    # From here on it is the newest good one: it must not be replaced by the damaged one at the next save.
-    os.replace(second, path)
-    return *found, f"{wrong} {other} is whole and is used in its place."
+            found = load(folder.path / name)
+        except Damaged as error:
+            if name == into or (folder.path / name).exists():
+                wrong.append(str(error))
+            continue
+        if name != into:
+            folder.move(name, into)
+        note = f"{wrong[0]} {name} is whole and is used in its place." if wrong and name != names[0] else ""
+        return *found, note
+    raise Damaged(" ".join(wrong) + (" Start over with --force." if len(wrong) > 1 else ""))
+
+
+def load_last(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The newest whole checkpoint; and a sentence on what was wrong with a newer one."""
+    found = load_first(folder, *RESUMABLE, into=LAST)
+    (folder.path / NEXT).unlink(missing_ok=True)
+    return found
+
+
+def load_best(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The best weights, or their copy; and a sentence on what was wrong with them."""
+    return load_first(folder, BEST, BEST_COPY, into=BEST)
 
 
 def load_model(model: Any, tensors: dict[str, Tensor], path: str | Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
+from bayesrnn.reading import read_json
+from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import Task, task_class
 from bayesrnn.tasks.trained import check_files
 from bayesrnn.train import checkpoint, engine
@@ -50,11 +53,14 @@ def launch(
     where = device_of(device)
     task = task_class(recipe.task)(recipe, data, where)
     files = task.files()
+    outlined = sizes.outline(type(task), recipe, files, where=f"{name}, on this {task.source},")
+    if outlined is not None:
+        sizes.check_memory(outlined)
     config = engine.config(recipe, name=Path(name).stem, data=data or task.default_data, seed=seed, files=files)
     with RunFolder(out, files=(*engine.FILES, *files), force=force, resume=resume) as folder:
         if folder.note:
             reporter.say(folder.note)
-        if resume:
+        if resume and not _was_killed_at_birth(folder, files):
             _check_resumed(folder, config, task)
             folder.write(MARKER, f"{os.getpid()}\n")
         else:
@@ -101,12 +107,20 @@ def _go_on(run: engine.Run) -> None:
     run.reporter.say("Nothing was saved yet: started from the beginning.")
 
 
+def _was_killed_at_birth(folder: RunFolder, files: Iterable[str]) -> bool:
+    """Whether the run was stopped before all that describes it was written."""
+    there = all((folder.path / name).exists() for name in ("config.json", *files))
+    return not there and not checkpoint.any_saved(folder.path)
+
+
 def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> None:
     files = task.files()
     try:
-        before = json.loads((folder.path / "config.json").read_text("utf-8"))
+        before = read_json(folder.path / "config.json")
         written = {name: (folder.path / name).read_bytes() for name in files}
-    except (OSError, ValueError):
+        if not isinstance(before, dict):
+            raise UserError("config.json holds no settings")
+    except (OSError, UserError):
         names = " and ".join(["config.json", *files])
         raise UserError(f"{folder.path} has no readable {names}; start over.") from None
     check_format(before, folder.path)

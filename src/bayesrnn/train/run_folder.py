@@ -123,7 +123,7 @@ class RunFolder:
         unfinished, finished = MARKER in present, self._has_record()
         if not force:
             if unfinished:
-                saved = {"last.safetensors", "previous.safetensors"} & present
+                saved = {"next.safetensors", "last.safetensors", "previous.safetensors"} & present
                 go_on = "go on with it by --resume, " if saved else ""
                 raise UserError(
                     f"{self.path} holds an unfinished run; {go_on}start it over with --force, or choose another --out."
@@ -140,13 +140,22 @@ class RunFolder:
     def _has_record(self) -> bool:
         try:
             record = json.loads((self.path / RECORD).read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return isinstance(record, dict) and record.get("program") == "bayesrnn"
 
-    def write(self, name: str, content: str | bytes, *, keep: str | None = None) -> Path:
-        """Write one file, atomically; ``keep``: under this name the file that it replaces stays."""
-        return write_file(self.path / name, content, keep=None if keep is None else self.path / keep)
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write one file, atomically."""
+        return write_file(self.path / name, content)
+
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name, if it is there; a file of that name is replaced."""
+        try:
+            with suppress(FileNotFoundError):
+                os.replace(self.path / name, self.path / to)
+            _sync(self.path)
+        except OSError as error:
+            raise _unwritten(self.path / to, error) from None
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line of JSON to a file."""
@@ -205,12 +214,8 @@ def _let_go(path: Path, descriptor: int, owner: int) -> None:
     os.close(descriptor)
 
 
-def write_file(final: Path, content: str | bytes | bytearray, *, keep: Path | None = None) -> Path:
-    """Write a whole file or leave what was there: beside its final name, then moved.
-
-    Args:
-        keep: where to move the file that is replaced. A kill between the two moves leaves that one alone.
-    """
+def write_file(final: Path, content: str | bytes) -> Path:
+    """Write a whole file or leave what was there: beside its final name, then moved."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     # A name of its own: two processes may write the same file, such as the table of a sweep.
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
@@ -219,8 +224,6 @@ def write_file(final: Path, content: str | bytes | bytearray, *, keep: Path | No
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if keep is not None and final.exists():
-            os.replace(final, keep)
         os.replace(temporary, final)
         _sync(final.parent)
     except BaseException as error:
@@ -228,10 +231,12 @@ def write_file(final: Path, content: str | bytes | bytearray, *, keep: Path | No
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"{final} cannot be written ({error.strerror}); what was saved before is still whole."
-        ) from None
+        raise _unwritten(final, error) from None
     return final
+
+
+def _unwritten(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be written ({error.strerror}); what was saved before is still whole.")
 
 
 def _sync(folder: Path) -> None:
