@@ -137,7 +137,10 @@ def _recorded(work: Callable[[], None]) -> Callable[[], None]:
     graph: Any = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    replay: Callable[[], None] = graph.replay
+
+    def replay(kept: Callable[[], None] = work) -> None:  # the graph works on tensors that `work` alone keeps alive
+        graph.replay()
+
     return replay
 
 
