@@ -117,8 +117,12 @@ def _strict_loader() -> Any:
 
 def first_line(error: BaseException) -> str:
     """What an error says, on one line of at most 200 characters."""
-    lines = str(error).split("\n")
-    return "".join(c if c.isprintable() else " " for c in lines[0])[:200].strip() or type(error).__name__
+    return printable(str(error).split("\n")[0])[:200].strip() or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Without line ends and control characters: what a file says must not steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def shown(value: Any) -> str:
