@@ -22,6 +22,8 @@ from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import Prediction, Summary
 
 _GIB = 1 << 30
+_SMALL = 1 << 20  # weights up to which draws are batched on a CPU
+_AT_ONCE = 1 << 25  # bytes of one batch of draws there, which stay reserved: more is not faster
 
 
 def predict(
@@ -237,19 +239,21 @@ def _repeat_states(args: Any, count: int) -> Any:
 def _weight_draws(
     model: nn.Module, x: Any, args: tuple[Any, ...], seeds: list[int], memory_limit: int
 ) -> Iterator[Tensor]:
-    """Draws of whole weights: batched by vmap on an accelerator, one after the other on a CPU.
-
-    On a CPU batching ran at 0.56x to 0.78x of that (2 LSTM layers of 16 to 650 units, batch 1 and 20, 8 draws):
-    vmap needs the plain loop, one draw at a time has torch's fused kernel.
-    """
+    """Draws of whole weights: batched by vmap on an accelerator and for small models on a CPU, else one by one."""
     q = model if isinstance(model, Bayesian) else None
-    device = next(model.parameters()).device
-    vectorised = q is not None and device.type != "cpu" and not _has_unit_noise(model)
+    vectorised = q is not None and not _has_unit_noise(model) and _gains_from_batches(q)
     done, chunk = 0, 1
     while done < len(seeds):
         part = seeds[done : done + chunk]
         if vectorised and q is not None and len(part) > 1:
-            yield batched_weight_draws(q, x, args, [Draw(seed) for seed in part])
+            try:
+                outputs = batched_weight_draws(q, x, args, [Draw(seed) for seed in part])
+            except Exception:
+                if next(q.parameters()).device.type != "cpu":
+                    raise
+                vectorised, chunk = False, 1  # alone each draw ran: the model has something that vmap does not know
+                continue
+            yield outputs
         else:
             with _counting(model) as counter:
                 outputs = torch.stack([_one(model, x, args, Draw(seed)) for seed in part])
@@ -257,25 +261,40 @@ def _weight_draws(
         done += len(part)
         if vectorised and chunk == 1:
             weights = sum(p.numel() * p.element_size() for p in model.parameters())
-            chunk = max(1, min(memory_limit // max(counter.bytes + weights, 1), len(seeds)))
+            limit = memory_limit if next(model.parameters()).device.type != "cpu" else min(memory_limit, _AT_ONCE)
+            chunk = max(1, min(limit // max(counter.bytes + weights, 1), len(seeds)))
+
+
+def _gains_from_batches(q: Bayesian) -> bool:
+    """On a CPU with compiled kernels, models up to a size: see "Predictions" in kernels/cpu/README.md."""
+    first = next(q.parameters())
+    if first.device.type != "cpu":
+        return True
+    small = sum(m.numel() for m in q.means.values()) <= _SMALL
+    return small and kernels.path("cpu", name="gaussian", dtype=first.dtype) == "compiled"
 
 
 def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Sequence[Draw]) -> Tensor:
     """All draws of `part` at once: the module mapped over a stack of weights."""
-    sampled = []
+    device, noises = q.means[q._names[0]].device, []
     for draw in part:
         with draws.bind(q, draw):
             source = draws.source(q)
             assert source is not None
-            noise = source.weights("weights", q.posterior.noise, q.means[q._names[0]].device)
-            sampled.append(q.posterior.weights(q.means, noise))
-    stacked = {name: torch.stack([weights[name] for weights in sampled]) for name in sampled[0]}
+            noises.append(source.weights("weights", q.posterior.noise, device))
+    many = getattr(q.posterior, "weights_many", None)
+    if many is not None:
+        stacked = many(q.means, noises)
+    else:
+        sampled = [q.posterior.weights(q.means, noise) for noise in noises]
+        stacked = {name: torch.stack([weights[name] for weights in sampled]) for name in sampled[0]}
 
     def run(weights: dict[str, Tensor]) -> Tensor:
         with q.placed(weights):
             return _first(q.module(x, *args))
 
-    with draws.bind(q, None), kernels.force("reference"), _layered_torch_rnns(q):
+    path = "compiled" if device.type == "cpu" else "reference"
+    with draws.bind(q, None), kernels.force(path), _layered_torch_rnns(q):
         return torch.vmap(run)(stacked)
 
 

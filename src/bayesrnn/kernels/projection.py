@@ -84,6 +84,12 @@ def _masked(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int], *, in_pl
 
 def fast(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
     """As `reference`, differentiable once."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # vmap knows torch's operations, and a kernel for it
+        from bayesrnn.kernels.cpu import recurrent
+
+        if mask is None and not torch.is_grad_enabled() and recurrent.serves(x, weight, bias):
+            return recurrent.mapped_product(x, weight, bias)
+        return reference(x, weight, bias, mask, batch_sizes)
     if torch.is_autocast_enabled(x.device.type):
         return reference(x, weight, bias, mask, batch_sizes)
     return _Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]

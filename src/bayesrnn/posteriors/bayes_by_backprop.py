@@ -128,6 +128,19 @@ class DiagonalGaussian(nn.Module):
             self._latest = (noise, self._versions(means), kept)
         return dict(zip(names, sample.weights, strict=True))
 
+    def weights_many(self, means: Mapping[str, Tensor], noises: Sequence[Eps]) -> dict[str, Tensor]:
+        """The weights of several draws, (draws, *shape) each, without gradients."""
+        seeds = [int(e.seed) for e in noises if isinstance(e, Seeded) and e.path == "compiled"]
+        rhos = dict(self.rho._items())
+        if len(seeds) == len(noises) and self._path() == "compiled":
+            from bayesrnn.kernels.gaussian import compiled
+
+            means_ = [means[n] for n in rhos]
+            drawn = compiled.draw_many(seeds, self._spec(), means_, list(rhos.values()), pool=self._pool)
+            return dict(zip(rhos, drawn, strict=True))
+        each = [self.weights(means, noise) for noise in noises]
+        return {name: torch.stack([weights[name] for weights in each]) for name in rhos}
+
     def _path(self) -> str:
         first = next(self.rho.parameters())
         return kernels.path(first.device.type, name="gaussian", dtype=first.dtype)

@@ -313,6 +313,36 @@ double bayesrnn_draw(int count, const Shape *shapes, const Prior *prior, float *
     return kl;
 }
 
+/* Several draws of all tensors, without a KL. pointers: mean, rho, theta of each; the draws of a tensor follow each
+   other in memory. sigma is made once for all of them. */
+void bayesrnn_draw_many(int count, const Shape *shapes, float *const *pointers, const uint64_t *seeds, int64_t draws,
+                        int threads) {
+    const Shape *last = shapes + count - 1;
+    const int64_t blocks = last->first_block + last->blocks;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int k = tensor_of(shapes, count, b);
+        const Shape *shape = shapes + k;
+        const float *mean = pointers[3 * k], *rho = pointers[3 * k + 1];
+        float eps[TILE] __attribute__((aligned(64))), sigma[TILE] __attribute__((aligned(64)));
+        int64_t first = (b - shape->first_block) * shape->block, end = first + shape->block;
+        if (end > shape->numel) end = shape->numel;
+        for (int64_t i = first; i < end; i += TILE) {
+            int64_t n = end - i < TILE ? end - i : TILE;
+            for (int64_t j = 0; j < n; j += LANES) {
+                vf a, e;
+                store(sigma + j, softplus(load_some(rho + i + j, n - j), &a, &e));
+            }
+            for (int64_t d = 0; d < draws; d++) {
+                float *theta = pointers[3 * k + 2] + d * shape->numel + i;
+                normal_tile(eps, seeds[d], (uint32_t)k, shape, i, n);
+                for (int64_t j = 0; j < n; j += LANES)
+                    store_some(theta + j, load_some(mean + i + j, n - j) + load(sigma + j) * load(eps + j), n - j);
+            }
+        }
+    }
+}
+
 /* What multiplies 2 d_kl theta in the gradient of each weight of a tile: the slope of its group. */
 static void spread_slopes(const Shape *shape, const float *slopes, float *out, int64_t start, int64_t n) {
     for (int64_t j = 0; j < n;) {

@@ -101,13 +101,13 @@ INLINE int rows_of(const Layer *layer, const Share *share, int64_t group, int64_
 
 /* panel[k][v][lane] = w[row + lane][k] for `lanes` rows of a matrix with `depth` columns; the other lanes are 0. */
 static void pack_rows(const float *w, int64_t depth, int64_t lanes, int64_t nv, float *panel) {
-    enum { AT_ONCE = 16 };
-    for (int64_t k = 0; k < depth; k += AT_ONCE) {
-        int64_t n = depth - k < AT_ONCE ? depth - k : AT_ONCE;
-        float square[AT_ONCE][LANES] = {{0}};
-        for (int64_t lane = 0; lane < lanes; lane++)
-            for (int64_t j = 0; j < n; j++) square[j][lane] = w[lane * depth + k + j];
-        for (int64_t j = 0; j < n; j++) store(panel + (k + j) * nv * LANES, load(square[j]));
+    for (int64_t k = 0; k < depth; k += LANES) {
+        int64_t n = depth - k < LANES ? depth - k : LANES;
+        vf square[LANES];
+        for (int64_t lane = 0; lane < LANES; lane++)
+            square[lane] = lane < lanes ? load_some(w + lane * depth + k, n) : (vf){0};
+        transpose(square);
+        for (int64_t j = 0; j < n; j++) store(panel + (k + j) * nv * LANES, square[j]);
     }
 }
 
@@ -169,7 +169,7 @@ INLINE const float *state_before(const Layer *layer, const int64_t *offsets, int
 typedef struct {
     float *gx;                /* (N, gates * H): in the input part of the gates, out their activations */
     const float *w, *bias;    /* bias: b_hn of the GRU, or null */
-    float *out, *kept;        /* (N, H); kept: the LSTM's cells, the GRU's inner product */
+    float *out, *kept;        /* (N, H); kept: the LSTM's cells, the GRU's inner product; null: not wanted */
     float *h, *c;             /* (batch, H): in the initial state, out the last */
     float *packed, *masked;   /* scratch: the panels; two sets of masked h, (masks or 1, batch, H) each */
 } Forward;
@@ -183,26 +183,32 @@ INLINE void put_masked(const Layer *layer, float *masked, int64_t sequence, int6
     }
 }
 
-INLINE void finish_lstm(const Layer *layer, const Forward *f, int64_t row, int64_t sequence, int64_t u, int64_t lanes,
-                        const float *sums, float *masked) {
-    const int64_t H = layer->hidden, at = sequence * H + u;
-    float *gates = f->gx + row * 4 * H + u;
-    vf i = sigmoid(load_some(gates, lanes) + load(sums));
-    vf forget = sigmoid(load_some(gates + H, lanes) + load(sums + LANES));
-    vf g = hyperbolic(load_some(gates + 2 * H, lanes) + load(sums + 2 * LANES));
-    vf o = sigmoid(load_some(gates + 3 * H, lanes) + load(sums + 3 * LANES));
-    vf c = forget * load_some(f->c + at, lanes) + i * g;
-    if (layer->cell_mask) c *= load_some(layer->cell_mask + at, lanes);
-    vf h = o * hyperbolic(c);
-    store_some(gates, i, lanes);
-    store_some(gates + H, forget, lanes);
-    store_some(gates + 2 * H, g, lanes);
-    store_some(gates + 3 * H, o, lanes);
-    store_some(f->kept + row * H + u, c, lanes);
-    store_some(f->c + at, c, lanes);
-    store_some(f->out + row * H + u, h, lanes);
-    store_some(f->h + at, h, lanes);
-    put_masked(layer, masked, sequence, u, h, lanes);
+/* After the product: the activations of all rows first, since they are many and independent, then the states. */
+INLINE void finish_lstm(const Layer *layer, const Forward *f, Step at, int64_t start, int rows, int64_t u,
+                        int64_t lanes, float *sums, float *next) {
+    const int64_t H = layer->hidden;
+    for (int r = 0; r < rows; r++) {
+        float *gates = f->gx + (at.row + start + r) * 4 * H + u, *a = sums + r * MOST * LANES;
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++) {
+            vf x = load_some(gates + g * H, lanes) + load(a + g * LANES);
+            x = g == 2 ? hyperbolic(x) : sigmoid(x);
+            store(a + g * LANES, x);
+            store_some(gates + g * H, x, lanes);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const float *a = sums + r * MOST * LANES;
+        int64_t sequence = start + r, row = at.row + sequence, own = sequence * H + u;
+        vf c = load(a + LANES) * load_some(f->c + own, lanes) + load(a) * load(a + 2 * LANES);
+        if (layer->cell_mask) c *= load_some(layer->cell_mask + own, lanes);
+        vf h = load(a + 3 * LANES) * hyperbolic(c);
+        if (f->kept) store_some(f->kept + row * H + u, c, lanes);
+        store_some(f->c + own, c, lanes);
+        store_some(f->out + row * H + u, h, lanes);
+        store_some(f->h + own, h, lanes);
+        put_masked(layer, next, sequence, u, h, lanes);
+    }
 }
 
 INLINE void finish_gru(const Layer *layer, const Forward *f, int64_t row, int64_t sequence, int64_t u, int64_t lanes,
@@ -218,7 +224,7 @@ INLINE void finish_gru(const Layer *layer, const Forward *f, int64_t row, int64_
     store_some(gates, reset, lanes);
     store_some(gates + H, update, lanes);
     store_some(gates + 2 * H, new, lanes);
-    store_some(f->kept + row * H + u, inner, lanes);
+    if (f->kept) store_some(f->kept + row * H + u, inner, lanes);
     store_some(f->out + row * H + u, h, lanes);
     store_some(f->h + at, h, lanes);
     put_masked(layer, masked, sequence, u, h, lanes);
@@ -243,15 +249,24 @@ static void forward_task(const Layer *layer, const Forward *f, const Share *shar
     const int rows = rows_of(layer, share, group, at.n), own = layer->masks > 1;
     float sums[ROWS * MOST * LANES] __attribute__((aligned(64)));
     if (!rows) return;
+    for (int r = 0; r < rows; r++) { /* what comes after the product, while it runs */
+        int64_t row = at.row + start + r, u = first * LANES;
+        for (int64_t v = 0; v < nv; v++) __builtin_prefetch(f->gx + row * G * H + (G > 1 ? v * H : v * LANES) + u, 1);
+        __builtin_prefetch(f->out + row * H + u, 1);
+        if (f->kept) __builtin_prefetch(f->kept + row * H + u, 1);
+    }
     TILES[rows - 1][own][nv - 1](f->packed + first * (G > 1 ? G : 1) * H * LANES, masked + start * H, H,
                                  layer->batch * H, H, sums);
+    const int64_t u = first * LANES, left = H - u;
+    if (layer->cell == LSTM) {
+        if (left >= LANES) finish_lstm(layer, f, at, start, rows, u, LANES, sums, next);
+        else finish_lstm(layer, f, at, start, rows, u, left, sums, next);
+        return;
+    }
     for (int r = 0; r < rows; r++) {
         const float *own_sums = sums + r * MOST * LANES;
-        int64_t sequence = start + r, row = at.row + sequence, u = first * LANES, left = H - u;
-        if (layer->cell == LSTM) {
-            if (left >= LANES) finish_lstm(layer, f, row, sequence, u, LANES, own_sums, next);
-            else finish_lstm(layer, f, row, sequence, u, left, own_sums, next);
-        } else if (layer->cell == GRU) {
+        int64_t sequence = start + r, row = at.row + sequence;
+        if (layer->cell == GRU) {
             if (left >= LANES) finish_gru(layer, f, row, sequence, u, LANES, own_sums, next);
             else finish_gru(layer, f, row, sequence, u, left, own_sums, next);
         } else {
@@ -261,26 +276,74 @@ static void forward_task(const Layer *layer, const Forward *f, const Share *shar
     }
 }
 
-void bayesrnn_recurrence(const Layer *layer, const Forward *f, const int64_t *offsets, int threads) {
+/* The part of one of `count` threads, which all run this together. */
+static void forward_part(const Layer *layer, const Forward *f, const int64_t *offsets, int thread, int count) {
     const int64_t H = layer->hidden, copies = layer->masks ? layer->masks : 1, set = copies * layer->batch * H;
     const Cut c = cut(H);
-#pragma omp parallel num_threads(threads)
-    {
-        const int thread = THREAD, count = THREADS;
-        const Share share = share_of(layer->gates > 1 ? c.vectors : c.panels, layer->batch, thread, count);
-        pack_forward(layer, f->w, f->packed, thread, count);
-        for (int64_t b = layer->batch * thread / count; b < layer->batch * (thread + 1) / count; b++)
-            for (int64_t u = 0; u < H; u += LANES) { /* in both sets: sequences that begin later find it there */
-                vf h = load_some(f->h + b * H + u, H - u);
-                put_masked(layer, f->masked, b, u, h, H - u);
-                put_masked(layer, f->masked + set, b, u, h, H - u);
-            }
-        for (int64_t s = 0; s < layer->steps; s++) {
-            Step at = step_at(layer, offsets, s);
-#pragma omp barrier
-            for (int64_t task = share.first; task < share.end; task++)
-                forward_task(layer, f, &share, at, task, f->masked + (s % 2) * set, f->masked + ((s + 1) % 2) * set);
+    const Share share = share_of(layer->gates > 1 ? c.vectors : c.panels, layer->batch, thread, count);
+    pack_forward(layer, f->w, f->packed, thread, count);
+    for (int64_t b = layer->batch * thread / count; b < layer->batch * (thread + 1) / count; b++)
+        for (int64_t u = 0; u < H; u += LANES) { /* in both sets: sequences that begin later find it there */
+            vf h = load_some(f->h + b * H + u, H - u);
+            put_masked(layer, f->masked, b, u, h, H - u);
+            put_masked(layer, f->masked + set, b, u, h, H - u);
         }
+    for (int64_t s = 0; s < layer->steps; s++) {
+        Step at = step_at(layer, offsets, s);
+        if (count > 1) {
+#pragma omp barrier
+        }
+        for (int64_t task = share.first; task < share.end; task++)
+            forward_task(layer, f, &share, at, task, f->masked + (s % 2) * set, f->masked + ((s + 1) % 2) * set);
+    }
+}
+
+void bayesrnn_recurrence(const Layer *layer, const Forward *f, const int64_t *offsets, int threads) {
+#pragma omp parallel num_threads(threads)
+    forward_part(layer, f, offsets, THREAD, THREADS);
+}
+
+/* The input products of several draws: out[d] = x[d] w[d]^T + bias[d], with x (rows, inputs), one for each draw or one
+   for all, w (outputs, inputs) and bias (outputs) or null. packed: scratch of all threads. */
+void bayesrnn_products_many(const float *x, int64_t x_draw, const float *w, const float *bias, float *out, float *packed,
+                            int64_t rows, int64_t inputs, int64_t outputs, int64_t draws, int threads) {
+    const Cut c = cut(outputs);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t d = 0; d < draws; d++) {
+        float *panel = packed + THREAD * MOST * LANES * inputs, sums[ROWS * MOST * LANES] __attribute__((aligned(64)));
+        for (int64_t p = 0; p < c.panels; p++) {
+            const int64_t first = first_vector(c, p), nv = first_vector(c, p + 1) - first;
+            for (int64_t v = 0; v < nv; v++) {
+                int64_t u = (first + v) * LANES, left = outputs - u;
+                pack_rows(w + (d * outputs + u) * inputs, inputs, left < LANES ? left : LANES, nv, panel + v * LANES);
+            }
+            const int64_t groups = (rows + ROWS - 1) / ROWS;
+            for (int64_t g = 0; g < groups; g++) {
+                const int64_t start = g * rows / groups, count = (g + 1) * rows / groups - start;
+                TILES[count - 1][0][nv - 1](panel, x + d * x_draw + start * inputs, inputs, 0, inputs, sums);
+                for (int64_t r = 0; r < count; r++)
+                    for (int64_t v = 0; v < nv; v++) {
+                        int64_t u = (first + v) * LANES, left = outputs - u;
+                        vf y = load(sums + (r * MOST + v) * LANES);
+                        if (bias) y += load_some(bias + d * outputs + u, left);
+                        store_some(out + (d * rows + start + r) * outputs + u, y, left);
+                    }
+            }
+        }
+    }
+}
+
+/* Several draws of the weights, each with its own gx, w, bias, states and output one after the other in memory; every
+   draw is one thread's. The scratch is that of all threads; nothing is kept for a backward pass. */
+void bayesrnn_recurrence_many(const Layer *layer, const Forward *f, const int64_t *offsets, int64_t draws, int threads) {
+    const int64_t H = layer->hidden, G = layer->gates, N = offsets[layer->steps], state = layer->batch * H;
+    const int64_t packed = G * H * cut(H).vectors * LANES;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t d = 0; d < draws; d++) {
+        const Forward own = {
+            f->gx + d * N * G * H, f->w + d * G * H * H, f->bias ? f->bias + d * H : 0, f->out + d * N * H, 0,
+            f->h + d * state, f->c ? f->c + d * state : 0, f->packed + THREAD * packed, f->masked + THREAD * 2 * state};
+        forward_part(layer, &own, offsets, 0, 1);
     }
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from bayesrnn.kernels.steps import offsets
 CELLS = {"lstm": (0, 4), "gru": (1, 3), "tanh": (2, 1), "relu": (3, 1)}
 """Number of the cell in C, and how many gates it has."""
 _WORK = 1 << 16  # multiplications of one step that are worth a thread of their own; chosen, not measured
+_LANES, _MOST = 16, 4  # the most lanes that a vector has, and the vectors of a panel
 _scratch = Pool()
 _pointer, _int = ctypes.c_void_p, ctypes.c_int64
 
@@ -45,6 +46,17 @@ def serves(gx: Tensor, *others: Tensor | None) -> bool:
     return ordinary and gx.shape[0] > 0 and gx.shape[1] > 0 and build.library() is not None
 
 
+def transformed() -> bool:
+    """Whether a transform such as vmap is at work: then tensors have no memory of their own."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _library() -> ctypes.CDLL:
+    library = build.library()
+    assert library is not None
+    return library
+
+
 class Layer:
     """One direction of one layer: its sizes and masks, as the kernels want them."""
 
@@ -65,13 +77,10 @@ class Layer:
         self.threads = max(1, min(build.threads(), work // _WORK))
 
     def _packed(self, like: Tensor) -> Tensor:
-        lanes = 16  # the most that a vector has
-        return _scratch.take((self.gates * self.hidden * (-(-self.hidden // lanes) * lanes),), like)
+        return _scratch.take((self.gates * self.hidden * (-(-self.hidden // _LANES) * _LANES),), like)
 
     def _run(self, name: str, arguments: ctypes.Structure) -> None:
-        library = build.library()
-        assert library is not None
-        function: Any = library[name]
+        function: Any = getattr(_library(), name)
         at = ctypes.c_void_p(self._offsets.buffer_info()[0])
         function(ctypes.byref(self._layer), ctypes.byref(arguments), at, ctypes.c_int(self.threads))
 
@@ -84,6 +93,20 @@ class Layer:
         masked = _scratch.take((2 * self._copies * self.batch * self.hidden,), gx)
         fields = [_address(t) for t in (gx, w, bias, out, kept, h, c, packed, masked)]
         self._run("bayesrnn_recurrence", _Forward(*fields))
+
+    def forward_many(
+        self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, bias: Tensor | None
+    ) -> None:
+        """As `forward` for several draws of the weights at once: every tensor has one more axis in front."""
+        draws = gx.shape[0]
+        threads = min(build.threads(), draws)
+        padded = -(-self.hidden // _LANES) * _LANES
+        packed = _scratch.take((threads * self.gates * self.hidden * padded,), gx)
+        masked = _scratch.take((threads * 2 * self.batch * self.hidden,), gx)
+        fields = _Forward(*[_address(t) for t in (gx, w, bias, out, None, h, c, packed, masked)])
+        at = ctypes.c_void_p(self._offsets.buffer_info()[0])
+        function: Any = _library().bayesrnn_recurrence_many
+        function(ctypes.byref(self._layer), ctypes.byref(fields), at, ctypes.c_int64(draws), ctypes.c_int(threads))
 
     def backward(
         self,
@@ -119,3 +142,69 @@ def own_copy(state: Tensor | None, like: Tensor) -> Tensor:
     if state is None:
         return torch.zeros(like.shape, dtype=like.dtype)
     return state.detach().clone(memory_format=torch.contiguous_format)
+
+
+class _Mapped(torch.autograd.Function):
+    """A kernel under `torch.vmap`: over draws of the weights, each computed by one thread. Not differentiable."""
+
+    @staticmethod
+    def forward(run: Callable[..., tuple[Tensor, ...]], options: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        one = [None if t is None else t.unsqueeze(0) for t in tensors]
+        return tuple(t.squeeze(0) for t in run(1, one, *options))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Any, options: Any, *tensors: Any) -> tuple[tuple[Tensor, ...], Any]:
+        """Tensors that all draws share come with one entry in front, the others with one for each draw."""
+        pairs = zip(tensors, in_dims[2:], strict=True)
+        stacked = [None if t is None else t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in pairs]
+        outputs = run(info.batch_size, stacked, *options)
+        return outputs, (0,) * len(outputs)
+
+
+def _recurrences(
+    draws: int, tensors: Sequence[Any], cell: str, sizes: Sequence[int], reverse: bool
+) -> tuple[Tensor, ...]:
+    gx, h, c, w, bias = (None if t is None else t.expand(draws, *t.shape[1:]).contiguous() for t in tensors)
+    layer = Layer(cell, h[0], None, None, sizes, reverse)
+    out, h = gx.new_empty(*gx.shape[:2], h.shape[2]), h.clone()
+    c = None if c is None else c.clone()
+    layer.forward_many(gx, w, h, c, out, bias)
+    return (out, h) if c is None else (out, h, c)
+
+
+def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    x, w, bias = tensors
+    x = x.contiguous()
+    w, bias = (None if t is None else t.expand(draws, *t.shape[1:]).contiguous() for t in (w, bias))
+    rows, inputs, outputs = x.shape[1], x.shape[2], w.shape[1]
+    threads = min(build.threads(), draws)
+    out = x.new_empty(draws, rows, outputs)
+    packed = _scratch.take((threads * _MOST * _LANES * inputs,), x)
+    numbers = [x.stride(0) if x.shape[0] > 1 else 0, rows, inputs, outputs, draws]
+    x_draw, *sizes = (ctypes.c_int64(n) for n in numbers)
+    at = [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in (x, w, bias, out, packed)]
+    _library().bayesrnn_products_many(at[0], x_draw, *at[1:], *sizes, ctypes.c_int(threads))
+    return (out,)
+
+
+def mapped(
+    cell: str,
+    gx: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    w: Tensor,
+    bias: Tensor | None,
+    sizes: Sequence[int],
+    reverse: bool,
+) -> tuple[Tensor, ...]:
+    """One direction of one layer without masks under `torch.vmap`; for predictions, without gradients."""
+    return _Mapped.apply(_recurrences, (cell, tuple(sizes), reverse), gx, h, c, w, bias)  # type: ignore[no-any-return]
+
+
+def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """x (N, F) times w (M, F) transposed plus bias (M,) under `torch.vmap`; as `mapped`, without gradients."""
+    return _Mapped.apply(_products, (), x, w, bias)[0]  # type: ignore[no-any-return]

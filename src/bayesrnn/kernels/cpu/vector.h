@@ -8,14 +8,19 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define AVX512
+#elif defined(__AVX2__)
+#define AVX2
+#endif
+#if defined(AVX512) || defined(AVX2)
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(AVX512)
 #define LANES 16
 #define ROWS 6 /* rows of a tile: ROWS * 4 sums, 4 weights and 1 input must fit the registers */
-#elif defined(__AVX2__)
+#elif defined(AVX2)
 #define LANES 8
 #define ROWS 3
 #elif defined(__aarch64__)
@@ -41,7 +46,7 @@ INLINE vi bits(vf x) { return (vi)x; }
 /* The first n lanes, zeros in the others; n may be more than there are. */
 INLINE vf load_some(const float *p, int64_t n) {
     if (n >= LANES) return load(p);
-#if defined(__AVX512F__)
+#if defined(AVX512)
     return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
 #else
     float part[LANES] = {0};
@@ -55,7 +60,7 @@ INLINE void store_some(float *p, vf x, int64_t n) {
         store(p, x);
         return;
     }
-#if defined(__AVX512F__)
+#if defined(AVX512)
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)x);
 #else
     float part[LANES];
@@ -66,9 +71,9 @@ INLINE void store_some(float *p, vf x, int64_t n) {
 
 /* Past the caches, where the memory will not be read soon. `p` must be aligned to a vector. */
 INLINE void store_past(float *p, vf x) {
-#if defined(__AVX512F__)
+#if defined(AVX512)
     _mm512_stream_ps(p, (__m512)x);
-#elif defined(__AVX2__)
+#elif defined(AVX2)
     _mm256_stream_ps(p, (__m256)x);
 #else
     store(p, x);
@@ -76,15 +81,15 @@ INLINE void store_past(float *p, vf x) {
 }
 
 INLINE void fence_past(void) {
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(AVX512) || defined(AVX2)
     _mm_sfence();
 #endif
 }
 
 INLINE vf where(vi mask, vf yes, vf no) { /* mask: all ones or all zeros in each lane */
-#if defined(__AVX512F__)
+#if defined(AVX512)
     return (vf)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)no, (__m512)yes);
-#elif defined(__AVX2__)
+#elif defined(AVX2)
     return (vf)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
 #else
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
@@ -93,9 +98,9 @@ INLINE vf where(vi mask, vf yes, vf no) { /* mask: all ones or all zeros in each
 
 /* Of the two the second where one is no number, so that a bound given first lets NaN through. */
 INLINE vf larger(vf x, vf y) {
-#if defined(__AVX512F__)
+#if defined(AVX512)
     return (vf)_mm512_max_ps((__m512)x, (__m512)y);
-#elif defined(__AVX2__)
+#elif defined(AVX2)
     return (vf)_mm256_max_ps((__m256)x, (__m256)y);
 #else
     return where(x > y, x, y);
@@ -103,9 +108,9 @@ INLINE vf larger(vf x, vf y) {
 }
 
 INLINE vf smaller(vf x, vf y) {
-#if defined(__AVX512F__)
+#if defined(AVX512)
     return (vf)_mm512_min_ps((__m512)x, (__m512)y);
-#elif defined(__AVX2__)
+#elif defined(AVX2)
     return (vf)_mm256_min_ps((__m256)x, (__m256)y);
 #else
     return where(x < y, x, y);
@@ -113,7 +118,7 @@ INLINE vf smaller(vf x, vf y) {
 }
 
 INLINE vf inverse(vf x) { /* 1 / x for ordinary x: an estimate and one step of Newton's where there is one */
-#if defined(__AVX512F__)
+#if defined(AVX512)
     vf y = (vf)_mm512_rcp14_ps((__m512)x);
     return y + y * (1.0f - x * y);
 #else
@@ -122,9 +127,9 @@ INLINE vf inverse(vf x) { /* 1 / x for ordinary x: an estimate and one step of N
 }
 
 INLINE vf root(vf x) {
-#if defined(__AVX512F__)
+#if defined(AVX512)
     return (vf)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX2__)
+#elif defined(AVX2)
     return (vf)_mm256_sqrt_ps((__m256)x);
 #else
     vf y;
@@ -198,4 +203,35 @@ INLINE vf logarithm(vf x) { /* of ordinary positive numbers */
     p = p * f - 4.999998796e-01f;
     p = p * f + 1.0f;
     return p * f + __builtin_convertvector(e, vf) * 0.693147181f;
+}
+
+/* Rows become columns: x[j][k] and x[k][j] change places. */
+INLINE void transpose(vf x[LANES]) {
+#if defined(AVX512)
+    __m512 a[16], b[16];
+    for (int j = 0; j < 16; j += 2) {
+        a[j] = _mm512_unpacklo_ps((__m512)x[j], (__m512)x[j + 1]);
+        a[j + 1] = _mm512_unpackhi_ps((__m512)x[j], (__m512)x[j + 1]);
+    }
+    for (int j = 0; j < 16; j += 4)
+        for (int k = 0; k < 2; k++) {
+            __m512d p = (__m512d)a[j + k], q = (__m512d)a[j + k + 2];
+            b[j + 2 * k] = (__m512)_mm512_unpacklo_pd(p, q);
+            b[j + 2 * k + 1] = (__m512)_mm512_unpackhi_pd(p, q);
+        }
+    for (int j = 0; j < 4; j++) { /* b[4 i + j] has columns j, j + 4, j + 8, j + 12 of rows 4 i .. 4 i + 3 */
+        __m512 low = _mm512_shuffle_f32x4(b[j], b[j + 4], 0x88), high = _mm512_shuffle_f32x4(b[j], b[j + 4], 0xdd);
+        __m512 low2 = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0x88);
+        __m512 high2 = _mm512_shuffle_f32x4(b[j + 8], b[j + 12], 0xdd);
+        x[j] = (vf)_mm512_shuffle_f32x4(low, low2, 0x88);
+        x[j + 8] = (vf)_mm512_shuffle_f32x4(low, low2, 0xdd);
+        x[j + 4] = (vf)_mm512_shuffle_f32x4(high, high2, 0x88);
+        x[j + 12] = (vf)_mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+#else
+    vf y[LANES];
+    for (int j = 0; j < LANES; j++)
+        for (int k = 0; k < LANES; k++) y[j][k] = x[k][j];
+    for (int j = 0; j < LANES; j++) x[j] = y[j];
+#endif
 }

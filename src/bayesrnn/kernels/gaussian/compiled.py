@@ -158,10 +158,10 @@ class _Draw(torch.autograd.Function):
             d_means.append(ctx.pool.take(mean.shape, mean) if own else d)
             d_rhos.append(ctx.pool.take(mean.shape, mean) if used else None)
             lines += [mean, rho, d, d_means[-1] if own else None, d_rhos[-1]]
-        pointers = _addresses(lines)
+        pointers, scale = _addresses(lines), 0.0 if d_kl is None else float(d_kl)
         _library().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
-            _pointer(ctx.slopes), ctypes.c_float(0.0 if d_kl is None else float(d_kl)), tables.threads, int(tables.past),
+            _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads, int(tables.past),
         )  # fmt: skip
         return None, None, None, None, *d_means, *d_rhos
 
@@ -172,6 +172,23 @@ def draw(
     """As `triton.draw`, for float32 on a CPU. `pool` has the buffers that are used again at every step."""
     kl, *weights = _Draw.apply(int(seed), spec, sums, pool, *means, *rhos)
     return Drawn(tuple(weights), kl if sums else None)
+
+
+def draw_many(
+    seeds: Sequence[int], spec: Spec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool
+) -> list[Tensor]:
+    """The weights of several draws, (draws, *shape) each: what `draw` gives for each seed; without gradients."""
+    tables = _tables(spec)
+    flat = [p.detach().contiguous() for p in (*means, *rhos)]
+    room = -(-len(seeds) // 8) * 8  # so that batches of about one size find the same buffers
+    weights = [pool.take((room, *m.shape), m)[: len(seeds)] for m in flat[: len(means)]]
+    count = len(means)
+    pointers = _addresses([t for three in zip(flat[:count], flat[count:], weights, strict=True) for t in three])
+    numbers = array("Q", seeds)
+    _library().bayesrnn_draw_many(
+        count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(len(seeds)), tables.threads
+    )
+    return weights
 
 
 def noise(seed: Tensor, spec: Spec) -> list[Tensor]:

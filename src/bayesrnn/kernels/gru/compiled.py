@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import recurrent
-from bayesrnn.kernels.gru import loop
+from bayesrnn.kernels.gru import loop, reference
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.steps import previous_rows
 
@@ -65,6 +65,10 @@ def gru(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.gru`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
+    if recurrent.transformed():
+        if z_h is not None or torch.is_grad_enabled() or not recurrent.serves(gx, h, w_hh, b_hn):
+            return reference.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
+        return recurrent.mapped("gru", gx, h, None, w_hh, b_hn, batch_sizes, reverse)  # type: ignore[return-value]
     if not recurrent.serves(gx, h, w_hh, b_hn, z_h):
         return loop.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
     return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]

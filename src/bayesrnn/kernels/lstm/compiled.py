@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import recurrent
-from bayesrnn.kernels.lstm import loop
+from bayesrnn.kernels.lstm import loop, reference
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.steps import previous_rows
 
@@ -66,6 +66,16 @@ def lstm(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.lstm`; projections, and what is not float32 on a CPU, run in `loop`. `gx` is used as scratch."""
+    if recurrent.transformed():
+        if (
+            w_hr is not None
+            or z_h is not None
+            or z_c is not None
+            or torch.is_grad_enabled()
+            or not recurrent.serves(gx, h, c, w_hh)
+        ):
+            return reference.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
+        return recurrent.mapped("lstm", gx, h, c, w_hh, None, batch_sizes, reverse)  # type: ignore[return-value]
     if w_hr is not None or not recurrent.serves(gx, h, c, w_hh, z_h, z_c):
         return loop.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
     return _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]

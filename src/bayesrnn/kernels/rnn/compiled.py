@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import recurrent
 from bayesrnn.kernels.recurrent import weight_gradient
-from bayesrnn.kernels.rnn import loop
+from bayesrnn.kernels.rnn import loop, reference
 from bayesrnn.kernels.steps import previous_rows
 
 
@@ -60,6 +60,11 @@ def rnn(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.rnn`; what is not float32 on a CPU runs in `loop`."""
+    if recurrent.transformed():
+        if z_h is not None or torch.is_grad_enabled() or not recurrent.serves(gx, h, w_hh):
+            options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
+            return reference.rnn(gx, h, w_hh, z_h, **options)
+        return recurrent.mapped(nonlinearity, gx, h, None, w_hh, None, batch_sizes, reverse)  # type: ignore[return-value]
     if not recurrent.serves(gx, h, w_hh, z_h):
         return loop.rnn(gx, h, w_hh, z_h, nonlinearity=nonlinearity, batch_sizes=batch_sizes, reverse=reverse)
     return _RNN.apply(gx, h, w_hh, z_h, nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
