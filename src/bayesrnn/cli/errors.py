@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def one_line(command: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a subcommand: a :class:`UserError` or a lack of memory is one line and status 2, an interrupt status 130."""
+    """Wraps a subcommand: a :class:`UserError` or a lack of memory is one line and status 2, an interrupt is 130."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
