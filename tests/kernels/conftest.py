@@ -26,15 +26,22 @@ class Problem:
         assert first is not None
         return recurrence(first.clone(), *rest, *self.masks, **self.options)  # gx may be used as scratch
 
-    def outcome(self, recurrence: Callable[..., Any], used: Sequence[int] | None = None) -> list[Tensor]:
-        """Outputs, then the gradients of a random combination of the `used` ones (all by default)."""
+    def to(self, *where: Any) -> Problem:
+        """The same numbers in another dtype, or on another device."""
+        tensors = [None if t is None else t.detach().to(*where).requires_grad_() for t in self.tensors]
+        return Problem(tensors, [None if z is None else z.to(*where) for z in self.masks], self.options)
+
+    def outcome(
+        self, recurrence: Callable[..., Any], used: Sequence[int] | None = None, scale: float = 1.0
+    ) -> list[Tensor]:
+        """Outputs, then the gradients of a random combination of the `used` ones (all by default) times `scale`."""
         outputs = self.run(recurrence)
         generator = torch.Generator().manual_seed(7)
-        loss = torch.zeros((), dtype=outputs[0].dtype)
+        loss = outputs[0].new_zeros(())
         for k, out in enumerate(outputs):
-            weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+            weights = torch.randn(out.shape, generator=generator, dtype=torch.float64)
             if used is None or k in used:
-                loss = loss + (out * weights).sum()
+                loss = loss + scale * (out * weights.to(out)).sum()
         leaves = [t for t in self.tensors if t is not None]
         return [*outputs, *torch.autograd.grad(loss, leaves)]
 

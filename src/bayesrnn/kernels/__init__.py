@@ -89,6 +89,7 @@ def _persistent_refuses(case: Case) -> str | None:
         dtype=case.dtype,
         batch=case.batch or 1,
         hidden=case.hidden or 1,
+        rows=(case.steps or 1) * (case.batch or 1),
         projection=case.projection,
         untied=case.recurrent_mask == "untied",
     )

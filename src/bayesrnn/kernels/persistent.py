@@ -198,11 +198,12 @@ def supported(
     dtype: torch.dtype,
     batch: int,
     hidden: int,
+    rows: int = 0,
     projection: bool = False,
     untied: bool = False,
     device: torch.device | None = None,
 ) -> str | None:
-    """None, or why this recurrence cannot run here."""
+    """None, or why this recurrence, of `rows` time-major rows in all, cannot run here."""
     device = device or torch.device("cpu")
     if dtype != torch.float32:
         return f"it takes and gives float32, not {dtype}"
@@ -210,6 +211,8 @@ def supported(
         return "it has no projections"
     if batch > MAX_BATCH:
         return f"a batch of {batch} is larger than {MAX_BATCH}, where single steps fill the chip better"
+    if rows * gates * hidden >= 2**31:
+        return f"it counts in 32 bits, too few for the gates of {rows} rows"
     if device.type != "cuda" and not INTERPRETED:
         return "it needs a CUDA device"
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:

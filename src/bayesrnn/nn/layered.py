@@ -196,12 +196,14 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
     if x.dtype != module.weight_hh_l0.dtype or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
         return False
     rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
+    steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
     case = kernels.Case(
         module.mode,
         "cuda",
         x.dtype,
         batch=rows,
         hidden=module.hidden_size,
+        steps=steps,
         projection=module.proj_size > 0,
     )
     return kernels.choose(case)[0].name == "persistent"

@@ -72,6 +72,8 @@ def forward_kernel(
     copy = B * KP  # numbers in one copy of the exchanged state; there are two sets, for even and odd steps
     # zero: without it only these stores were aligned, had a layout of their own, and cost an exchange between threads
     unaligned = H * tl.program_id(2)
+    if BIAS:
+        bias = tl.load(b_hn + unit, mask=unit < H, other=0.0)
     weights = ()
     for k in tl.static_range(KP // KB):
         if COPIES == 3:
@@ -130,7 +132,7 @@ def forward_kernel(
                     p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
             pr, pz, u, _ = gates_of(p, BT, U)
             if BIAS:
-                u += tl.load(b_hn + unit, mask=unit < H, other=0.0)[None, :]
+                u += bias[None, :]
             r, z = sigmoid(ar + pr), sigmoid(az + pz)
             new = tanh(an + r * u)
             h = new + z * (h - new)
@@ -352,6 +354,7 @@ def gru(
         dtype=gx.dtype,
         batch=h.shape[0],
         hidden=h.shape[1],
+        rows=gx.shape[0],
         untied=z_h is not None and z_h.ndim == 3,
         device=gx.device,
     )

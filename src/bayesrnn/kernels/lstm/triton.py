@@ -314,6 +314,7 @@ def lstm(
         dtype=gx.dtype,
         batch=h.shape[0],
         hidden=h.shape[1],
+        rows=gx.shape[0],
         projection=w_hr is not None,
         untied=z_h is not None and z_h.ndim == 3,
         device=gx.device,
