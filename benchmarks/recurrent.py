@@ -1,0 +1,99 @@
+"""One recurrent layer on a GPU, all steps in one launch: milliseconds of forward and backward beside cuDNN's.
+
+python benchmarks/recurrent.py [--cells GRU] [--hidden 650] [--masks none tied untied] [--batch 20] [--steps 35]
+
+Both include the input products and the weight gradients, run as CUDA graphs and in TF32. The error is that of all
+outputs and gradients together against float64; where it is not small no time is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gaussian import milliseconds
+from torch import Tensor
+
+from bayesrnn import kernels
+
+GATES = {"LSTM": 4, "GRU": 3}
+
+
+class Layer:
+    """A layer's numbers, the same for every way to compute it."""
+
+    def __init__(self, cell: str, hidden: int, batch: int, steps: int) -> None:
+        self.cell, self.hidden, self.sizes = cell, hidden, [batch] * steps
+        self.x = torch.randn(steps, batch, hidden, device="cuda", requires_grad=True)
+        self.cotangent = torch.randn(steps, batch, hidden, device="cuda")
+        self.module = getattr(torch.nn, cell)(hidden, hidden, device="cuda")
+        self.masks = {
+            "none": None,
+            "tied": (torch.rand(batch, hidden, device="cuda") < 0.75) / 0.75,
+            "untied": (torch.rand(batch, GATES[cell], hidden, device="cuda") < 0.75) / 0.75,
+        }
+
+    def theirs(self) -> list[Tensor]:
+        out, _ = self.module(self.x)
+        return [out, *torch.autograd.grad(out, [self.x, *self.module.parameters()], self.cotangent)]
+
+    def ours(self, recurrence: Any, masks: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """As `theirs`, from the pieces that a layer with noise per sequence is made of."""
+        leaves = [self.x, *self.module.parameters()]
+        if dtype != torch.float32:
+            leaves = [t.detach().to(dtype).requires_grad_() for t in leaves]
+        x, w_ih, w_hh, b_ih, b_hh = leaves
+        mask = self.masks[masks]
+        mask = mask if mask is None else mask.to(dtype)
+        h = x.new_zeros(x.shape[1], self.hidden)
+        inside = []
+        bias = b_ih + b_hh
+        if self.cell == "GRU":
+            size = 2 * self.hidden
+            bias = b_ih + torch.cat([b_hh[:size], torch.zeros_like(b_hh[size:])])
+            inside = [b_hh[size:]]
+        gx = kernels.kernel("input", "cuda")(x.flatten(0, 1), w_ih, bias, None, self.sizes)
+        if self.cell == "LSTM":
+            out = recurrence(gx, h, h, w_hh, None, mask, None, batch_sizes=self.sizes)[0]
+        else:
+            out = recurrence(gx, h, w_hh, *inside, mask, batch_sizes=self.sizes)[0]
+        out = out.view(x.shape)
+        return [out, *torch.autograd.grad(out, leaves, self.cotangent.to(dtype))]
+
+
+def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    pairs = [(a.detach().double(), b.detach()) for a, b in zip(found, exact, strict=True)]
+    return float(sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)) ** 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cells", nargs="+", default=["LSTM", "GRU"], choices=["LSTM", "GRU"])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[200, 650, 1500])
+    parser.add_argument("--masks", nargs="+", default=["none", "tied", "untied"], choices=["none", "tied", "untied"])
+    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=35)
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {options.batch}, {options.steps} steps")
+    for cell in options.cells:
+        fast = kernels._load(f"{cell.lower()}.triton:{cell.lower()}")
+        plain = kernels._load(f"{cell.lower()}.reference:{cell.lower()}")
+        for hidden in options.hidden:
+            layer = Layer(cell, hidden, options.batch, options.steps)
+            exact = layer.ours(plain, "none", torch.float64)
+            their_time = milliseconds(layer.theirs)
+            print(f"{cell} H={hidden}: cuDNN {their_time:.3f} ms, error {error(layer.theirs(), exact):.1e}", flush=True)
+            for masks in options.masks:
+                off = error(layer.ours(fast, masks), layer.ours(plain, masks, torch.float64))
+                if not off < 3e-3:
+                    print(f"  one launch, masks {masks}: WRONG, error {off:.1e}", flush=True)
+                    continue
+                took = milliseconds(lambda masks=masks, layer=layer, fast=fast: layer.ours(fast, masks))
+                print(f"  one launch, masks {masks}: {took:.3f} ms, error {off:.1e}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
