@@ -15,7 +15,7 @@ import torch
 from bayesrnn.errors import UserError
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train import checkpoint, run_folder
-from bayesrnn.train.checkpoint import BEST, BEST_COPY, LAST, PREVIOUS, Damaged
+from bayesrnn.train.checkpoint import BEST, BEST_COPY, LAST, NEXT, PREVIOUS, Damaged
 from bayesrnn.train.launch import launch
 from bayesrnn.train.run_folder import FORMAT, LOCK, MARKER, Busy, RunFolder, write_file
 
@@ -63,7 +63,7 @@ def stopped(train, tmp_path):
     """A run stopped in its last epoch between two checkpoints, with all four checkpoint files."""
     with pytest.raises(Stop):
         train("stopped", Told(stop=19))
-    assert all((tmp_path / "stopped" / name).is_file() for name in checkpoint.FILES)
+    assert all((tmp_path / "stopped" / name).is_file() for name in (LAST, PREVIOUS, BEST, BEST_COPY))
     return tmp_path / "stopped"
 
 
@@ -134,11 +134,27 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(train, stopped, whole)
     assert not any((stopped / name).exists() for name in (*checkpoint.SPARE, MARKER, LOCK))
 
 
-def test_a_run_killed_between_two_moves_goes_on_from_the_one_before(train, stopped, whole):
+def test_a_deleted_checkpoint_gives_way_to_the_one_before(train, stopped, whole):
     (stopped / LAST).unlink()
     told = Told()
     train("stopped", told, resume=True)
-    assert any(f"{LAST} is not there." in t for t in told.said)
+    assert any("There is no checkpoint" in t and f"{PREVIOUS} is whole" in t for t in told.said)
+    same(outcome(stopped), whole)
+
+
+@pytest.mark.parametrize("damaged", [None, NEXT, PREVIOUS])
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_run_killed_between_two_moves_has_two_whole_checkpoints(train, stopped, whole, moves, damaged):
+    # As after the writing of the next one: last, previous and next, or after the first move previous and next.
+    shutil.copy(stopped / LAST, stopped / NEXT)
+    os.replace(stopped / PREVIOUS, stopped / LAST)
+    if moves:
+        os.replace(stopped / LAST, stopped / PREVIOUS)
+    if damaged is not None and (stopped / damaged).exists():
+        flip(stopped / damaged)
+    told = Told()
+    train("stopped", told, resume=True)
+    assert any("is whole and is used" in t for t in told.said) == (damaged == NEXT)
     same(outcome(stopped), whole)
 
 
@@ -148,19 +164,21 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_the_good_one(train, stopp
 
     def watched(source, target):
         real(source, target)
-        good = False
-        for name in (LAST, PREVIOUS):
+        good = 0
+        for name in checkpoint.RESUMABLE:
             try:
                 checkpoint.load(stopped / name)
-                good = True
+                good += 1
             except Damaged:
                 pass
         moves.append(good)
 
     monkeypatch.setattr(os, "replace", watched)
     train("stopped", resume=True)
-    assert len(moves) > 10
-    assert all(moves)
+    first = moves.index(2)
+    assert len(moves) > first + 8
+    assert min(moves[:first]) == 1
+    assert min(moves[first:]) == 2
 
 
 def test_two_damaged_checkpoints_are_one_line(train, stopped):
@@ -215,14 +233,14 @@ def test_checkpoints_of_another_run_are_refused(train, stopped, tmp_path):
     other = tmp_path / "other"
     with pytest.raises(Stop):
         train("other", Told(stop=19), seed=2)
-    for name in checkpoint.FILES:
+    for name in (LAST, PREVIOUS, BEST, BEST_COPY):
         shutil.copy(other / name, stopped / name)
     with pytest.raises(UserError, match=r"was written by a run with another config\.json"):
         train("stopped", resume=True)
 
 
 def test_lost_checkpoints_are_not_a_fresh_start(train, stopped, tmp_path):
-    for name in checkpoint.FILES:
+    for name in (LAST, PREVIOUS, BEST, BEST_COPY):
         (stopped / name).unlink()
     with pytest.raises(UserError, match="has lost its checkpoints"):
         train("stopped", resume=True)
@@ -231,6 +249,19 @@ def test_lost_checkpoints_are_not_a_fresh_start(train, stopped, tmp_path):
     told = Told()
     train("early", told, resume=True)
     assert "Nothing was saved yet: started from the beginning." in told.said
+
+
+def test_a_run_killed_before_it_has_described_itself(train, stopped, tmp_path, whole):
+    for names in ([MARKER], [MARKER, "config.json"]):
+        early = tmp_path / f"early{len(names)}"
+        early.mkdir()
+        for name in names:
+            shutil.copy(stopped / name, early / name)
+        train(early.name, resume=True)
+        same(outcome(early), whole)
+    (stopped / "config.json").unlink()
+    with pytest.raises(UserError, match="has no readable config"):  # but not once there is something to lose
+        train("stopped", resume=True)
 
 
 HOLD = """

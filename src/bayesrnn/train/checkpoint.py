@@ -142,7 +142,7 @@ def load_first(folder: RunFolder, *names: str, into: str) -> tuple[dict[str, Ten
             continue
         if name != into:
             folder.move(name, into)
-        note = f"{wrong[0]} {name} is whole and is used in its place." if wrong and name != names[0] else ""
+        note = f"{wrong[0]} {name} is whole and is used in its place." if wrong else ""
         return *found, note
     raise Damaged(" ".join(wrong) + (" Start over with --force." if len(wrong) > 1 else ""))
 

@@ -79,7 +79,7 @@ class Run:
     def resume(self) -> None:
         """Go on from the folder's last whole checkpoint, as if nothing had happened."""
         path = self.folder.path / checkpoint.LAST
-        tensors, about, note = checkpoint.load_either(self.folder.path, checkpoint.LAST, checkpoint.PREVIOUS)
+        tensors, about, note = checkpoint.load_last(self.folder)
         if note:
             self.reporter.say(note)
         if about.get("run", self.identity) != self.identity:
@@ -106,7 +106,7 @@ class Run:
             return
         wrong = None
         try:
-            _, about, note = checkpoint.load_either(self.folder.path, checkpoint.BEST, checkpoint.BEST_COPY)
+            _, about, note = checkpoint.load_best(self.folder)
             if note:
                 self.reporter.say(note)
             # Of a later epoch where that epoch's last checkpoint was damaged: it is trained again.
@@ -212,7 +212,7 @@ class Run:
 
     def load_best(self) -> dict[str, Any]:
         """Put the best epoch's weights into the model; returns that epoch's line."""
-        tensors, about, note = checkpoint.load_either(self.folder.path, checkpoint.BEST, checkpoint.BEST_COPY)
+        tensors, about, note = checkpoint.load_best(self.folder)
         if note:
             self.reporter.say(note)
         checkpoint.load_model(self.model, tensors, self.folder.path / checkpoint.BEST)
@@ -233,7 +233,7 @@ class Run:
             "seconds": self.seconds,
             "history": self.history,
         }
-        checkpoint.save(self.folder, checkpoint.LAST, tensors, about, keep=checkpoint.PREVIOUS)
+        checkpoint.save_last(self.folder, tensors, about)
         self._write_metrics()
         where = {"epoch": self.epoch, "step": self.done, "best": self.best}
         self.folder.write("state.json", json.dumps(where, indent=2) + "\n")

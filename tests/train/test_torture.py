@@ -1,0 +1,20 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+def test_a_small_torture(tmp_path):
+    """Five kills and one of every other fault; `python -m bayesrnn.train.torture` does it at length."""
+    out = tmp_path / "torture.json"
+    command = [sys.executable, "-m", "bayesrnn.train.torture", "--kills", "5", "--trials", "1", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(out.read_text())
+    assert record["failures"] == []
+    tried = [fault for fault in record["faults"].values() if "not_tried" not in fault]  # mounting needs root
+    assert record["survived"] == record["total"] == 5 + len(tried) - 1
+    assert len(tried) >= 9
+    assert f"survived {record['total']}/{record['total']}" in done.stdout
