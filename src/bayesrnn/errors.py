@@ -1,5 +1,14 @@
 """Errors that are the caller's to mend: one sentence that says what is wrong and what to do."""
 
+_LONGEST = 1000
+
 
 class UserError(Exception):
-    """Shown by the command as one line on stderr with exit status 2, never as a traceback."""
+    """Shown by the command as one line on stderr with exit status 2, never as a traceback.
+
+    A message quotes what is wrong; where that is very long, its middle is left out.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 300]} … {text[-297:]}"

@@ -206,6 +206,10 @@ def _coco_split(file: Path) -> References:
     try:
         names = {image["id"]: image["file_name"] for image in content["images"]}
         pairs = [(note["image_id"], note["caption"]) for note in content["annotations"]]
+        if not all(isinstance(n, int) and isinstance(name, str) for n, name in names.items()):
+            raise TypeError
+        if not all(isinstance(n, int) and isinstance(text, str) for n, text in pairs):
+            raise TypeError
     except (KeyError, TypeError):
         raise UserError(
             f"{file} is not in COCO's format: images with id and file_name, annotations with image_id and caption."
@@ -214,7 +218,7 @@ def _coco_split(file: Path) -> References:
     for number, text in pairs:
         if number not in names:
             raise UserError(f"{file} has a caption of image {number}, which is not among its images.")
-        found = words(str(text))
+        found = words(text)
         if not found:
             raise UserError(f"{file}: a caption of image {number} ({names[number]}) has no words.")
         captions[number].append(found)

@@ -158,6 +158,8 @@ def _rows(text: str, file: str) -> tuple[list[list[str]], list[int], str]:
                 numbers.append(reader.line_num)
     except csv.Error as error:
         raise UserError(f"{file}, line {reader.line_num}, cannot be read as CSV ({error}).") from None
+    if not rows:
+        raise UserError(f"{file} is empty; a series needs a column of dates and a column of numbers.")
     while len(rows[0]) > 1 and all(len(row) == len(rows[0]) and not row[-1] for row in rows):
         rows = [row[:-1] for row in rows]  # lines that end with a delimiter
     return rows, numbers, delimiter

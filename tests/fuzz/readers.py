@@ -1,0 +1,525 @@
+"""Every reader of files or settings that may come from anywhere: how to call it, and inputs to call it with.
+
+A reader is a function of one input that returns, or raises `UserError`. Anything else is a finding. Inputs are made by
+hypothesis: bytes of no kind, valid inputs with changes, and inputs built from the format's own pieces.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import struct
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+ODD = [
+    *("nan inf -inf 1e999 -1 0 1e-400 null true ~ << 1:1:1 2001-02-30 & * [ ] { } ' # , ; | . .. &a *a ٣ é".split(" ")),
+    *("../../etc/passwd /dev/zero %s%n ${HOME} $(id) __class__ !!python/name:os.system".split(" ")),
+    *("", " ", "\x00", "\ufeff", '"', "\\", "- ", ": ", "\t", "\r", "\u2028", "\x1b[2J", "\ud7ff"),
+    *("9" * 40, "9" * 5000, "0x" + "f" * 40),
+]
+
+
+@st.composite
+def changed(draw: Any, valid: Any) -> bytes:
+    """A valid input with a few changes: bytes set, cut out, put in, repeated, odd texts in place of others."""
+    data = bytearray(draw(valid))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(len(data) - 1, 0)))
+        kind = draw(st.sampled_from("set cut insert odd repeat end swap".split()))
+        if kind == "set" and data:
+            data[at] = draw(st.integers(0, 255))
+        elif kind == "cut":
+            del data[at : at + draw(st.integers(1, 40))]
+        elif kind == "insert":
+            data[at:at] = draw(st.binary(max_size=12))
+        elif kind == "odd":
+            data[at : at + draw(st.integers(0, 8))] = draw(st.sampled_from(ODD)).encode()
+        elif kind == "repeat":
+            length = draw(st.integers(1, 30))
+            data[at:at] = bytes(data[at : at + length]) * draw(st.integers(1, 50))
+        elif kind == "end":
+            del data[at:]
+        elif kind == "swap":
+            other = draw(st.integers(0, max(len(data) - 1, 0)))
+            data[at : at + 4], data[other : other + 4] = data[other : other + 4], data[at : at + 4]
+    return bytes(data)
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.integers(-(2**70), 2**70) | st.floats() | st.sampled_from(ODD)
+    | st.text(max_size=12)
+)  # fmt: skip
+
+
+def values(depth: int = 3) -> Any:
+    """Any JSON."""
+    keys = st.text(max_size=8) | st.sampled_from(["model", "train", "files", "settings", "metrics", "curves", "task"])
+    return st.recursive(
+        SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=6
+    )
+
+
+@st.composite
+def altered(draw: Any, valid: dict[str, Any]) -> dict[str, Any]:
+    """A valid JSON object in which one or two values, at any depth, are replaced, removed or added."""
+    made = json.loads(json.dumps(valid))
+    for _ in range(draw(st.integers(1, 2))):
+        place: Any = made
+        while True:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(place[key], (dict, list)) and place[key] and draw(st.booleans()):
+                place = place[key]
+                continue
+            kind = draw(st.sampled_from(["replace", "remove", "add"]))
+            if kind == "replace" or not isinstance(place, dict):
+                place[key] = draw(values())
+            elif kind == "remove":
+                del place[key]
+            else:
+                place[draw(st.text(max_size=6))] = draw(values())
+            break
+    return made
+
+
+def mixed(*strategies: Any) -> Any:
+    return st.one_of(*strategies)
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """``read(input, folder)`` calls it; the folder is empty, and its own."""
+
+    inputs: Callable[[], Any]
+    read: Callable[[Any, Path], object]
+    what: str
+
+
+def write(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+# Recipes and overrides
+
+
+@cache
+def recipe_texts() -> list[bytes]:
+    from bayesrnn import recipes
+
+    folder = Path(recipes.__file__).parent
+    wanted = ("brnn-medium", "variational-tied-medium", "digits-bbb-400", "sentiment-lstm-variational", "forecast")
+    return [(folder / f"{name}.yaml").read_bytes() for name in wanted if (folder / f"{name}.yaml").exists()]
+
+
+def recipe_inputs() -> Any:
+    keys = ["model:", "train:", "  epochs: ", "  hidden: ", "task: ", "paper: ", "1e-7"]
+    marks = [
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        ": ",
+        "- ",
+        "\n",
+        "  ",
+        "&a ",
+        "*a",
+        "<<: ",
+        "|",
+        ">",
+        "!!",
+        "? ",
+        "'",
+        "...",
+        "---",
+    ]
+    pieces = st.sampled_from([*keys, *marks, *ODD])
+    built = st.lists(pieces, max_size=25).map(lambda parts: "".join(parts).encode("utf-8", "surrogatepass"))
+    return mixed(st.binary(max_size=80), changed(st.sampled_from(recipe_texts())), built)
+
+
+def read_recipe(data: bytes, folder: Path) -> object:
+    from bayesrnn import recipes
+
+    return recipes.load(str(write(folder, "mine.yaml", data)))
+
+
+def override_inputs() -> Any:
+    from bayesrnn import recipes
+
+    keys = sorted({k for n in ("brnn-medium", "digits-bbb-400") for k in recipes.flatten(recipes.load(n))})
+    short = [k.rpartition(".")[2] for k in keys]
+    key = st.sampled_from(keys + short) | st.text(max_size=10)
+    usual = st.integers(1, 50).map(str) | st.sampled_from(["0.5", "true", "null", "adam", "weight", "fp32"])
+    value = usual | usual | st.sampled_from(ODD) | st.text(max_size=12) | values().map(lambda v: json.dumps(v))
+    one = st.tuples(key, st.sampled_from(["=", "=", "=", "==", "", " = "]), value).map("".join)
+    return st.tuples(st.sampled_from(["brnn-medium", "digits-bbb-400"]), st.lists(one, min_size=1, max_size=3))
+
+
+@cache
+def _base(name: str) -> Any:
+    from bayesrnn import recipes
+
+    return recipes.load(name)
+
+
+def read_overrides(given: tuple[str, list[str]], folder: Path) -> object:
+    from bayesrnn import recipes
+
+    name, assignments = given
+    return recipes.override(_base(name), assignments)
+
+
+# Checkpoints and run folders
+
+
+@cache
+def tiny_run() -> dict[str, bytes]:
+    """The files of a small language run, made here."""
+    import torch
+
+    from bayesrnn import recipes
+    from bayesrnn.tasks.base import task_class
+    from bayesrnn.train import checkpoint, engine
+
+    recipe = recipes.override(recipes.load("brnn-medium"), ["hidden=3", "layers=1"])
+    words = b"<unk>\n<eos>\na\nb\nc\n"
+    files = {"vocabulary.txt": words}
+    torch.manual_seed(0)
+    model = task_class("language").build(recipe, files)
+    about = {"epoch": 1, "valid_perplexity": 4.5}
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.save_file(Path(folder) / "x", {f"model.{k}": v for k, v in model.state_dict().items()}, about)
+        weights = path.read_bytes()
+    config = engine.config(recipe, name="brnn-medium", data="python-docs", seed=1, files=files)
+    return {"config.json": json.dumps(config).encode(), "best.safetensors": weights, **files}
+
+
+def safetensors_of(header: Any, body: bytes, length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else as_json(header)
+    return struct.pack("<Q", (len(text) if length is None else length) % 2**64) + text + body
+
+
+def checkpoint_inputs() -> Any:
+    names = st.sampled_from(["model.a", "a", "__metadata__", ""])
+    dtypes = st.sampled_from(["F32", "F16", "BF16", "I64", "BOOL", "U8", "F8_E4M3", "F64", "X", "", "F4", "C64"])
+    sizes = st.lists(st.integers(-1, 5) | st.integers(0, 2**63), max_size=3)
+    offsets = st.lists(st.integers(-1, 40) | st.integers(0, 2**64), min_size=2, max_size=2)
+    tensor = st.fixed_dictionaries({"dtype": dtypes, "shape": sizes, "data_offsets": offsets}) | values()
+    texts = st.sampled_from(["{}", "[]", "", '{"checksum": 1}', '{"checksum": "' + "0" * 64 + '"}', "[" * 300, "1"])
+    metadata = st.dictionaries(st.sampled_from(["bayesrnn", "bayesrnn.2", "x"]), texts | SCALARS, max_size=2)
+    header = st.dictionaries(names, tensor, max_size=3) | st.builds(
+        lambda m, rest: {**rest, "__metadata__": m}, metadata, st.dictionaries(names, tensor, max_size=2)
+    )
+    known = st.fixed_dictionaries({f"model.{k}": tensor for k in ("module.embed.weight", "module.rnn.weight_ih_l0")})
+    old = st.builds(lambda rest: {**rest, "__metadata__": {"bayesrnn": "{}"}}, known)
+    whole = st.builds(safetensors_of, header | old | st.binary(max_size=30), st.binary(max_size=40),
+                      st.none() | st.integers(0, 2**64 - 1) | st.integers(0, 100))  # fmt: skip
+    return mixed(st.binary(max_size=60), changed(st.just(tiny_run()["best.safetensors"])), whole)
+
+
+@cache
+def tiny_model() -> Any:
+    from bayesrnn import recipes
+    from bayesrnn.tasks.base import task_class
+
+    run = tiny_run()
+    recipe = recipes.from_dict(json.loads(run["config.json"])["settings"], where="config.json")
+    return task_class("language").build(recipe, run)
+
+
+def read_checkpoint(data: bytes, folder: Path) -> object:
+    from bayesrnn.train import checkpoint
+
+    path = write(folder, "best.safetensors", data)
+    tensors, about = checkpoint.load(path)
+    checkpoint.load_model(tiny_model(), tensors, path)
+    return about
+
+
+def config_inputs() -> Any:
+    valid = json.loads(tiny_run()["config.json"])
+    return mixed(
+        st.binary(max_size=40),
+        values().map(as_json),
+        altered(valid).map(as_json),
+        changed(st.just(tiny_run()["config.json"])),
+        st.integers(1, 200).map(lambda n: b'{"settings": ' + b"[" * n),
+    )
+
+
+def read_config(data: bytes, folder: Path) -> object:
+    import torch
+
+    from bayesrnn.tasks.trained import open_run
+
+    for name, content in {**tiny_run(), "config.json": data}.items():
+        write(folder, name, content)
+    return open_run(folder, torch.device("cpu"))
+
+
+def vocabulary_inputs() -> Any:
+    lines = st.lists(st.text(max_size=4) | st.sampled_from(["<unk>", "<eos>", "a", "b", "c", "", "\r"]), max_size=7)
+    built = lines.map(lambda words: ("\n".join(words) + "\n").encode("utf-8", "surrogatepass"))
+    return mixed(st.binary(max_size=30), built, changed(st.just(tiny_run()["vocabulary.txt"])))
+
+
+def read_vocabulary(data: bytes, folder: Path) -> object:
+    import torch
+
+    from bayesrnn.tasks.trained import open_run
+
+    for name, content in {**tiny_run(), "vocabulary.txt": data}.items():
+        write(folder, name, content)
+    return open_run(folder, torch.device("cpu"))
+
+
+# Text
+
+
+def text_inputs() -> Any:
+    words = st.lists(st.sampled_from(["the", "cat", "sat", "<unk>", "<eos>", "\n", " ", "N", *ODD]), max_size=30)
+    text = words.map(lambda parts: " ".join(parts).encode("utf-8", "surrogatepass"))
+    one = mixed(st.binary(max_size=60), text, changed(st.just(b"the cat sat on the mat\nand the dog\n" * 4)))
+    return st.tuples(one, one, one, st.integers(1, 4), st.integers(1, 9))
+
+
+def read_text(given: tuple[bytes, bytes, bytes, int, int], folder: Path) -> object:
+    from bayesrnn import recipes
+    from bayesrnn.data.text import read_folder
+    from bayesrnn.tasks import language
+
+    train, valid, test, batch, window = given
+    for name, data in (("train.txt", train), ("valid.txt", valid), ("test.txt", test)):
+        write(folder, name, data)
+    corpus = read_folder(folder)
+    recipe = recipes.override(_base("brnn-medium"), [f"batch_size={batch}", f"window={window}"])
+    return language.streams(corpus, recipe)
+
+
+# Records, metrics and the report made of them
+
+
+@cache
+def a_record() -> dict[str, Any]:
+    return {
+        "program": "bayesrnn",
+        "recipe": "brnn-medium",
+        "seed": 1,
+        "device": "cpu",
+        "versions": {"torch": "2"},
+        "overrides": ["train.epochs=2"],
+        "settings": {
+            "task": "language",
+            "paper": {"test": 75.5, "entropy_gap": 0.67},
+            "model": {"hidden": 8},
+            "posterior": {"kind": "sharpened"},
+        },
+        "curves": {"train_perplexity": [9.0, 8.0], "valid_perplexity": [9.5, 8.5], "kl_per_sequence": [3.0, 2.0]},
+        "metrics": {
+            "best_epoch": 2,
+            "valid_perplexity": 8.5,
+            "test_perplexity": 8.25,
+            "entropy_gap_mean": 0.5,
+            "entropy_gap": 0.6,
+            "entropy_samples": 10,
+            "reliability": [{"confidence": 0.5, "accuracy": 0.25, "count": 4.0}],
+            "intervals": [{"level": 0.9, "coverage": 0.85}],
+            "uncertainty": {"risk": {"coverage": [0.5, 1.0], "rmse": [0.1, 0.2]}},
+        },
+        "pruning": {"fraction": 0.5, "curve": [{"fraction": 0.0, "valid_perplexity": 8.5, "rise": 0.0}]},
+    }
+
+
+def record_inputs() -> Any:
+    metrics = json.dumps({"epoch": 1, "valid_perplexity": 9.5}).encode() + b"\n"
+    record = mixed(
+        st.binary(max_size=40),
+        values().map(as_json),
+        altered(a_record()).map(as_json),
+        altered(a_record()).map(as_json),
+        changed(st.just(as_json(a_record()))),
+    )
+    return st.tuples(record, st.booleans(), changed(st.just(metrics * 2)))
+
+
+def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
+    from unittest import mock
+
+    from bayesrnn.report import collect, figures, page
+
+    record, finished, metrics = given
+    write(folder, "record.json" if finished else "config.json", record)
+    write(folder, "metrics.jsonl", metrics)
+    together = collect.groups(collect.read(folder))
+    names = ("curves", "against_diagonal", "lines", "histogram", "patterns")
+    with mock.patch.multiple(figures, **{name: lambda *a, **k: b"png" for name in names}):
+        text, _ = page.build(together, {}, title="t")
+    assert "<script" not in text.lower()
+    return text
+
+
+# Data of the other tasks
+
+
+def series_inputs() -> Any:
+    dates = [b"date,value\n" + b"".join(b"2001-%02d-01,%d\n" % (1 + k % 12, k) for k in range(12))]
+    dates += [b"year;a;b\n" + b"".join(b"%d;%d,5;x\n" % (1990 + k, k) for k in range(20))]
+    dates += [b"1.5\n2\n3\n4\n" * 5, b"t\tv\n2001-01-01 00:00\t1\n2001-01-01 01:00\t2\n2001-01-01 02:00\t3\n"]
+    marks = [",", ";", "\n", "\t", "|", '"']
+    dated = ["2001", "2001-01", "2001-01-02", "Q1 2001", "2001W05", "Jan 2001", "12:30", "999999999999", "31/12/2001"]
+    cells = st.sampled_from([*marks, *dated, "1.5", "1,5", "date", "v", *ODD])
+    built = st.lists(cells, max_size=40).map(lambda parts: "".join(parts).encode("utf-8", "surrogatepass"))
+    data = mixed(st.binary(max_size=60), built, changed(st.sampled_from(dates)))
+    names = st.just("") | st.just("") | st.sampled_from(["value", "a", "date", "all", "x,y"]) | st.text(max_size=4)
+    return st.tuples(data, names, names, names, st.integers(0, 5))
+
+
+def read_series(given: tuple[bytes, str, str, str, int], folder: Path) -> object:
+    from bayesrnn.data.series import read_csv
+
+    data, target, covariates, date, gap = given
+    series = read_csv(write(folder, "s.csv", data), target=target, covariates=covariates, date=date, max_gap=gap)
+    return series.to_csv()
+
+
+def idx_of(shape: list[int], body: bytes, kind: int = 8, axes: int | None = None) -> bytes:
+    header = bytes([0, 0, kind % 256, (len(shape) if axes is None else axes) % 256])
+    return header + b"".join(struct.pack(">I", n % 2**32) for n in shape) + body
+
+
+def digits_inputs() -> Any:
+    valid = idx_of([2, 28, 28], bytes(2 * 28 * 28))
+    shape = st.lists(st.integers(0, 30) | st.integers(0, 2**32), max_size=4)
+    built = st.builds(idx_of, shape, st.binary(max_size=40), st.sampled_from([8, 9, 13, 0]),
+                      st.none() | st.integers(0, 255))  # fmt: skip
+    one = mixed(st.binary(max_size=30), changed(st.just(valid)), built)
+    zipped = mixed(one.map(gzip.compress), changed(st.just(gzip.compress(valid))))
+    return st.tuples(mixed(one, zipped), st.sampled_from([1, 3]))
+
+
+def read_digits(given: tuple[bytes, int], folder: Path) -> object:
+    from bayesrnn.data import digits
+
+    data, dimensions = given
+    found = digits.read_idx(write(folder, "x", data), dimensions=dimensions)
+    if dimensions == 3:
+        import torch
+
+        labels = torch.zeros(len(found), dtype=torch.uint8)
+        return digits.Digits(found, labels, found, labels)
+    return found
+
+
+def tar_of(members: list[tuple[str, bytes, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1) as archive:
+        for name, content, kind in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(content), kind
+            info.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+@cache
+def reviews_archive() -> bytes:
+    from bayesrnn.data.reviews import AUTHORS
+
+    members = []
+    for author in AUTHORS:
+        members.append((f"scaledata/{author}/subj.{author}", b"a fine film\na bad film\n", tarfile.REGTYPE))
+        members.append((f"scaledata/{author}/rating.{author}", b"0.9\n0.1\n", tarfile.REGTYPE))
+    return tar_of(members)
+
+
+def reviews_inputs() -> Any:
+    from bayesrnn.data.reviews import AUTHORS
+
+    names = st.sampled_from([f"scaledata/{a}/{k}.{a}" for a in AUTHORS for k in ("subj", "rating")] +
+                            ["../../x", "/etc/passwd", "", "a/subj.a"])  # fmt: skip
+    kinds = st.sampled_from(
+        [tarfile.REGTYPE] * 4 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]
+    )
+    content = st.binary(max_size=30) | st.sampled_from([b"0.5\n", b"nan\n", b"x\n", b"2\n", b"a b\n"])
+    # A member that claims to be more than it has is refused by tarfile itself; directories have no content.
+    member = st.tuples(names, content, kinds).map(lambda m: (m[0], b"" if m[2] != tarfile.REGTYPE else m[1], m[2]))
+    built = st.lists(member, max_size=9).map(tar_of)
+    raw = gzip.decompress(reviews_archive())
+    inside = changed(st.just(raw)).map(lambda data: gzip.compress(data, 1))
+    return mixed(st.binary(max_size=40), changed(st.just(reviews_archive())), built, inside)
+
+
+def read_reviews(data: bytes, folder: Path) -> object:
+    from bayesrnn.data import reviews
+
+    found = reviews.read(write(folder, "scale_data.tar.gz", data))
+    assert not list(folder.glob("**/passwd"))
+    return found
+
+
+FLICKR = b"a.jpg#0\tA dog runs .\na.jpg#1\tA black dog .\nb.jpg#0\tTwo cats .\nc.jpg#0\tA man .\n"
+COCO = {
+    "images": [{"id": k, "file_name": f"{k}.jpg"} for k in range(4)],
+    "annotations": [{"image_id": k, "caption": "a dog runs"} for k in range(4)],
+}
+
+
+def captions_inputs() -> Any:
+    lines = st.sampled_from([b"a.jpg\n", b"b.jpg\n", b"c.jpg\n", b"\n", b"d.jpg\n"])
+    flickr = st.tuples(
+        st.just("flickr"), mixed(changed(st.just(FLICKR)), st.just(FLICKR), st.binary(max_size=40)),
+        mixed(lines, changed(st.just(b"a.jpg\n"))), mixed(lines, st.binary(max_size=20)), lines,
+    )  # fmt: skip
+    coco_file = mixed(altered(COCO).map(as_json), values().map(as_json), changed(st.just(as_json(COCO))))
+    other = {**COCO, "images": [{"id": k, "file_name": f"v{k}.jpg"} for k in range(4)]}
+    coco = st.tuples(st.just("coco"), coco_file, mixed(st.just(as_json(other)), altered(other).map(as_json)),
+                     st.just(b""), st.just(b""))  # fmt: skip
+    return flickr | coco
+
+
+def read_captions(given: tuple[str, bytes, bytes, bytes, bytes], folder: Path) -> object:
+    from bayesrnn.data import captions
+
+    kind, first, second, third, fourth = given
+    if kind == "flickr":
+        write(folder, "Flickr8k.token.txt", first)
+        for name, data in (("train", second), ("dev", third), ("test", fourth)):
+            write(folder, f"Flickr_8k.{name}Images.txt", data)
+    else:
+        write(folder, "captions_train.json", first)
+        write(folder, "captions_val.json", second)
+    return captions.read_captions(folder)
+
+
+READERS = {
+    "recipe": Reader(recipe_inputs, read_recipe, "a recipe, as YAML"),
+    "overrides": Reader(override_inputs, read_overrides, "key=value of the command line"),
+    "checkpoint": Reader(checkpoint_inputs, read_checkpoint, "a checkpoint: safetensors with JSON in its header"),
+    "config": Reader(config_inputs, read_config, "config.json of a run folder, then the whole run"),
+    "vocabulary": Reader(vocabulary_inputs, read_vocabulary, "vocabulary.txt of a run folder, then the whole run"),
+    "text": Reader(text_inputs, read_text, "train, valid and test text"),
+    "record": Reader(record_inputs, read_record, "records and metrics, then the report's page of them"),
+    "series": Reader(series_inputs, read_series, "a series, as CSV"),
+    "digits": Reader(digits_inputs, read_digits, "idx files, gzipped or not"),
+    "reviews": Reader(reviews_inputs, read_reviews, "the archive of reviews"),
+    "captions": Reader(captions_inputs, read_captions, "caption files of Flickr8k and COCO"),
+}

@@ -1,0 +1,199 @@
+"""Readers of files that may come from anywhere: they read, or refuse with a `UserError`. `run.py` tries many more."""
+
+import importlib.util
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bayesrnn.errors import UserError
+from bayesrnn.reading import first_line, load_yaml, parse_json, printable, read_bytes, read_text, shown
+
+HERE = Path(__file__).parent
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(f"fuzz_{name}", HERE / f"{name}.py")
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+readers = module("readers")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", readers.READERS)
+def test_it_reads_or_refuses(name):
+    reader = readers.READERS[name]
+    base = Path(tempfile.mkdtemp())
+    told = {"read": 0, "refused": 0}
+
+    @settings(max_examples=80, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(reader.inputs())
+    def one(value):
+        folder = base / "input"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            reader.read(value, folder)
+            told["read"] += 1
+        except UserError as error:
+            told["refused"] += 1
+            message = str(error)
+        else:
+            message = ""
+        assert len(message) <= 1000
+
+    try:
+        one()
+    finally:
+        shutil.rmtree(base)
+    assert told["refused"] > 5
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (BOMB, "anchors and aliases are not read"),
+        ("a: 1\na: 2\n", "a key is there twice"),
+        ("[" * 60_000, "nested more than 100 deep"),
+        ("- " * 20_000, "recursion"),
+        ("a: " + "9" * 5000, "4300 digits"),
+        ("a: 2001-99-99", "month must be in"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: !!timestamp 'x'", "not YAML"),
+        ("a: !!int ''", "not YAML"),
+        ("a: b\n---\nc: d\n", "single document"),
+    ],
+)
+def test_yaml_that_is_not_read(text, said):
+    """Without the limits, the first would fill the memory and the third would take hours."""
+    with pytest.raises(UserError, match=said):
+        load_yaml(text, where="mine.yaml")
+
+
+def test_yaml_that_is_read():
+    assert load_yaml("a: [1, 2.5, x]\nb: {c: null}\n", where="x") == {"a": [1, 2.5, "x"], "b": {"c": None}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 101, "nested more than 100 deep"),
+        ('{"a": 1, "a": 2}', "twice"),
+        ("9" * 5000, "digits"),
+        ("{", "not JSON"),
+    ],
+)
+def test_json_that_is_not_read(text, said):
+    with pytest.raises(UserError, match=said):
+        parse_json(text, where="x")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.text(), lambda x: st.lists(x)))
+def test_json_that_is_read(value):
+    assert parse_json(json.dumps(value), where="x") == value
+
+
+def test_brackets_in_strings_are_not_nesting():
+    words = ["[" * 300, '\\"[' * 50]
+    assert parse_json(json.dumps(words), where="x") == words
+
+
+def test_files_are_read_up_to_a_limit(tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(b"x" * 100)
+    assert read_bytes(file, most=100) == b"x" * 100
+    with pytest.raises(UserError, match="is larger than"):
+        read_bytes(file, most=99)
+    file.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_text(file, most=10)
+    for path in (tmp_path, tmp_path / "none", "/dev/zero", "a\0b"):
+        with pytest.raises(UserError, match="cannot be read"):
+            read_bytes(path, most=10)
+
+
+def test_what_messages_show():
+    assert shown("x" * 100) == "'" + "x" * 78 + "…"
+    assert shown(10**5000) == "a number of more than 30 digits"
+    assert shown([[1]] * 3) == "a list of 3"
+    assert printable("a\x1b[2Jb\nc") == "a [2Jb c"
+    assert first_line(ValueError("")) == "ValueError"
+    assert len(str(UserError("y" * 5000))) <= 1000
+    assert str(UserError("short")) == "short"
+
+
+def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
+    """A configuration that asks for a model of 10^14 weights: refused before anything is built."""
+    for name, content in readers.tiny_run().items():
+        (tmp_path / name).write_bytes(content)
+    config = json.loads((tmp_path / "config.json").read_text())
+    import torch
+
+    from bayesrnn.tasks.trained import open_run
+
+    open_run(tmp_path, torch.device("cpu"))
+    config["settings"]["model"]["hidden"] = 9_000_000
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="vocabulary or recipe are not those of the run"):
+        open_run(tmp_path, torch.device("cpu"))
+    config["settings"]["model"] |= {"hidden": 3, "layers": 10**8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"model\.layers is 100000000; it must be at most 1,000"):
+        open_run(tmp_path, torch.device("cpu"))
+
+
+def test_names_of_files_do_not_leave_the_folder(tmp_path):
+    for name, content in readers.tiny_run().items():
+        (tmp_path / name).write_bytes(content)
+    config = json.loads((tmp_path / "config.json").read_text())
+    import torch
+
+    from bayesrnn.tasks.trained import open_run
+
+    for names in (["../../../etc/passwd"], ["/dev/zero"], [".."], [3], "vocabulary.txt", ["a"] * 101):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "files": names}))
+        with pytest.raises(UserError):
+            open_run(tmp_path, torch.device("cpu"))
+
+
+def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path):
+    from typer.testing import CliRunner
+
+    from bayesrnn.cli import app
+
+    result = CliRunner().invoke(app, ["train", "small-plain", "hidden=300000", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert "more than fits into this machine's memory" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_standing_command(tmp_path, monkeypatch, capsys):
+    import signal
+
+    run = module("run")
+    monkeypatch.setattr(run, "_limit_memory", lambda: None)
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--inputs", "30", "--out", str(tmp_path / "fuzz.json"), "overrides"])
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        run.main()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    found = json.loads((tmp_path / "fuzz.json").read_text())["readers"]["overrides"]
+    assert found["inputs"] == found["read"] + found["refused"] >= 30
+    assert found["commit"]
+    assert "overrides: 30 inputs" in capsys.readouterr().out
