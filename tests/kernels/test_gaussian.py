@@ -153,7 +153,9 @@ def test_parameters_changed_between_draw_and_backward_are_noticed(changed):
         loss.backward()
 
 
-def test_noise_is_standard_normal_and_independent_across_blocks():
+@pytest.mark.parametrize("compile", ["0", "1"])
+def test_noise_is_standard_normal_and_independent_across_blocks(compile, monkeypatch):
+    monkeypatch.setenv("BAYESRNN_COMPILE", compile)
     # 1.3e6 numbers in three blocks: the mean's standard error is 9e-4, the variance's 1.2e-3. Limits at 5 standard
     # errors: a true run fails with probability < 2e-6 each; a shift or scale error of 1% is caught with power > 0.999.
     buffers = [torch.empty(fused._NOISE_BLOCK + 7), torch.empty(fused._NOISE_BLOCK * 3 // 2)]
@@ -168,7 +170,10 @@ def test_noise_is_standard_normal_and_independent_across_blocks():
     assert abs(correlation) < 5 / math.sqrt(block)
 
 
-def test_noise_depends_on_the_generator_alone_not_on_the_number_of_threads(monkeypatch):
+@pytest.mark.parametrize("compile", ["0", "1"])
+def test_noise_depends_on_the_generator_alone_not_on_the_number_of_threads(compile, monkeypatch):
+    monkeypatch.setenv("BAYESRNN_COMPILE", compile)
+
     def make(threads):
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         buffers = [torch.empty(fused._NOISE_BLOCK * 2 + 5), torch.empty(11)]
@@ -179,7 +184,10 @@ def test_noise_depends_on_the_generator_alone_not_on_the_number_of_threads(monke
         assert torch.equal(a, b)
 
 
-def test_noise_follows_torch_manual_seed():
+@pytest.mark.parametrize("compile", ["0", "1"])
+def test_noise_follows_torch_manual_seed(compile, monkeypatch):
+    monkeypatch.setenv("BAYESRNN_COMPILE", compile)
+
     def make():
         torch.manual_seed(5)
         out = [torch.empty(100)]

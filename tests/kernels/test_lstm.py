@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from bayesrnn.kernels.lstm import loop, reference
+from bayesrnn.kernels.lstm import compiled, loop, reference
 
 MASKS = ("none", "tied", "untied")
 RAGGED = [3, 3, 2, 1, 1]
@@ -78,13 +78,14 @@ def test_second_derivative_of_the_loop_is_refused_not_wrong(problem):
         d_w.sum().backward()
 
 
+@pytest.mark.parametrize("fast", [compiled.lstm, loop.lstm], ids=["compiled", "loop"])
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("sizes", [[5] * 7, [5, 5, 4, 4, 2, 1]], ids=["equal", "ragged"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_float32_with_packed_matrices(problem, masks, sizes, reverse):
+def test_float32_with_packed_matrices(problem, fast, masks, sizes, reverse):
     # 4 * 130 * 130 weights: past the size from which the matrices are packed, also gate by gate; an odd size
     case = problem("LSTM", sizes, 130, masks=masks, cell_mask=True, reverse=reverse, dtype=torch.float32)
-    assert_close(case.outcome(loop.lstm), case.outcome(reference.lstm), rtol=1e-4, atol=1e-5)
+    assert_close(case.outcome(fast), case.outcome(reference.lstm), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("masks", MASKS)

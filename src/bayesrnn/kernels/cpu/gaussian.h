@@ -136,8 +136,15 @@ INLINE vf draw_vector(const Prior *prior, const int kind, const int sums, vf mea
     s->low += (vf)(inside & bits(smaller(all(0.0f), rho)));
     vi number = bits(where(inside, a, all(1.0f)));
     s->exponents += (number >> 23) - 127;
-    s->mantissas *= (vf)((number & 0x7fffff) | 0x3f800000); /* below 2^64 for 64 of them */
+    s->mantissas *= (vf)((number & 0x7fffff) | 0x3f800000);
     return theta;
+}
+
+/* Moves the exponent of the product of mantissas, which grows by up to 1 with every vector, to the sum of exponents. */
+INLINE void settle(Sums *s) {
+    vi number = bits(s->mantissas);
+    s->exponents += (number >> 23) - 127;
+    s->mantissas = (vf)((number & 0x7fffff) | 0x3f800000);
 }
 
 INLINE double sum_of(const Sums *s) {
@@ -163,6 +170,7 @@ INLINE double draw_tile(const Prior *prior, const int kind, const int sums, cons
         if (past) store_past(theta + j, w);
         else store(theta + j, w);
         if (sums && kind == GROUPS) store(squares + j, w * w);
+        if (sums && TILE / LANES > 64 && j / LANES % 64 == 63) settle(&s);
     }
     if (j < n) {
         vf m = load_some(mean + j, n - j), r = load_some(rho + j, n - j);

@@ -165,10 +165,14 @@ class _Mapped(torch.autograd.Function):
         return outputs, (0,) * len(outputs)
 
 
+def _for_each(tensor: Any, draws: int) -> Any:
+    return None if tensor is None else tensor.expand(draws, *tensor.shape[1:]).contiguous()
+
+
 def _recurrences(
     draws: int, tensors: Sequence[Any], cell: str, sizes: Sequence[int], reverse: bool
 ) -> tuple[Tensor, ...]:
-    gx, h, c, w, bias = (None if t is None else t.expand(draws, *t.shape[1:]).contiguous() for t in tensors)
+    gx, h, c, w, bias = (_for_each(t, draws) for t in tensors)
     layer = Layer(cell, h[0], None, None, sizes, reverse)
     out, h = gx.new_empty(*gx.shape[:2], h.shape[2]), h.clone()
     c = None if c is None else c.clone()
@@ -179,7 +183,7 @@ def _recurrences(
 def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     x, w, bias = tensors
     x = x.contiguous()
-    w, bias = (None if t is None else t.expand(draws, *t.shape[1:]).contiguous() for t in (w, bias))
+    w, bias = _for_each(w, draws), _for_each(bias, draws)
     rows, inputs, outputs = x.shape[1], x.shape[2], w.shape[1]
     threads = min(build.threads(), draws)
     out = x.new_empty(draws, rows, outputs)

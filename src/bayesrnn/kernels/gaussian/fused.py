@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels.cpu import build
+from bayesrnn.kernels.gaussian import compiled
+from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.gaussian.reference import Sample
 
@@ -30,10 +33,17 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def normal_noise(buffers: Sequence[Tensor], generator: torch.Generator | None) -> None:
-    """Fill with N(0, 1). On a CPU in parallel blocks, each with a generator of its own: torch's is sequential."""
+    """Fill with N(0, 1). On a CPU in parallel, by the compiled kernels or in blocks that each have a generator of
+    their own: torch's is sequential."""
     if not buffers or buffers[0].device.type != "cpu":
         for buffer in buffers:
             buffer.normal_(generator=generator)
+        return
+    if all(b.dtype == torch.float32 and b.is_contiguous() for b in buffers) and build.library() is not None:
+        shapes = tuple(tuple(b.shape) for b in buffers)
+        nothing = (None,) * len(shapes)
+        spec = Spec(("",) * len(shapes), shapes, nothing, nothing, torch.float32, buffers[0].device, Prior("none"))
+        compiled.fill(buffers, int(torch.randint(2**63 - 1, (1,), generator=generator)), spec)
         return
     blocks = list(itertools.chain.from_iterable(b.view(-1).split(_NOISE_BLOCK) for b in buffers))
     seeds = torch.randint(2**62, (len(blocks),), generator=generator).tolist()
