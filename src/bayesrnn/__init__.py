@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from bayesrnn.draws import draw, mean
     from bayesrnn.dynamic import dynamic_evaluation
     from bayesrnn.elbo import ELBO, kl
+    from bayesrnn.export import to_torch
     from bayesrnn.likelihoods import Categorical, Gaussian
     from bayesrnn.montecarlo import predict
-    from bayesrnn.nn import GRU, LSTM, RNN, Embedding, SequenceDropout
-    from bayesrnn.posteriors import BayesByBackprop, Bayesian, Posterior, PosteriorSharpening
+    from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
+    from bayesrnn.posteriors import BayesByBackprop, Bayesian, DropConnect, Posterior, PosteriorSharpening
     from bayesrnn.prediction import Prediction
     from bayesrnn.priors import Normal, ScaleMixture
     from bayesrnn.pruning import prune, signal_to_noise
@@ -36,9 +37,11 @@ _HOME = {
     "LSTM": "nn",
     "RNN": "nn",
     "Embedding": "nn",
+    "Dropout": "nn",
     "SequenceDropout": "nn",
     "BayesByBackprop": "posteriors",
     "Bayesian": "posteriors",
+    "DropConnect": "posteriors",
     "Posterior": "posteriors",
     "PosteriorSharpening": "posteriors",
     "Prediction": "prediction",
@@ -48,6 +51,7 @@ _HOME = {
     "prune": "pruning",
     "signal_to_noise": "pruning",
     "entropy_gap": "uncertainty",
+    "to_torch": "export",
 }
 _MODULES = ("dynamic", "kernels", "uncertainty")
 
@@ -59,6 +63,8 @@ __all__ = [
     "BayesByBackprop",
     "Bayesian",
     "Categorical",
+    "DropConnect",
+    "Dropout",
     "Embedding",
     "Gaussian",
     "Normal",
@@ -79,6 +85,7 @@ __all__ = [
     "prune",
     "signal_to_noise",
     "uncertainty",
+    "to_torch",
 ]
 
 

@@ -102,7 +102,11 @@ class TestRead:
         with pytest.raises(UserError, match=r"has neither scale_data\.tar\.gz nor"):
             read(tmp_path)
 
-    @pytest.mark.parametrize("data", [b"no archive", gzip.compress(b"no tar"), gzip.compress(b"x" * 5000)[:30], b""])
+    @pytest.mark.parametrize(
+        "data",
+        [b"no archive", gzip.compress(b"no tar"), gzip.compress(b"x" * 5000)[:30], b""],
+        ids=["no archive", "no tar", "cut", "empty"],  # a compressed file holds the time, and so would its name
+    )
     def test_damaged_archive(self, tmp_path, data):
         file = tmp_path / "scale_data.tar.gz"
         file.write_bytes(data)
