@@ -293,9 +293,18 @@ def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Seque
         with q.placed(weights):
             return _first(q.module(x, *args))
 
-    path = "compiled" if device.type == "cpu" else "reference"
-    with draws.bind(q, None), kernels.force(path), _layered_torch_rnns(q):
+    with draws.bind(q, None), kernels.force(_path_for_vmap(q)), _layered_torch_rnns(q):
         return torch.vmap(run)(stacked)
+
+
+def _path_for_vmap(q: Bayesian) -> str:
+    """Two paths know vmap: the plain one, and the compiled one for the layers that it has."""
+    first = next(q.parameters())
+    layers: list[Any] = [m for m in q.modules() if isinstance(m, nn.RNNBase)]
+    cases = [
+        kernels.Case(layered.cell_of(m), first.device.type, first.dtype, projection=m.proj_size > 0) for m in layers
+    ]
+    return "compiled" if all(kernels.able("compiled", case) for case in cases) else "reference"
 
 
 @contextmanager
