@@ -1,4 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,assignment"
+# ruff: noqa: RUF005  (Triton compiles this form, and not the other)
 """What the recurrences that run in one launch share: the barrier, the exchange through L2, the layout on the chip.
 
 `lstm/triton.py` and `gru/triton.py` are built from these pieces; lstm/README.md has the derivation.
@@ -55,6 +56,37 @@ def half(x):
 def power_of_two(largest):
     """What brings gradients of up to `largest` into the range of 16 bits; NaN stays NaN."""
     return tl.where(largest > 0, tl.exp2(6 - tl.ceil(tl.log2(tl.maximum(largest, 1e-30)))), 1 + 0 * largest)
+
+
+@triton.jit
+def units_of(H, U: tl.constexpr):
+    """The hidden units of this program.
+
+    With a zero that the compiler does not know: where H makes some addresses aligned and others not, their loads and
+    stores had different layouts, and numbers went from thread to thread through shared memory between them.
+    """
+    return tl.program_id(0) * U + tl.arange(0, U) + H * tl.program_id(2)
+
+
+@triton.jit
+def masks_of(z_h, row, unit, inside, H, COPIES: tl.constexpr, MASKED: tl.constexpr):
+    """The masks (BT, U) of these rows and units: of every gate, or one for all; none where there are none."""
+    masks = ()
+    if MASKED:
+        for k in tl.static_range(COPIES):
+            place = (row[:, None] * COPIES + k) * H + unit[None, :]
+            masks = masks + (tl.load(z_h + place, mask=inside, other=0.0),)
+    return masks
+
+
+@triton.jit
+def publish(there, h, masks, inside, copy, COPIES: tl.constexpr, MASKED: tl.constexpr):
+    """Put the masked h where all programs read it at the next step, one copy per mask."""
+    for k in tl.static_range(COPIES):
+        if MASKED:
+            tl.store(there + k * copy, half(h * masks[k]), mask=inside)
+        else:
+            tl.store(there, half(h), mask=inside)
 
 
 @triton.jit

@@ -24,37 +24,19 @@ from bayesrnn.kernels.persistent import (
     exchanged_by_gate,
     gates_of,
     half,
+    masks_of,
     now,
     power_of_two,
+    publish,
     sigmoid,
     tanh,
     to_units,
     to_units_by_gate,
+    units_of,
     wait,
 )
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.steps import previous_rows
-
-
-@triton.jit
-def _masks(z_h, row, unit, inside, H, COPIES: tl.constexpr, MASKED: tl.constexpr):
-    """The masks (BT, U) of these rows and units: of every gate, or one for all; none where there are none."""
-    masks = ()
-    if MASKED:
-        for k in tl.static_range(COPIES):
-            place = (row[:, None] * COPIES + k) * H + unit[None, :]
-            masks = masks + (tl.load(z_h + place, mask=inside, other=0.0),)
-    return masks
-
-
-@triton.jit
-def _publish(there, h, masks, inside, copy, COPIES: tl.constexpr, MASKED: tl.constexpr):
-    """Put the masked h where all programs read it at the next step, one copy per mask."""
-    for k in tl.static_range(COPIES):
-        if MASKED:
-            tl.store(there + k * copy, half(h * masks[k]), mask=inside)
-        else:
-            tl.store(there, half(h), mask=inside)
 
 
 @triton.jit
@@ -66,12 +48,10 @@ def forward_kernel(
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Steps `first` to `last`; step -1 puts the masked initial state where all programs read it."""
-    unit = tl.program_id(0) * U + tl.arange(0, U)
+    unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
     copy = B * KP  # numbers in one copy of the exchanged state; there are two sets, for even and odd steps
-    # zero: without it only these stores were aligned, had a layout of their own, and cost an exchange between threads
-    unaligned = H * tl.program_id(2)
     if BIAS:
         bias = tl.load(b_hn + unit, mask=unit < H, other=0.0)
     weights = ()
@@ -85,10 +65,10 @@ def forward_kernel(
             row = r0 + tl.arange(0, BT)
             inside = (row < B)[:, None] & (unit < H)[None, :]
             h = tl.load(h_state + row[:, None] * H + unit[None, :], mask=inside, other=0.0)
-            masks = _masks(z_h, row, unit, inside, H, COPIES, MASKED)
-            there = exchange + row[:, None] * KP + unit[None, :] + unaligned
-            _publish(there, h, masks, inside, copy, COPIES, MASKED)
-            _publish(there + COPIES * copy, h, masks, inside, copy, COPIES, MASKED)  # for rows that join later
+            masks = masks_of(z_h, row, unit, inside, H, COPIES, MASKED)
+            there = exchange + row[:, None] * KP + unit[None, :]
+            publish(there, h, masks, inside, copy, COPIES, MASKED)
+            publish(there + COPIES * copy, h, masks, inside, copy, COPIES, MASKED)  # for rows that join later
         if PERSISTENT:
             arrive(counter)
     for s in range(tl.maximum(first, 0), last):
@@ -108,7 +88,7 @@ def forward_kernel(
             az = tl.load(gate + H, mask=inside, other=0.0)
             an = tl.load(gate + 2 * H, mask=inside, other=0.0)
             h = tl.load(h_state + state, mask=inside, other=0.0)
-            masks = _masks(z_h, row, unit, inside, H, COPIES, MASKED)
+            masks = masks_of(z_h, row, unit, inside, H, COPIES, MASKED)
             if PERSISTENT:
                 if r0 == first_row:
                     wait(counter, programs * (s + 1))
@@ -136,8 +116,8 @@ def forward_kernel(
             r, z = sigmoid(ar + pr), sigmoid(az + pz)
             new = tanh(an + r * u)
             h = new + z * (h - new)
-            there = write + row[:, None] * KP + unit[None, :] + unaligned
-            _publish(there, h, masks, inside, copy, COPIES, MASKED)
+            there = write + row[:, None] * KP + unit[None, :]
+            publish(there, h, masks, inside, copy, COPIES, MASKED)
             if PERSISTENT:
                 if r0 + stride >= B:
                     arrive(counter)
@@ -186,14 +166,13 @@ def backward_kernel(
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Steps `first` to `last` in the order of the gradient; step `steps` only carries it to the initial state."""
-    unit = tl.program_id(0) * U + tl.arange(0, U)
+    unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
     one_set = B * 4 * KP  # numbers of the exchanged gradient; there are two sets, for even and odd steps
     apart = H  # from gate to gate of one row: they follow each other, and the row is cut into four equal pieces
     if UNTIED:
         apart = KP
-    unaligned = H * tl.program_id(2)  # zero, as in the forward
     up = power_of_two(tl.load(scale))
     down = 1 / up
     weights = ()
@@ -234,7 +213,7 @@ def backward_kernel(
             by_new = (1 - z) * (1 - new * new)
             by_u = by_new * r
             by_r, by_z = by_u * u * (1 - r), (h - new) * z * (1 - z)
-            masks = _masks(z_h, row, unit, ours, H, 3 if UNTIED else 1, MASKED)
+            masks = masks_of(z_h, row, unit, ours, H, 3 if UNTIED else 1, MASKED)
             dh = tl.load(dh_state + state, mask=ours, other=0.0)
             dm = tl.zeros((BT, U), tl.float32)
             if D_OUT:
@@ -261,7 +240,7 @@ def backward_kernel(
                 dh += tl.where((row < n_after)[:, None], total * down, 0.0)
             dm += dh
             d_new, du, dr, dz = dm * by_new, dm * by_u, dm * by_r, dm * by_z
-            there = write + row[:, None] * (4 * KP) + unit[None, :] + unaligned
+            there = write + row[:, None] * (4 * KP) + unit[None, :]
             tl.store(there, half(dr * up), mask=inside)
             tl.store(there + apart, half(dz * up), mask=inside)
             tl.store(there + 2 * apart, half(du * up), mask=inside)
