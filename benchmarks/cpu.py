@@ -3,9 +3,11 @@
     python benchmarks/cpu.py                        # the table
     python benchmarks/cpu.py --peers                # also installs the peers into a throw-away folder and runs them
     python benchmarks/cpu.py --out results/cpu.json # and writes the record
+    BAYESRNN_COMPILE=0 python benchmarks/cpu.py     # without the compiled kernels
 
 Every model of a row takes its steps in turn with the plain one, so that what else the machine does falls on both; a
-ratio is that of the two medians. A row is printed only after its model has passed a correctness check.
+ratio is that of the two medians, with --best that of the two shortest times. A row is printed only after its model has
+passed a correctness check on the path that is measured.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def check(kind: str, hidden: int, batch: int, cell: str) -> None:
         plain.load_state_dict(layer.state_dict())
         torch.testing.assert_close(layer.eval()(x)[0], plain(x)[0])
         results = []
-        for path in ("loop", "reference"):
+        for path in (br.kernels.path(name=cell), "reference"):
             with br.draw(layer, seed=0), br.kernels.force(path):
                 out = layer(x)[0]
                 out.square().sum().backward()
@@ -104,10 +106,23 @@ def check(kind: str, hidden: int, batch: int, cell: str) -> None:
     if kind == "bbb":
         q = br.BayesByBackprop(layer, init_sigma=1e-9)
         torch.testing.assert_close(q(x)[0], layer(x)[0])
+        q = br.BayesByBackprop(layer, prior=br.ScaleMixture(0.25, math.exp(-1), math.exp(-7)))
+        results = []
+        for path in (br.kernels.path(name="gaussian"), "reference"):
+            with br.draw(q, seed=0), br.kernels.force(path):
+                out = q(x)[0]
+                kl = br.kl(q)
+                (out.square().sum() + kl / 1e3).backward()
+                results.append([out.detach(), kl.detach()] + [p.grad.clone() for p in q.parameters()])
+                q.zero_grad()
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
+
+
+typical: Callable[[list[float]], float] = statistics.median
 
 
 def interleaved(steps: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
-    """Median seconds of each step; the steps take turns."""
+    """The typical seconds of each step; the steps take turns."""
     for step in steps.values():
         step()
         step()
@@ -118,7 +133,7 @@ def interleaved(steps: dict[str, Callable[[], None]], seconds: float) -> dict[st
             start = time.perf_counter()
             step()
             times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: typical(values) for name, values in times.items()}
 
 
 def training(seconds: float, cells: list[str]) -> list[dict[str, Any]]:
@@ -277,13 +292,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="time per row")
     parser.add_argument("--cells", nargs="+", default=["LSTM"], choices=["LSTM", "GRU", "RNN"])
     parser.add_argument("--peers", action="store_true", help="install and run the peers too")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--best", action="store_true", help="shortest times instead of medians, on a busy machine")
     parser.add_argument("--out", type=Path, help="write the record here")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
+    global typical
+    typical = min if options.best else statistics.median
+    kernels = {name: br.kernels.path(name=name) for name in (*options.cells, "gaussian")}
+    print("kernels: " + ", ".join(f"{name} {path}" for name, path in kernels.items()), flush=True)
     record: dict[str, Any] = {
         "command": "python benchmarks/cpu.py " + " ".join(sys.argv[1:]),
         "device": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "times": "shortest" if options.best else "median",
+        "kernels": kernels,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
         "training": training(options.seconds, options.cells),
         "prediction": prediction(options.seconds),
