@@ -38,9 +38,13 @@ def no_hang():
 
 
 @pytest.fixture(autouse=True)
-def precision(monkeypatch):
+def settings(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.delenv("BAYESRNN_KERNEL", raising=False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def kernel_of(cell):
@@ -55,6 +59,12 @@ def errors(found, expected):
     """Of every output and gradient, relative to its own size."""
     pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(found, expected, strict=True)]
     return [float((a - b).norm() / b.norm()) for a, b in pairs]
+
+
+def check_same(found, expected, *, made):
+    """The first `made` came from the kernel and have the same bits; GEMMs may add in another order inside a graph."""
+    assert_close(found[:made], expected[:made], rtol=0, atol=0)
+    assert max(errors(found[made:], expected[made:])) < 1e-5
 
 
 @pytest.fixture
@@ -78,7 +88,7 @@ def test_outputs_and_gradients_are_the_reference_s(problem, cell, sizes, hidden,
     case = problem(cell, sizes, hidden, masks=masks, reverse=reverse, cell_mask=cell == "LSTM" and len(sizes) == 5)
     expected = case.to("cuda").outcome(reference_of(cell))
     found = case.to("cuda", torch.float32).outcome(kernel_of(cell))
-    assert max(errors(found, expected)) < 2e-3
+    assert max(errors(found, expected)) < 1e-3  # emulated: 5e-4
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -117,7 +127,7 @@ def test_a_graph_replays_it_on_new_numbers(problem, cell):
         case.masks[0].copy_(other.masks[0])
     for _ in range(3):
         graph.replay()
-        assert_close([*outputs, *gradients], expected, rtol=0, atol=0)
+        check_same([*outputs, *gradients], expected, made=6 if cell == "LSTM" else 4)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -138,7 +148,7 @@ def test_ten_thousand_launches_in_a_row(problem, cell):
     for _ in range(100):
         graph.replay()  # 100 launches each, with no pause between them
     torch.cuda.synchronize()
-    assert_close(last, first, rtol=0, atol=0)
+    check_same(last, first, made=3 if cell == "LSTM" else 2)
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -162,7 +172,7 @@ def test_its_error_is_like_that_of_cudnn(cell, launches):
     with kernels.force("reference"):
         exact = outcome(exactly, x.detach().double().requires_grad_(), weights.double())
     for a, b in zip(errors(ours, exact), errors(theirs, exact), strict=True):
-        assert a < max(1.5 * b, 1e-5)
+        assert a < 1.5 * max(b, 2**-11)  # half a unit in the last place of TF32, should cuDNN not use it
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -188,7 +198,7 @@ def test_layers_take_it(cell, training, packed, launches):
     with kernels.force("reference"):
         expected = outcome()
     assert len(launches) == 4
-    assert max(errors(found, expected)) < 2e-3
+    assert max(errors(found, expected)) < 1e-3
 
 
 @pytest.mark.parametrize("cell", CELLS)
