@@ -249,17 +249,6 @@ def test_numbers_do_not_depend_on_the_number_of_threads(prior, monkeypatch):
     assert_close(*found, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("prior", ["normal", "groups"])
-def test_memory_written_past_the_caches_holds_the_same(prior, monkeypatch):
-    means, rhos, cotangents = parameters(SHAPES[:4])
-    found = []
-    for past in (1, 1 << 40):
-        monkeypatch.setattr(compiled, "_PAST", past)
-        outputs = drawn(make_spec(SHAPES[:4], GROUPS[:4], prior), means, rhos)
-        found.append([*outputs.weights, *torch.autograd.grad(loss_of(*outputs, cotangents), [*means, *rhos])])
-    assert_close(*found, rtol=0, atol=0)
-
-
 def test_a_second_backward_gives_the_same_gradient_and_a_double_one_is_refused():
     means, rhos, cotangents = parameters([(5, 3)])
     found = drawn(make_spec([(5, 3)], [1], "groups"), means, rhos)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("kernels.c", "vector.h", "gaussian.h", "recurrent.h")
+SOURCES = ("kernels.c", "vector.h", "noise.h", "gaussian.h", "product.h", "recurrent.h")
 FLAGS = (
     "-std=gnu11",
     "-O3",

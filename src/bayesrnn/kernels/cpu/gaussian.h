@@ -6,8 +6,7 @@
 
 #include <math.h>
 
-#define GROUP 64   /* weights whose noise is made together */
-#define TILE 1024  /* weights worked on while they are in the first cache */
+#define TILE 1024 /* weights worked on while they are in the first cache */
 
 enum { WHOLE, BY_ROW, BY_COLUMN };       /* what a group of the prior is */
 enum { NONE, NORMAL, GROUPS, WEIGHTS };  /* the prior */
@@ -25,67 +24,6 @@ typedef struct {
     double wide, narrow, offset;                           /* of WEIGHTS; `wide` of NORMAL too */
     double log_pi[2], log_sigma[2], half[2], constant;     /* of GROUPS */
 } Prior;
-
-/* Threefry-4x32-20 (Salmon et al. 2011) on LANES counters at once; x holds the counters, then the random words. */
-INLINE void threefry(vu x[4], const uint32_t key[4]) {
-    const uint32_t keys[5] = {key[0], key[1], key[2], key[3], 0x1BD11BDAu ^ key[0] ^ key[1] ^ key[2] ^ key[3]};
-    static const int turn[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5}, {6, 20}, {17, 11}, {25, 10}, {18, 20}};
-    for (int j = 0; j < 4; j++) x[j] += keys[j];
-#pragma GCC unroll 20
-    for (int round = 0; round < 20; round++) {
-        const int odd = round & 1, a = turn[round % 8][0], b = turn[round % 8][1], u = odd ? 3 : 1, v = odd ? 1 : 3;
-        x[0] += x[u];
-        x[u] = ((x[u] << a) | (x[u] >> (32 - a))) ^ x[0];
-        x[2] += x[v];
-        x[v] = ((x[v] << b) | (x[v] >> (32 - b))) ^ x[2];
-        if (round % 4 == 3) {
-            const uint32_t count = (uint32_t)(round / 4 + 1);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) x[j] += keys[(count + (uint32_t)j) % 5];
-            x[3] += count;
-        }
-    }
-}
-
-/* Two normal numbers of two random words (Box and Muller 1958). */
-INLINE void normal_pair(vu a, vu b, vf *first, vf *second) {
-    vf u = __builtin_convertvector((vi)(a >> 1), vf) * 4.656612873e-10f + 2.328306437e-10f; /* in (0, 1] */
-    vf radius = root(larger(all(0.0f), logarithm(u) * -2.0f));
-    vu quarter = (b + 0x20000000u) >> 30;
-    vf angle = __builtin_convertvector((vi)(b - (quarter << 30)), vf) * 1.462918079e-09f; /* within pi / 4 */
-    vf square = angle * angle;
-    vf s = square * -1.950182201e-04f + 8.332016454e-03f;
-    s = s * square - 1.666665022e-01f;
-    s = s * square + 1.0f;
-    s = s * angle * radius;
-    vf c = square * -1.357940408e-03f + 4.165441957e-02f;
-    c = c * square - 4.999984243e-01f;
-    c = (c * square + 1.0f) * radius;
-    vi odd = -(vi)(quarter & 1u);
-    vu sine_sign = (quarter >> 1) << 31, cosine_sign = ((quarter + 1u) >> 1) << 31;
-    *first = (vf)((vu)where(odd, s, c) ^ cosine_sign);
-    *second = (vf)((vu)where(odd, c, s) ^ sine_sign);
-}
-
-/* Noise of the weights 64 `group` .. 64 `group` + 63 of one tensor. */
-INLINE void normal_group(float *out, uint64_t seed, uint32_t tensor, uint64_t group) {
-    const uint32_t key[4] = {(uint32_t)seed, (uint32_t)(seed >> 32), 0, 0};
-#pragma GCC unroll 4
-    for (int part = 0; part < 16; part += LANES) {
-        vu count;
-#pragma GCC unroll 16
-        for (int j = 0; j < LANES; j++) count[j] = (uint32_t)(part + j);
-        vu x[4] = {count + (uint32_t)(group << 4), (vu){0} + (uint32_t)(group >> 28), (vu){0} + tensor, (vu){0}};
-        threefry(x, key);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            vf first, second;
-            normal_pair(x[2 * half], x[2 * half + 1], &first, &second);
-            store(out + 32 * half + part, first);
-            store(out + 32 * half + 16 + part, second);
-        }
-    }
-}
 
 /* Noise of the weights start .. start + n, n <= TILE; start is a multiple of GROUP, `out` has room for whole groups. */
 static void normal_tile(float *out, uint64_t seed, uint32_t tensor, const Shape *shape, int64_t start, int64_t n) {
@@ -162,13 +100,12 @@ INLINE vi first_lanes(int64_t n) {
 
 /* One tile forward: theta, the tile's part of the KL, and the squared weights. */
 INLINE double draw_tile(const Prior *prior, const int kind, const int sums, const float *mean, const float *rho,
-                        const float *eps, float *theta, float *squares, int64_t n, const int past) {
+                        const float *eps, float *theta, float *squares, int64_t n) {
     Sums s = {{0}, {0}, all(1.0f), {0}};
     int64_t j = 0;
     for (; j + LANES <= n; j += LANES) {
         vf w = draw_vector(prior, kind, sums, load(mean + j), load(rho + j), load(eps + j), ~EVERYWHERE, &s);
-        if (past) store_past(theta + j, w);
-        else store(theta + j, w);
+        store(theta + j, w);
         if (sums && kind == GROUPS) store(squares + j, w * w);
         if (sums && TILE / LANES > 64 && j / LANES % 64 == 63) settle(&s);
     }
@@ -257,31 +194,29 @@ static int tensor_of(const Shape *shapes, int count, int64_t block) {
 }
 
 static double draw_block(const Shape *shape, const Prior *prior, const float *mean, const float *rho, float *theta,
-                         uint64_t seed, uint32_t tensor, int64_t first, int64_t end, Places at, int past) {
+                         uint64_t seed, uint32_t tensor, int64_t first, int64_t end, Places at) {
     float eps[TILE] __attribute__((aligned(64))), squares[TILE] __attribute__((aligned(64)));
     double sum = 0;
     const int grouped = prior->sums && prior->kind == GROUPS;
-    past = past && (uintptr_t)theta % sizeof(vf) == 0;
     for (int64_t i = first; i < end; i += TILE) {
         int64_t n = end - i < TILE ? end - i : TILE;
         normal_tile(eps, seed, tensor, shape, i, n);
-#define DRAW(KIND, SUMS, PAST) draw_tile(prior, KIND, SUMS, mean + i, rho + i, eps, theta + i, squares, n, PAST)
-        if (!prior->sums) sum += past ? DRAW(NONE, 0, 1) : DRAW(NONE, 0, 0);
-        else if (prior->kind == NORMAL) sum += past ? DRAW(NORMAL, 1, 1) : DRAW(NORMAL, 1, 0);
-        else if (prior->kind == GROUPS) sum += past ? DRAW(GROUPS, 1, 1) : DRAW(GROUPS, 1, 0);
-        else if (prior->kind == WEIGHTS) sum += past ? DRAW(WEIGHTS, 1, 1) : DRAW(WEIGHTS, 1, 0);
-        else sum += past ? DRAW(NONE, 1, 1) : DRAW(NONE, 1, 0);
+#define DRAW(KIND, SUMS) draw_tile(prior, KIND, SUMS, mean + i, rho + i, eps, theta + i, squares, n)
+        if (!prior->sums) sum += DRAW(NONE, 0);
+        else if (prior->kind == NORMAL) sum += DRAW(NORMAL, 1);
+        else if (prior->kind == GROUPS) sum += DRAW(GROUPS, 1);
+        else if (prior->kind == WEIGHTS) sum += DRAW(WEIGHTS, 1);
+        else sum += DRAW(NONE, 1);
 #undef DRAW
         if (grouped) add_squares(shape, at, squares, i, n, first, end);
     }
-    if (past) fence_past();
     return sum;
 }
 
 /* All tensors. pointers: mean, rho, theta of each. partials: one number per block, then what `first_partial` counts.
    Gives the KL, and in `slopes` the derivative of each group's -log p in its squares. */
 double bayesrnn_draw(int count, const Shape *shapes, const Prior *prior, float *const *pointers, uint64_t seed,
-                     double *partials, double *groups, float *slopes, int threads, int past) {
+                     double *partials, double *groups, float *slopes, int threads) {
     const Shape *last = shapes + count - 1;
     const int64_t blocks = last->first_block + last->blocks, all_groups = last->first_group + last->groups;
     const int grouped = prior->sums && prior->kind == GROUPS;
@@ -299,7 +234,7 @@ double bayesrnn_draw(int count, const Shape *shapes, const Prior *prior, float *
             Places at = {groups + shape->first_group, own + shape->first_partial + local * width};
             if (grouped) memset(at.own, 0, (size_t)width * sizeof(double));
             sums[b] = draw_block(shape, prior, pointers[3 * k], pointers[3 * k + 1], pointers[3 * k + 2], seed,
-                                 (uint32_t)k, first, end, at, past);
+                                 (uint32_t)k, first, end, at);
         }
         if (grouped) {
 #pragma omp for schedule(dynamic, 1)
@@ -387,19 +322,14 @@ INLINE void gradient_vector(const Prior *prior, const int kind, const int sums, 
 
 INLINE void gradient_tile(const Prior *prior, const int kind, const int sums, float d_kl, const float *mean,
                           const float *rho, const float *eps, const float *d, const float *slopes, float *d_mean,
-                          float *d_rho, int64_t n, const int past) {
+                          float *d_rho, int64_t n) {
     int64_t j = 0;
     vf new_mean, new_rho, nothing = {0};
     for (; j + LANES <= n; j += LANES) {
         gradient_vector(prior, kind, sums, d_kl, load(mean + j), load(rho + j), load(eps + j), d ? load(d + j) : nothing,
                         kind == GROUPS ? load(slopes + j) : nothing, &new_mean, &new_rho);
-        if (past) {
-            if (d_mean) store_past(d_mean + j, new_mean);
-            store_past(d_rho + j, new_rho);
-        } else {
-            if (d_mean) store(d_mean + j, new_mean);
-            store(d_rho + j, new_rho);
-        }
+        if (d_mean) store(d_mean + j, new_mean);
+        store(d_rho + j, new_rho);
     }
     if (j < n) {
         gradient_vector(prior, kind, sums, d_kl, load_some(mean + j, n - j), load_some(rho + j, n - j), load(eps + j),
@@ -412,7 +342,7 @@ INLINE void gradient_tile(const Prior *prior, const int kind, const int sums, fl
 
 /* All tensors. pointers: mean, rho, d_theta (or null: zero), d_mean (or null: not wanted, it is d_theta), d_rho. */
 void bayesrnn_draw_backward(int count, const Shape *shapes, const Prior *prior, float *const *pointers, uint64_t seed,
-                            const float *slopes, float d_kl, int threads, int past) {
+                            const float *slopes, float d_kl, int threads) {
     const Shape *last = shapes + count - 1;
     const int64_t blocks = last->first_block + last->blocks;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
@@ -424,23 +354,21 @@ void bayesrnn_draw_backward(int count, const Shape *shapes, const Prior *prior, 
         float eps[TILE] __attribute__((aligned(64))), spread[TILE] __attribute__((aligned(64)));
         int64_t first = (b - shape->first_block) * shape->block, end = first + shape->block;
         if (end > shape->numel) end = shape->numel;
-        const int beyond = past && (uintptr_t)p[4] % sizeof(vf) == 0 && (uintptr_t)p[3] % sizeof(vf) == 0;
         for (int64_t i = first; i < end; i += TILE) {
             int64_t n = end - i < TILE ? end - i : TILE;
             normal_tile(eps, seed, (uint32_t)k, shape, i, n);
             if (prior->sums && prior->kind == GROUPS) spread_slopes(shape, slopes + shape->first_group, spread, i, n);
             const float *d = p[2] ? p[2] + i : 0;
             float *d_mean = p[3] ? p[3] + i : 0;
-#define GRADIENT(KIND, SUMS, PAST) \
-    gradient_tile(prior, KIND, SUMS, d_kl, p[0] + i, p[1] + i, eps, d, spread, d_mean, p[4] + i, n, PAST)
-            if (!prior->sums) beyond ? GRADIENT(NONE, 0, 1) : GRADIENT(NONE, 0, 0);
-            else if (prior->kind == NORMAL) beyond ? GRADIENT(NORMAL, 1, 1) : GRADIENT(NORMAL, 1, 0);
-            else if (prior->kind == GROUPS) beyond ? GRADIENT(GROUPS, 1, 1) : GRADIENT(GROUPS, 1, 0);
-            else if (prior->kind == WEIGHTS) beyond ? GRADIENT(WEIGHTS, 1, 1) : GRADIENT(WEIGHTS, 1, 0);
-            else beyond ? GRADIENT(NONE, 1, 1) : GRADIENT(NONE, 1, 0);
+#define GRADIENT(KIND, SUMS) \
+    gradient_tile(prior, KIND, SUMS, d_kl, p[0] + i, p[1] + i, eps, d, spread, d_mean, p[4] + i, n)
+            if (!prior->sums) GRADIENT(NONE, 0);
+            else if (prior->kind == NORMAL) GRADIENT(NORMAL, 1);
+            else if (prior->kind == GROUPS) GRADIENT(GROUPS, 1);
+            else if (prior->kind == WEIGHTS) GRADIENT(WEIGHTS, 1);
+            else GRADIENT(NONE, 1);
 #undef GRADIENT
         }
-        if (beyond) fence_past();
     }
 }
 
@@ -461,12 +389,4 @@ void bayesrnn_noise(int count, const Shape *shapes, float *const *pointers, uint
             memcpy(pointers[k] + i, eps, (size_t)n * sizeof(float));
         }
     }
-}
-
-/* The generator alone, for tests: the words of one counter. */
-void bayesrnn_words(const uint32_t counter[4], const uint32_t key[4], uint32_t words[4]) {
-    vu x[4];
-    for (int j = 0; j < 4; j++) x[j] = (vu){0} + counter[j];
-    threefry(x, key);
-    for (int j = 0; j < 4; j++) words[j] = x[j][0];
 }

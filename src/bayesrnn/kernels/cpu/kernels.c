@@ -12,5 +12,8 @@ int omp_get_num_threads(void);
 
 #include "vector.h"
 
+#include "noise.h"
 #include "gaussian.h"
+
+#include "product.h"
 #include "recurrent.h"

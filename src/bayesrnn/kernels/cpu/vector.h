@@ -69,23 +69,6 @@ INLINE void store_some(float *p, vf x, int64_t n) {
 #endif
 }
 
-/* Past the caches, where the memory will not be read soon. `p` must be aligned to a vector. */
-INLINE void store_past(float *p, vf x) {
-#if defined(AVX512)
-    _mm512_stream_ps(p, (__m512)x);
-#elif defined(AVX2)
-    _mm256_stream_ps(p, (__m256)x);
-#else
-    store(p, x);
-#endif
-}
-
-INLINE void fence_past(void) {
-#if defined(AVX512) || defined(AVX2)
-    _mm_sfence();
-#endif
-}
-
 INLINE vf where(vi mask, vf yes, vf no) { /* mask: all ones or all zeros in each lane */
 #if defined(AVX512)
     return (vf)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)no, (__m512)yes);

@@ -25,7 +25,6 @@ from bayesrnn.kernels.gaussian.pool import Pool
 _BLOCK = 1 << 16  # weights that one thread takes at a time
 _GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it
 _ROWS = 16  # of a tensor that is summed by column, at least, in a block
-_PAST = 1 << 23  # weights from which on what is written does not pass through the caches
 _KINDS = {"none": 0, "normal": 1, "groups": 2, "weights": 3}
 _SHAPE = ("numel", "row", "columns", "rest", "kind", "groups", "first_group", "group_size", "padding", "padding_end",
           "block", "first_block", "blocks", "first_partial")  # fmt: skip
@@ -49,15 +48,10 @@ class _Tables(NamedTuple):
     blocks: int
     partials: int
     groups: int
-    numel: int
 
     @property
     def threads(self) -> int:
         return max(1, min(build.threads(), self.blocks))
-
-    @property
-    def past(self) -> bool:
-        return self.numel >= _PAST
 
 
 @lru_cache(maxsize=64)
@@ -84,7 +78,7 @@ def _tables(spec: Spec) -> _Tables:
         lines += [fields[name] for name in _SHAPE]
         blocks, partials, groups, total = blocks + count, partials + kept * count, groups + view.groups, total + numel
     priors = _prior(spec, total, sums=False), _prior(spec, total, sums=True)
-    return _Tables(array("q", lines), priors, blocks, partials, groups, total)
+    return _Tables(array("q", lines), priors, blocks, partials, groups)
 
 
 def _prior(spec: Spec, count: int, *, sums: bool) -> _Prior:
@@ -136,7 +130,7 @@ class _Draw(torch.autograd.Function):
         pointers = _addresses([t for three in zip(means, rhos, weights, strict=True) for t in three])
         kl = _library().bayesrnn_draw(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
-            _pointer(partials), _pointer(groups), _pointer(slopes), tables.threads, int(tables.past),
+            _pointer(partials), _pointer(groups), _pointer(slopes), tables.threads,
         )  # fmt: skip
         ctx.seed, ctx.spec, ctx.sums, ctx.pool, ctx.slopes = seed, spec, sums, pool, slopes
         ctx.params, ctx.flat, ctx.versions = params, flat, [p._version for p in params]
@@ -161,7 +155,7 @@ class _Draw(torch.autograd.Function):
         pointers, scale = _addresses(lines), 0.0 if d_kl is None else float(d_kl)
         _library().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
-            _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads, int(tables.past),
+            _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads,
         )  # fmt: skip
         return None, None, None, None, *d_means, *d_rhos
 
