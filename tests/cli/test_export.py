@@ -145,9 +145,16 @@ class Fake:
 
 def test_signatures_of_other_tasks():
     from bayesrnn import export
+    from bayesrnn.tasks.captioner import Captioner
     from bayesrnn.tasks.digits import MLP
     from bayesrnn.tasks.sentiment import RatingModel
 
+    captioner = Captioner(6, 9, 4, 1, word_dropout=0.2, init=0.1).eval()
+    captioner.scale.fill_(1.0)
+    called = signatures.signature(Fake("captioning", captioner))
+    program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
+    features, words = torch.randn(2, 6), torch.randint(9, (7, 2))
+    torch.testing.assert_close(program.module()(features, words), captioner(words, features=features))
     for task, model in (
         ("digits", MLP(8, dropout=0.5)),
         ("sentiment", RatingModel(10, cell="gru", embedding=4, hidden=4, word_dropout=0.5, output_dropout=0.1)),
@@ -158,3 +165,15 @@ def test_signatures_of_other_tasks():
         assert len(called.described()["outputs"]) == 1
     with pytest.raises(UserError, match="How a mine model is called is not known"):
         signatures.signature(Fake("mine", nn.Linear(2, 2)))
+
+
+def test_a_forecaster_is_exported_for_windows_of_its_length(tmp_path):
+    result = invoke("train", "forecast-bbb", "--out", tmp_path / "run", "--device", "cpu", "epochs=1", "hidden=4",
+                    "samples=2")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert invoke("export", tmp_path / "run", "--format", "exported", "--out", tmp_path / "f.pt2").exit_code == 0
+    about = json.loads((tmp_path / "f.pt2.json").read_text())
+    steps, _, columns = about["inputs"][0]["shape"]
+    x = torch.randn(steps, 5, columns)
+    model = open_run(tmp_path / "run", torch.device("cpu")).model
+    torch.testing.assert_close(torch.export.load(tmp_path / "f.pt2").module()(x), model(x))

@@ -196,7 +196,7 @@ def test_other_tasks(tmp_path):
     assert "90% intervals hold 91.0%" in text
     assert "90% intervals hold 93.0%" in text
     assert "test error 1.6 (paper 1.36)" in text
-    assert "end: test rmse" in text
+    assert "end: test RMSE" in text
     assert "curve-kl.png" in pictures  # of the digits, not of the reviews, whose KL is nothing
 
 
@@ -276,7 +276,7 @@ def test_colours_can_be_told_apart_by_everyone():
 
 def test_words_for_names_and_numbers():
     assert wording.spoken("valid_perplexity_mc") == "validation perplexity, averaged over draws"
-    assert wording.spoken("end.test_rmse") == "end: test rmse"
+    assert wording.spoken("end.test_rmse") == "end: test RMSE"
     assert wording.spoken("kl_per_sequence") == "KL per sequence"
     assert [wording.number(v) for v in (78.8, 3.0, 12_345.6, 0.12345, math.inf)] == \
         ["78.80", "3", "12,346", "0.1235", "inf"]  # fmt: skip

@@ -97,6 +97,8 @@ def curves(
     if finite:
         _log_ticks(axes, min(finite), max(finite))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    longest = max((len(line) for lines in named.values() for line in lines), default=1)
+    axes.set_xlim(1 - 0.04 * longest - 0.1, longest + 0.04 * longest + 0.1)
     axes.set_xlabel("epoch" + (f"; a ring: {best}" if best else ""), fontsize=9)
     axes.set_ylabel(label, fontsize=9)
     _legend(made, axes)

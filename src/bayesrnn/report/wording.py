@@ -7,6 +7,17 @@ from typing import Any
 
 from bayesrnn.report.collect import Run
 
+_ACRONYMS = {
+    "kl": "KL",
+    "nll": "-log p",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "crps": "CRPS",
+    "auroc": "AUROC",
+    "cider": "CIDEr",
+    **{f"bleu{n}": f"BLEU-{n}" for n in range(1, 5)},
+}
+
 
 def metric_of(run: Run) -> str:
     """The figure that training looked at, without its split: such as ``perplexity``."""
@@ -54,7 +65,7 @@ def spoken(key: str) -> str:
     head, _, text = key.rpartition(".")
     suffix = next((end for end in ends if text.endswith(end)), "")
     text = text.removesuffix(suffix).replace("valid_", "validation ", 1).replace("train_", "training ", 1)
-    words = ["KL" if word == "kl" else word for word in text.replace("_", " ").split()]
+    words = [_ACRONYMS.get(word, word) for word in text.replace("_", " ").split()]
     return f"{head + ': ' if head else ''}{' '.join(words)}{ends.get(suffix, '')}"
 
 
