@@ -12,3 +12,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         text = super().__str__()
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 300]} … {text[-297:]}"
+
+
+class AlreadyTold(UserError):
+    """Of several processes that train together another one says it."""

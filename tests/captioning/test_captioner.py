@@ -172,7 +172,7 @@ class TestTask:
     def test_one_step(self, pictures, name):
         task = task_of(name, pictures)
         task.start_epoch(1)
-        features, tokens, targets = batch = task.batch(torch.tensor(2))
+        features, tokens, targets, _ = batch = task.batch(torch.tensor(2))
         assert features.shape == (8, 24)
         assert tokens.shape == targets.shape == (task.splits["train"].tokens.shape[1], 8)
         loss, terms, state = task.objective(batch, ())
@@ -201,7 +201,7 @@ class TestTask:
         task = task_of("caption-dropout", pictures)
         task.start_epoch(1)
         rows = task.minibatches.order[3]
-        features, tokens, _ = task.batch(torch.tensor(3))
+        features, tokens, *_ = task.batch(torch.tensor(3))
         part = task.splits["train"]
         for b, row in enumerate(rows.tolist()):
             name = part.names[int(part.images[row])]

@@ -35,14 +35,19 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier run in that folder.")] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all randomness.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train together, one per device; or start with torchrun.")
+    ] = None,
     graph: Annotated[bool, typer.Option(help="Record a CUDA step as one graph.")] = True,
 ) -> None:
     """Train a recipe on data of its task; writes checkpoints, metrics and the record of the run."""
     from bayesrnn.cli.console import plain_console
     from bayesrnn.train.launch import launch
+    from bayesrnn.train.ranks import join
 
     console = plain_console()
     where = out or Path("runs") / Path(recipe).stem / str(seed)
+    ranks = join(device, devices)
     with reporter(console) as told:
         record = launch(
             recipe,
@@ -56,7 +61,11 @@ def command(
             force=force,
             graph=graph,
             command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+            ranks=ranks,
         )
+    ranks.leave()
+    if not ranks.first:
+        return
     metrics = dict(record["metrics"])
     epoch = metrics.pop("best_epoch")
     speed = next(key for key in metrics if key.endswith("_per_second"))

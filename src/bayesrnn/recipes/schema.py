@@ -132,7 +132,8 @@ class Train:
     clipped gradient (torch's weight_decay); ``weight_decay`` takes weight_decay * w off after the step, not multiplied
     by the learning rate (arXiv 1512.05287). With ``average_from`` the weights of all steps from that epoch on are
     averaged, and the averages are validated and kept; ``average_decay`` makes that an exponential average.
-    ``save_every`` is in steps, ``patience`` in epochs without a better validation figure.
+    ``save_every`` is in steps, ``patience`` in epochs without a better validation figure. ``shared_draw``: of several
+    processes that train together all use one draw per step; otherwise each has its own.
     """
 
     epochs: int = positive(39)
@@ -151,6 +152,7 @@ class Train:
     patience: int | None = positive(None)
     precision: str = choice("tf32", "fp32", "bf16")
     save_every: int = number(0, least=0)
+    shared_draw: bool = False
 
     def __post_init__(self) -> None:
         if self.decay > 1:

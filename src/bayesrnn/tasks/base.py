@@ -26,6 +26,7 @@ Three rules make one step one CUDA graph. They hold for ``batch`` and ``objectiv
 A task with minibatches of independent examples gets 1 and 2 from :class:`Minibatches`.
 """
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -94,6 +95,19 @@ class Task:
         It must follow from the recipe and the run's :meth:`files` alone: a finished run is opened without its data.
         """
         raise NotImplementedError
+
+    def split(self, rows: slice) -> None:
+        """Keep these rows of every batch only: this process's part, where several train one model together.
+
+        Called before :meth:`attach`. What is said of the whole stays: ``steps``, ``batch_size``, ``examples_per_step``,
+        what the KL is divided by. The losses of all parts are averaged, so the data's part of the loss must be a mean
+        over the rows that are there; where rows differ in their targets see :meth:`Minibatches.whole`. A task whose
+        batches are its ``minibatches`` need not override this.
+        """
+        minibatches: Minibatches | None = getattr(self, "minibatches", None)
+        if minibatches is None:
+            raise UserError(f"A {self.recipe.task} run cannot be shared by several processes.")
+        minibatches.rows = rows
 
     def attach(self, model: nn.Module) -> None:
         """Take the model, which is on the device. Override (and call this) to make what needs it, such as a Bound."""
@@ -218,6 +232,8 @@ class Minibatches:
                 f"There are {self.count} examples to train on, fewer than one batch of {batch_size}; "
                 "use more data or a smaller data.batch_size."
             )
+        self.rows = slice(None)
+        """Which rows of every batch are handed out, see :meth:`Task.split`."""
         self.order = torch.zeros(self.steps, batch_size, dtype=torch.long, device=tensors[0].device)
         self._fill(torch.arange(self.count))
 
@@ -230,8 +246,16 @@ class Minibatches:
         self._fill(torch.randperm(self.count))
 
     def __call__(self, position: Tensor) -> tuple[Tensor, ...]:
-        rows = self.order.index_select(0, position.reshape(1))[0]
+        rows = self.order.index_select(0, position.reshape(1))[0][self.rows]
         return tuple(t.index_select(0, rows) for t in self.data)
+
+    def whole(self, position: Tensor, tensor: Tensor) -> Tensor:
+        """What ``tensor``, one entry per example, has for all rows of the batch, also those of other processes.
+
+        For a loss per target where examples have different numbers of them: dividing by this process's part of all the
+        batch's targets, not by its own, makes the parts add up to the whole.
+        """
+        return tensor.index_select(0, self.order.index_select(0, position.reshape(1))[0])
 
     def tensors(self) -> dict[str, Tensor]:
         """What :meth:`Task.tensors` must return for a run to be resumed exactly."""
@@ -296,8 +320,18 @@ class Bound:
         self.model, self.likelihood, self.kind = model, likelihood, kind
         self.elbo = br.ELBO(model, likelihood, num_data=num_data, check_finite=False)
 
-    def __call__(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
-        """Terms and the output, the result of ``run``: what the likelihood takes, or a tuple that begins with it."""
+    def __call__(self, run: Callable[[], Any], target: Tensor, *, count: Tensor | None = None) -> tuple["Terms", Any]:
+        """Terms and the output, the result of ``run``: what the likelihood takes, or a tuple that begins with it.
+
+        ``count``: what to divide -log p by in the loss, in place of the number of targets.
+        """
+        terms, output = self._terms(run, target)
+        if count is not None:
+            loss = (terms.nll + terms.sharpening) / count + terms.kl / self.elbo.num_data
+            terms = dataclasses.replace(terms, loss=loss)
+        return terms, output
+
+    def _terms(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
         if self.kind == "sharpened":
             return self._sharpened(run, target)
         output = run()

@@ -171,6 +171,7 @@ class Captioning(Task):
         self.batch_size, self.captions = settings.batch_size, len(whole.images)
         self.minibatches = Minibatches(whole.images, whole.tokens, whole.targets, batch_size=self.batch_size)
         self.steps = self.minibatches.steps
+        self.words = (whole.targets != PADDING).sum(1)
         self.words_per_caption = whole.words / self.captions
         self.examples_per_step = round(self.batch_size * self.words_per_caption)
         self.limit = 2 * math.log(len(self.vocabulary)) + 2
@@ -218,14 +219,15 @@ class Captioning(Task):
     def start_epoch(self, epoch: int) -> None:
         self.minibatches.shuffle()
 
-    def batch(self, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def batch(self, position: Tensor) -> tuple[Tensor, ...]:
         images, tokens, targets = self.minibatches(position)
-        return self.splits["train"].features.index_select(0, images), tokens.t(), targets.t()
+        words = self.minibatches.whole(position, self.words).sum() * (len(images) / self.batch_size)
+        return self.splits["train"].features.index_select(0, images), tokens.t(), targets.t(), words
 
     def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
         """Per caption: -log p summed over its words, plus KL / (number of captions); padding does not count."""
-        features, tokens, targets = batch
-        terms, _ = self.bound(lambda: self.model(tokens, features=features), targets)
+        features, tokens, targets, words = batch
+        terms, _ = self.bound(lambda: self.model(tokens, features=features), targets, count=words)
         return self.words_per_caption * terms.loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:

@@ -219,7 +219,7 @@ class Digits(Task):
         terms, _ = self.bound(lambda: self.model(x), labels)
         if self.recipe.data.kl_weighting == "geometric":
             share = kl_share(position, self.steps)
-            loss = (terms.nll + terms.sharpening + share * terms.kl) / self.batch_size
+            loss = (terms.nll + terms.sharpening) / len(labels) + share * terms.kl / self.batch_size
             terms = dataclasses.replace(terms, loss=loss)
         return terms.loss, terms, ()
 

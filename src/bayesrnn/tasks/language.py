@@ -276,8 +276,16 @@ class Language(Task):
         self.limit = 2 * math.log(len(self.streams.vocabulary)) + 2
         self.valid_streams = self.streams.valid_streams
         self._rows = torch.arange(window + 1, device=device)
-        shape = (recipe.model.layers, self.batch_size, recipe.model.hidden)
-        self._zeros = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+        self._zeros = self._zero_state(self.batch_size)
+
+    def _zero_state(self, rows: int) -> LSTMState:
+        m = self.recipe.model
+        h, c = torch.zeros(2, m.layers, rows, m.hidden, device=self.device)
+        return h, c
+
+    def split(self, rows: slice) -> None:
+        self.streams = replace(self.streams, train=self.streams.train[:, rows].contiguous())
+        self._zeros = self._zero_state(self.streams.train.shape[1])
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
@@ -357,10 +365,10 @@ class Language(Task):
         )
 
     def describe(self) -> str:
-        s = self.streams
+        s, train = self.streams, len(self.streams.train) * self.batch_size
         unknown = ", ".join(f"{count:,} in {split}" for split, count in s.unknown.items())
         return (
-            f"{s.train.numel():,} words to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
+            f"{train:,} words to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
             f"{len(s.vocabulary):,} word types; unknown words: {unknown}. "
             f"{s.windows:,} windows of {s.window} per epoch on {self.device}."
         )

@@ -4,8 +4,10 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,11 +17,13 @@ from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks.base import Task, evaluating
 from bayesrnn.train import checkpoint
+from bayesrnn.train.ranks import Ranks, seed_of
 from bayesrnn.train.run_folder import FORMAT, RunFolder
 from bayesrnn.train.step import Step
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
 _LOOK_EVERY = 100  # steps between looks at the device's totals
+_OWN = ("step.state.", "step.totals", "rng.cpu", "rng.cuda")  # what each of several ranks has for itself
 
 
 class Diverged(UserError):
@@ -54,23 +58,59 @@ class Run:
     Args:
         task: what to train, on its device; it gets its model here.
         seed: of initial weights and all noise.
-        folder: where checkpoints and metrics go.
+        folder: where checkpoints and metrics go. It is rank 0's alone; the others have none.
         reporter: told of progress.
         graph: False: no CUDA graph.
+        ranks: the processes that train together; the task is split already.
     """
 
-    def __init__(self, task: Task, *, seed: int, folder: RunFolder, reporter: Reporter, graph: bool = True) -> None:
-        self.task, self.recipe, self.seed, self.folder, self.reporter = task, task.recipe, seed, folder, reporter
+    def __init__(
+        self,
+        task: Task,
+        *,
+        seed: int,
+        folder: RunFolder | None,
+        reporter: Reporter,
+        graph: bool = True,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.task, self.recipe, self.seed, self.reporter = task, task.recipe, seed, reporter
+        self._folder, self.ranks = folder, ranks or Ranks()
         set_precision(self.recipe.train.precision, task.device)
         torch.manual_seed(seed)
         # Built on the CPU, so that a seed means the same initial weights on every device.
         task.attach(task.build(self.recipe, task.files()).to(task.device).train())
         self.model = task.model
-        self.step = Step(task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph)
+        self._check_draws()
+        self.common: Tensor | None = None  # the random state of what ranks with draws of their own do alike
+        if self.ranks.several and not self.recipe.train.shared_draw:
+            self.common = torch.get_rng_state()
+            if not self.ranks.first:
+                torch.manual_seed(seed_of(seed, self.ranks.rank))
+        self.step = Step(
+            task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks
+        )
         self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
         self.identity = _identity(folder)
+
+    def _check_draws(self) -> None:
+        if not (self.ranks.several and self.recipe.train.shared_draw):
+            return
+        from bayesrnn.nn.plain import torch_noise_layers
+
+        if self.recipe.posterior.kind == "sharpened":
+            raise UserError("train.shared_draw: sharpened weights follow from each process's own rows; leave it off.")
+        theirs = [name for name, layer in torch_noise_layers(self.model) if not hasattr(layer, "rates")]
+        if theirs:
+            raise UserError(f"train.shared_draw: {theirs[0]} is a noise layer of torch, which cannot share its draws.")
+
+    @property
+    def folder(self) -> RunFolder:
+        """Rank 0's."""
+        assert self._folder is not None
+        return self._folder
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -78,24 +118,42 @@ class Run:
 
     def resume(self) -> None:
         """Go on from the folder's last whole checkpoint, as if nothing had happened."""
-        path = self.folder.path / checkpoint.LAST
+        tensors, about = self.ranks.from_first(self._load_last)
+        name = checkpoint.LAST
+        saved_by = about.get("ranks", 1)
+        if saved_by != self.ranks.count:
+            raise UserError(f"{name} was written by {saved_by} processes, not {self.ranks.count}; resume with as many.")
+        checkpoint.load_model(self.model, tensors, name)
+        with torch.no_grad():
+            for key, tensor in self.step.tensors().items():
+                found = tensors.get(self._key(f"step.{key}"))
+                if found is None or found.shape != tensor.shape:
+                    raise UserError(f"{name} has no usable {key}; it belongs to another run.")
+                tensor.copy_(found)
+        torch.set_rng_state(tensors[self._key("rng.cpu")])
+        if self.step.on_cuda and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors[self._key("rng.cuda")], self.step.device)
+        self.common = tensors.get("rng.common", self.common)
+        self.epoch, self.done, self.history = about["epoch"], about["done"], about["history"]
+        self.seconds = about["seconds"]
+        self.ranks.from_first(self._put_right)
+
+    def _load_last(self) -> checkpoint.Checkpoint:
         tensors, about, note = checkpoint.load_last(self.folder)
         if note:
             self.reporter.say(note)
         if about.get("run", self.identity) != self.identity:
+            path = self.folder.path / checkpoint.LAST
             raise UserError(f"{path} was written by a run with another config.json; start over with --force.")
-        checkpoint.load_model(self.model, tensors, path)
-        own = self.step.tensors()
-        with torch.no_grad():
-            for name, tensor in own.items():
-                if f"step.{name}" not in tensors or tensors[f"step.{name}"].shape != tensor.shape:
-                    raise UserError(f"{path} has no usable {name}; it belongs to another run.")
-                tensor.copy_(tensors[f"step.{name}"])
-        torch.set_rng_state(tensors["rng.cpu"])
-        if self.step.on_cuda and "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.step.device)
-        self.epoch, self.done, self.history = about["epoch"], about["done"], about["history"]
-        self.seconds = about["seconds"]
+        return tensors, about
+
+    def _key(self, name: str) -> str:
+        """Under which a checkpoint holds what is this rank's own; the rest is under rank 0's names."""
+        own = name.startswith(_OWN) and not self.ranks.first
+        return f"rank{self.ranks.rank}.{name}" if own else name
+
+    def _put_right(self) -> None:
+        """Files beside the checkpoint, which may be of an earlier or a later moment."""
         self._write_metrics()
         self._check_best()
 
@@ -128,7 +186,8 @@ class Run:
             self.step.averaging.fill_(float(settings.average_from is not None and self.epoch >= settings.average_from))
             if self.done == 0:
                 self.step.start_epoch()
-                self.task.start_epoch(self.epoch)
+                with self._alike():
+                    self.task.start_epoch(self.epoch)
                 self.seconds = 0.0
             self._epoch()
             with self.step.averaged():
@@ -140,8 +199,20 @@ class Run:
             # After the last checkpoint, from which it can be made again, should this be cut short.
             if improved:
                 with self.step.averaged():
-                    self._save_best(line)
+                    self.ranks.from_first(partial(self._save_best, line))
             self.reporter.epoch(line, settings.epochs)
+
+    @contextmanager
+    def _alike(self) -> Iterator[None]:
+        """Random numbers here are the same on all ranks."""
+        if self.common is None:
+            yield
+            return
+        own = torch.get_rng_state()
+        torch.set_rng_state(self.common)
+        yield
+        self.common = torch.get_rng_state()
+        torch.set_rng_state(own)
 
     def _out_of_patience(self) -> bool:
         patience, best = self.recipe.train.patience, self.best
@@ -205,6 +276,7 @@ class Run:
             f"{task.unit}_per_second": task.examples_per_step * task.steps / max(self.seconds, 1e-9),
             "seconds": self.seconds,
         }
+        line = self.ranks.from_first(lambda: line)  # all have measured; what follows from it must be the same
         if not math.isfinite(line[task.metric]):
             figure = task.metric.replace("valid_", "validation ").replace("_", " ")
             raise Diverged(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
@@ -226,8 +298,19 @@ class Run:
         tensors["rng.cpu"] = torch.get_rng_state()
         if self.step.on_cuda:
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.step.device)
+        if self.common is not None:
+            tensors["rng.common"] = self.common
+        if self.ranks.several:
+            self.ranks.check_same([*self.step.params, *self.step.etas])
+            every = self.ranks.gather({key: value for key, value in tensors.items() if key.startswith(_OWN)})
+            for rank, own in enumerate(every[1:], 1):
+                tensors |= {f"rank{rank}.{key}": value for key, value in own.items()}
+        self.ranks.from_first(partial(self._write, tensors))
+
+    def _write(self, tensors: dict[str, Tensor]) -> None:
         about = {
             "run": self.identity,
+            "ranks": self.ranks.count,
             "epoch": self.epoch,
             "done": self.done,
             "seconds": self.seconds,
@@ -248,8 +331,10 @@ class Run:
         self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
 
 
-def _identity(folder: RunFolder) -> str:
+def _identity(folder: RunFolder | None) -> str:
     """Of the run that the folder holds: a checkpoint of another one is not taken for its own."""
+    if folder is None:
+        return ""
     path = folder.path / "config.json"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import Task, task_class
 from bayesrnn.tasks.trained import check_files
 from bayesrnn.train import checkpoint, engine
-from bayesrnn.train.run_folder import MARKER, RunFolder, check_format
+from bayesrnn.train.ranks import Ranks
+from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, check_format
 
 
 def device_of(name: str | None) -> torch.device:
@@ -47,33 +48,51 @@ def launch(
     graph: bool = True,
     measure: bool = True,
     command: str = "",
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
-    """Train, measure and record; returns the record. ``measure=False``: the test data is not looked at."""
-    recipe = recipes.override(recipes.load(name), overrides or [])
-    where = device_of(device)
-    task = task_class(recipe.task)(recipe, data, where)
+    """Train, measure and record; returns the record. ``measure=False``: the test data is not looked at.
+
+    Of several ``ranks`` all call this, with the same arguments; rank 0 alone touches ``out``, reports and returns the
+    record. Where torchrun has started them again, they go on with the run that they had begun.
+    """
+    ranks = ranks or Ranks()
+    reporter = reporter if ranks.first else _Silent()
+    where = device_of(ranks.device or device)
+    task = ranks.together(lambda: _task(name, overrides or [], data, where, ranks))
     files = task.files()
-    outlined = sizes.outline(type(task), recipe, files, where=f"{name}, on this {task.source},")
-    if outlined is not None:
-        sizes.check_memory(outlined)
-    config = engine.config(recipe, name=Path(name).stem, data=data or task.default_data, seed=seed, files=files)
-    with RunFolder(out, files=(*engine.FILES, *files), force=force, resume=resume) as folder:
-        if folder.note:
-            reporter.say(folder.note)
-        if resume and not _was_killed_at_birth(folder, files):
-            _check_resumed(folder, config, task)
-            folder.write(MARKER, f"{os.getpid()}\n")
-        else:
-            folder.write("config.json", json.dumps(config, indent=2) + "\n")
-            for file, content in files.items():
-                folder.write(file, content)
+    config = engine.config(task.recipe, name=Path(name).stem, data=data or task.default_data, seed=seed, files=files)
+    done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out) if ranks.restarted else None)
+    if done is not None:
+        return done
+    with ExitStack() as stack:
+        folder: RunFolder | None = None
+
+        def claim() -> bool:
+            nonlocal folder
+            going_on = resume or _is_ours(out, ranks)
+            names = (*engine.FILES, *files)
+            folder = RunFolder(out, files=names, force=force, resume=going_on, by=ranks.launch)
+            stack.enter_context(folder)
+            _describe(folder, config, task, resume=going_on)
+            if folder.note:
+                reporter.say(folder.note)
+            return going_on
+
+        going_on = ranks.from_first(claim)
         reporter.say(task.describe())
         started = time.time()
-        run = engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph)
+        run = ranks.together(
+            lambda: engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph, ranks=ranks)
+        )
+        if ranks.several:
+            each = "one draw for all" if task.recipe.train.shared_draw else "a draw of its own each"
+            reporter.say(f"{ranks.count} processes, {task.batch_size // ranks.count} rows and {each}.")
         reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
-        if resume:
+        if going_on:
             _go_on(run)
         run.train()
+        if folder is None:
+            return {}
         metrics = engine.final_metrics(run, measure=measure)
         record = {
             "recipe": config["recipe"],
@@ -83,6 +102,7 @@ def launch(
             "command": command,
             "data": Path(config["data"]).name,
             "overrides": overrides or [],
+            "ranks": ranks.count,
             "cuda_graph": run.step.graph is not None,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
             "settings": config["settings"],
@@ -94,17 +114,76 @@ def launch(
     return record
 
 
+class _Silent:
+    """The reporter of all ranks but the first."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def step(self, progress: engine.Progress) -> None:
+        pass
+
+    def epoch(self, line: dict[str, Any], epochs: int) -> None:
+        pass
+
+
+def _task(name: str, overrides: list[str], data: str | None, device: torch.device, ranks: Ranks) -> Task:
+    """The recipe's task on its data, of which this rank has its part."""
+    recipe = recipes.override(recipes.load(name), overrides)
+    task = task_class(recipe.task)(recipe, data, device)
+    outlined = sizes.outline(type(task), recipe, task.files(), where=f"{name}, on this {task.source},")
+    if outlined is not None:
+        sizes.check_memory(outlined)
+    if ranks.several:
+        task.split(ranks.rows(task.batch_size))
+    return task
+
+
+def _finished(out: Path) -> dict[str, Any] | None:
+    """The record of a run that had ended when its processes were started again."""
+    if (out / MARKER).exists() or not (out / RECORD).exists():
+        return None
+    record: dict[str, Any] = read_json(out / RECORD)
+    return record
+
+
+def _is_ours(out: Path, ranks: Ranks) -> bool:
+    """Whether the unfinished run in the folder was begun by this same start of several processes."""
+    try:
+        words = (out / MARKER).read_text("utf-8").split()
+    except OSError:
+        return False
+    return ranks.restarted or (ranks.launch != "" and words[1:] == [ranks.launch])
+
+
+def _describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
+    """Write what the run is, or see that what is written is the same."""
+    files = task.files()
+    if resume and not _was_killed_at_birth(folder, files):
+        _check_resumed(folder, config, task)
+        folder.mark()
+        return
+    folder.write("config.json", json.dumps(config, indent=2) + "\n")
+    for file, content in files.items():
+        folder.write(file, content)
+
+
 def _go_on(run: engine.Run) -> None:
     """From the folder's last checkpoint, or from the beginning where the run was stopped before it wrote one."""
-    path = run.folder.path
-    if checkpoint.any_saved(path):
+
+    def saved() -> bool:
+        path = run.folder.path
+        found = checkpoint.any_saved(path)
+        with suppress(OSError):
+            if not found and (path / "metrics.jsonl").stat().st_size:
+                raise UserError(f"{path} has lost its checkpoints; start over with --force.")
+        return found
+
+    if run.ranks.from_first(saved):
         run.resume()
         run.reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
-        return
-    with suppress(OSError):
-        if (path / "metrics.jsonl").stat().st_size:
-            raise UserError(f"{path} has lost its checkpoints; start over with --force.")
-    run.reporter.say("Nothing was saved yet: started from the beginning.")
+    else:
+        run.reporter.say("Nothing was saved yet: started from the beginning.")
 
 
 def _was_killed_at_birth(folder: RunFolder, files: Iterable[str]) -> bool:

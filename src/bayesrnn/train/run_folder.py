@@ -44,14 +44,17 @@ class RunFolder:
         files: names of the files this run writes, the record aside. With ``force`` these, and no others, are replaced.
         force: replace the files of an earlier run, finished or not.
         resume: go on with the run that the folder holds: its files stay.
+        by: a name to put into the marker, besides this process's number.
 
     Raises:
         Busy: another process has the folder.
         UserError: the folder is not empty and ``force`` is not given, or its files are not those of an earlier run.
     """
 
-    def __init__(self, path: str | Path, *, files: Iterable[str], force: bool = False, resume: bool = False) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | Path, *, files: Iterable[str], force: bool = False, resume: bool = False, by: str = ""
+    ) -> None:
+        self.path, self._by = Path(path), by
         self.note = ""
         """What the user should know about the folder; empty: nothing."""
         own = [*files, RECORD, MARKER]
@@ -84,7 +87,7 @@ class RunFolder:
             raise denied
         if not resume:
             # The marker goes first: from here on a killed run is recognised.
-            self.write(MARKER, f"{os.getpid()}\n")
+            self.mark()
             torn |= (set(own) & present) - {MARKER}
         for name in torn:
             (self.path / name).unlink()
@@ -147,6 +150,10 @@ class RunFolder:
     def write(self, name: str, content: str | bytes) -> Path:
         """Write one file, atomically."""
         return write_file(self.path / name, content)
+
+    def mark(self) -> None:
+        """Say that the run is unfinished, and whose it is."""
+        self.write(MARKER, f"{os.getpid()} {self._by}".rstrip() + "\n")
 
     def move(self, name: str, to: str) -> None:
         """Give a file another name, if it is there; a file of that name is replaced."""

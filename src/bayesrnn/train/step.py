@@ -1,18 +1,25 @@
-"""One training step on one device; on CUDA the whole of it is one CUDA graph."""
+"""One training step on one device; on CUDA the whole of it is one CUDA graph.
 
-from collections.abc import Iterator
+Of several processes, which train one model together, each computes the gradient of its own rows; the gradients are
+averaged, and each makes the same update. On CUDA that is two graphs, with the exchange between them.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesrnn import draws
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.recipes.schema import Train
 from bayesrnn.tasks.base import Task
+from bayesrnn.train.ranks import Ranks, Share
 
 _WARM_UP = 3
 TOTALS = ("steps", "loss", "nll", "kl", "sharpening", "gradient_norm")
+_SUMS = ("nll", "sharpening")  # over the rows: of several ranks they add up, the others are averaged
 
 
 class Step:
@@ -28,10 +35,14 @@ class Step:
         eta_clip: the largest global norm of the gradient of the rates of sharpening, ``eta``, on their own: in the
             first epochs it is so long that together with the others it would leave nothing of those.
         graph: False: eager on CUDA too.
+        ranks: the processes that train together; the task is split already.
     """
 
-    def __init__(self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True) -> None:
+    def __init__(
+        self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True, ranks: Ranks | None = None
+    ) -> None:
         self.task, self.model, self.settings, self.eta_clip = task, task.model, settings, eta_clip
+        self.ranks = ranks or Ranks()
         device = task.device
         self.device = device
         self.on_cuda = device.type == "cuda"
@@ -57,6 +68,12 @@ class Step:
         if settings.average_from is not None:
             self.moments["average"] = _zeros(both)
             self.moments["averaged"] = [torch.zeros((), device=device)]
+        self.pieces: list[Callable[[], object]] = [self._work]
+        if self.ranks.several:
+            self.flat = torch.zeros(sum(p.numel() for p in both), dtype=both[0].dtype, device=device)
+            parts = self.flat.split([p.numel() for p in both])
+            self.views = [part.view_as(p) for part, p in zip(parts, both, strict=True)]
+            self.pieces = [self._contribute, self._exchange, self._take]
         self.graph: Any = None
         self.reason = "not a CUDA device" if not self.on_cuda else "" if graph else "switched off"
         if self.on_cuda and graph:
@@ -64,10 +81,8 @@ class Step:
 
     def __call__(self) -> None:
         """One batch on."""
-        if self.graph is not None:
-            self.graph.replay()
-        else:
-            self._work()
+        for piece in self.pieces:
+            piece()
 
     def start_epoch(self) -> None:
         """Back to the first batch, with a zero state and empty totals."""
@@ -75,8 +90,12 @@ class Step:
             tensor.zero_()
 
     def read_totals(self) -> dict[str, float]:
-        """Means over the steps since the epoch began (``steps`` is their number). Waits for the device."""
-        values = dict(zip(TOTALS, self.totals.tolist(), strict=True))
+        """Means over the steps since the epoch began (``steps`` is their number). Waits for the device.
+
+        Of several ranks those of all of them together.
+        """
+        values = dict(zip(TOTALS, self.ranks.sum(self.totals.clone()).tolist(), strict=True))
+        values = {key: value if key in _SUMS else value / self.ranks.count for key, value in values.items()}
         steps = max(values["steps"], 1.0)
         return {key: value if key == "steps" else value / steps for key, value in values.items()}
 
@@ -117,26 +136,48 @@ class Step:
                 torch._foreach_copy_(both, kept)
 
     def _work(self) -> None:
+        self._apply(self._gradients())
+
+    def _contribute(self) -> None:
+        torch._foreach_copy_(self.views, self._gradients())
+
+    def _exchange(self) -> None:
+        self.ranks.average(self.flat)
+
+    def _take(self) -> None:
+        self._apply(self.views)
+
+    def _gradients(self) -> list[Tensor]:
+        """Of the next batch; its state and its terms are kept."""
         batch = self.task.batch(self.position)
-        with self._precision():
+        with self._precision(), self._noise():
             loss, terms, after = self.task.objective(batch, self.state)
         both = self.params + self.etas
         found = torch.autograd.grad(loss, both, allow_unused=True)
         with torch.no_grad():
-            gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(both, found, strict=True)]
-            main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
-            main, norm = _clipped(main, self.settings.clip)
-            if extra:
-                # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
-                rows = float(self.task.batch_size)
-                extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
-                torch._foreach_div_(extra, rows)
-            self._update(both, main + extra)
             for own, new in zip(self.state, after, strict=True):
                 own.copy_(new)
             self.position.add_(1)
-            parts = (loss, terms.nll, terms.kl, terms.sharpening, norm)
-            self.totals.add_(torch.stack([torch.ones_like(self.totals[0]), *(p.detach().double() for p in parts)]))
+            parts = (loss, terms.nll, terms.kl, terms.sharpening)
+            ones = torch.ones_like(self.totals[0])
+            self.totals[:-1].add_(torch.stack([ones, *(p.detach().double() for p in parts)]))
+            return [torch.zeros_like(p) if g is None else g for p, g in zip(both, found, strict=True)]
+
+    @torch.no_grad()
+    def _apply(self, gradients: list[Tensor]) -> None:
+        main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
+        main, norm = _clipped(main, self.settings.clip)
+        if extra:
+            # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
+            rows = self.task.batch_size / self.ranks.count
+            extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
+            torch._foreach_div_(extra, rows)
+        self._update(self.params + self.etas, main + extra)
+        self.totals[-1].add_(norm.double())
+
+    def _noise(self) -> AbstractContextManager[Any]:
+        shared = self.ranks.several and self.settings.shared_draw
+        return draws.bind(self.model, Share(self.ranks)) if shared else nullcontext()
 
     def _precision(self) -> AbstractContextManager[Any]:
         # Without the cache: a cast recorded outside the graph would not be replayed.
@@ -198,16 +239,19 @@ class Step:
         rng, cpu_rng = torch.cuda.get_rng_state(self.device), torch.get_rng_state()
         stream: Any = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        graph: Any = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
-                    self._work()
+                    self()
                     self.position.zero_()  # an epoch may have fewer steps than these
             torch.cuda.synchronize(self.device)
-            with torch.cuda.graph(graph, stream=stream):
-                self._work()
-            self.graph = graph
+            graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece != self._exchange}
+            pool = torch.cuda.graph_pool_handle()  # one for both: they are replayed in the order of recording
+            for piece, graph in graphs.items():
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    piece()
+            self.pieces = [graphs[piece].replay if piece in graphs else piece for piece in self.pieces]
+            self.graph = graphs
         except RuntimeError as error:
             self.reason = f"the step could not be recorded: {str(error).splitlines()[0]}"
         torch.cuda.synchronize(self.device)

@@ -1,0 +1,247 @@
+"""Several processes that train one model together, one for each device; what they say to each other is all here.
+
+torchrun starts them (and starts them again, should one die); or ``--devices``, through lightning-fabric, which also
+knows the processes that a cluster's scheduler has started. What is sent goes through torch.distributed: gloo between
+CPUs, NCCL between GPUs.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bayesrnn.draws import Noise
+from bayesrnn.errors import AlreadyTold, UserError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process among those that train one model. ``Ranks()``: it is the only one, and nothing is sent.
+
+    Every method that sends must be called by all of them, in the same order.
+
+    Args:
+        rank: this process's number, from 0. Rank 0 writes the run folder and reports.
+        count: how many there are.
+        device: this process's; None: not decided here.
+        launch: a name for the start of all of them, the same after a restart; empty: there is none.
+        restarted: they have been started again after one has died.
+    """
+
+    def __init__(
+        self, rank: int = 0, count: int = 1, *, device: str | None = None, launch: str = "", restarted: bool = False
+    ) -> None:
+        self.rank, self.count, self.device, self.launch, self.restarted = rank, count, device, launch, restarted
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        return self.count > 1
+
+    def rows(self, batch_size: int) -> slice:
+        """This rank's part of the rows of a batch; all have as many."""
+        if batch_size % self.count:
+            raise UserError(
+                f"Batches of {batch_size} cannot be shared equally by {self.count} processes; "
+                "choose another number of processes or another data.batch_size."
+            )
+        own = batch_size // self.count
+        return slice(self.rank * own, (self.rank + 1) * own)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The tensor, now with the sum over all ranks in it: the same bits on each."""
+        if self.several:
+            _sent(lambda: dist.all_reduce(tensor))
+        return tensor
+
+    def average(self, tensor: Tensor) -> Tensor:
+        """As :meth:`sum`, the mean."""
+        return self.sum(tensor).div_(self.count) if self.several else tensor
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """On rank 0 the tensors of every rank, on the CPU; elsewhere nothing. All have the same names and shapes."""
+        if not self.several:
+            return [dict(tensors)]
+        found: list[dict[str, Tensor]] = [{} for _ in range(self.count)]
+        for name, tensor in tensors.items():
+            own = tensor.detach().cpu().contiguous()
+            parts = [torch.empty_like(own) for _ in found] if self.first else None
+            _sent(partial(dist.gather, own, parts, dst=0))
+            for rank, part in enumerate(parts or []):
+                found[rank][name] = part
+        return found if self.first else []
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, on all ranks; the others wait. A :class:`UserError` there is everyone's."""
+        if not self.several:
+            return make()
+        box: list[Any] = [None, None]
+        error: UserError | None = None
+        if self.first:
+            try:
+                box[0] = make()
+            except UserError as found:
+                error, box[1] = found, str(found)
+        _sent(lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")))
+        if error is not None:
+            raise error
+        if box[1] is not None:
+            raise AlreadyTold(box[1])
+        result: T = box[0]
+        return result
+
+    def together(self, make: Callable[[], T]) -> T:
+        """What each rank makes for itself. A :class:`UserError` of any of them is everyone's."""
+        if not self.several:
+            return make()
+        result, error = None, None
+        try:
+            result = make()
+        except UserError as found:
+            error = str(found)
+        errors: list[Any] = [None] * self.count
+        _sent(lambda: dist.all_gather_object(errors, error))
+        for rank, wrong in enumerate(errors):
+            if wrong is not None:
+                raise UserError(wrong) if rank == self.rank else AlreadyTold(wrong)
+        return result  # type: ignore[return-value]
+
+    def check_same(self, tensors: Sequence[Tensor]) -> None:
+        """The tensors are the same on all ranks, bit by bit."""
+        if not self.several:
+            return
+        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        sums = [t.detach().contiguous().view(whole[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
+        own = torch.stack(sums).cpu()
+        theirs = self.sum(own.clone())
+        if not self.together(lambda: torch.equal(theirs, own * self.count)):
+            raise UserError("The processes have drifted apart: their weights differ. This is a fault of the machine.")
+
+    def leave(self) -> None:
+        """The last words."""
+        if self.several and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _sent(exchange: Callable[[], Any]) -> None:
+    try:
+        exchange()
+    except RuntimeError as error:  # DistBackendError is one
+        raise UserError(
+            f"Another process of this run has ended ({str(error).splitlines()[0][:200]}); so does this one. "
+            "Its own last line says why; go on with --resume."
+        ) from None
+
+
+class Share:
+    """A draw that all ranks make alike, of which each takes the rows that are its own.
+
+    The numbers are those that one process would draw for the whole batch, so that the number of ranks changes nothing.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.rank, self.count = ranks.rank, ranks.count
+
+    def units(
+        self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
+    ) -> Tensor:
+        if shared:
+            return noise.sample(shape, like)
+        return noise.sample((rows * self.count, *shape), like)[self.rank * rows : (self.rank + 1) * rows]
+
+    def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
+        if batch_dim is None:
+            return noise.sample(shape, like)
+        own = shape[batch_dim]
+        size = [n * self.count if d == batch_dim else n for d, n in enumerate(shape)]
+        return noise.sample(size, like).narrow(batch_dim, self.rank * own, own)
+
+    def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
+        return make(None)
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """Of a rank's own draws; no two of them, nor those of neighbouring seeds, have anything to do with each other."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/rank {rank}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def join(device: str | None = None, devices: int | None = None) -> Ranks:
+    """Join the processes that torchrun has started, or start ``devices`` of them; alone if neither.
+
+    Args:
+        device: cpu or cuda; each process takes the device of its number on its machine.
+        devices: processes on this machine, through lightning-fabric. Under SLURM: those that srun has started there.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        if devices is not None:
+            raise UserError("torchrun has started the processes; leave --devices away.")
+        return _of_torchrun(device)
+    if devices is None or devices == 1:
+        return Ranks(device=device)
+    return _by_fabric(device, devices)
+
+
+def _of_torchrun(device: str | None) -> Ranks:
+    where = _own_device(device, int(os.environ["LOCAL_RANK"]))
+    options: dict[str, Any] = {"device_id": where} if where.type == "cuda" else {}
+    dist.init_process_group(_backend(where), **options)
+    name = os.environ["TORCHELASTIC_RUN_ID"]
+    return Ranks(
+        dist.get_rank(),
+        dist.get_world_size(),
+        device=str(where),
+        launch="" if name == "none" else name,  # "none" is what all have that were given no name
+        restarted=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0,
+    )
+
+
+def _by_fabric(device: str | None, devices: int) -> Ranks:
+    try:
+        from lightning_fabric import Fabric
+        from lightning_fabric.plugins.environments import SLURMEnvironment
+        from lightning_fabric.strategies import DDPStrategy
+    except ModuleNotFoundError:
+        raise UserError(
+            "--devices needs lightning-fabric: pip install 'bayesrnn[distributed]'; or start with torchrun."
+        ) from None
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it does is said by us
+    kind = _own_device(device, 0).type
+    if kind == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(f"There are {torch.cuda.device_count()} GPUs here, fewer than --devices {devices}.")
+    nodes = int(os.environ.get("SLURM_NNODES", "1")) if SLURMEnvironment.detect() else 1
+    fabric = Fabric(
+        accelerator=kind,
+        devices=devices,
+        num_nodes=nodes,
+        strategy=DDPStrategy(process_group_backend=_backend(torch.device(kind))),
+    )
+    fabric.launch()
+    return Ranks(fabric.global_rank, fabric.world_size, device=str(_own_device(device, fabric.local_rank)))
+
+
+def _own_device(device: str | None, local_rank: int) -> torch.device:
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"Of several processes each has its own device; choose --device cpu or cuda, not {kind}.")
+    if kind == "cpu":
+        return torch.device(kind)
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(f"There are {torch.cuda.device_count()} GPUs here, too few for process {local_rank}.")
+    own = torch.device(kind, local_rank)
+    torch.cuda.set_device(own)
+    return own
+
+
+def _backend(device: torch.device) -> str:
+    """What is on the CPU (random states, messages) goes by gloo also where the gradients go by NCCL."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
