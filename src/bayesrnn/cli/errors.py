@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from bayesrnn.errors import UserError
+from bayesrnn.errors import AlreadyTold, UserError
 from bayesrnn.reading import first_line, printable
 
 P = ParamSpec("P")
@@ -21,7 +21,8 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except UserError as error:
-            typer.echo(f"bayesrnn: {printable(str(error))}", err=True)
+            if not isinstance(error, AlreadyTold):
+                typer.echo(f"bayesrnn: {printable(str(error))}", err=True)
             raise typer.Exit(2) from None
         except (MemoryError, RuntimeError) as error:
             if not _is_memory(error):

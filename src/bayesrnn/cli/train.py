@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +48,7 @@ def command(
     console = plain_console()
     where = out or Path("runs") / Path(recipe).stem / str(seed)
     ranks = join(device, devices)
-    with reporter(console) as told:
+    with reporter(console) if ranks.first else nullcontext(Lines(console)) as told:
         record = launch(
             recipe,
             out=where,
