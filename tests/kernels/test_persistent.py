@@ -110,6 +110,7 @@ else:
     RAGGED = [5, 5, 3, 1]
     CASES = [  # batch sizes, units, masks, reverse, processors
         ([1], 9, "none", False, 4),
+        ([2] * 2, 1, "untied", False, 1),
         ([1] * 5, 9, "untied", True, 4),
         ([3] * 5, 9, "tied", False, 4),
         ([3] * 2, 65, "tied", False, 9),
