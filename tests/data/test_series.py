@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bayesrnn.data import dates, series
-from bayesrnn.data.series import parse_csv, read_csv, sunspots
+from bayesrnn.data.series import mauna_loa, parse_csv, read_csv
 from bayesrnn.errors import UserError
 
 
@@ -26,14 +26,12 @@ def days(count, first="2020-01-01"):
 
 
 def test_the_series_of_the_library():
-    one = sunspots()
-    assert (len(one), one.columns, one.label(0), one.label(308), one.label(309)) == (
-        309, ["sunspots"], "1700", "2008", "2009",
+    one = mauna_loa()
+    assert (len(one), one.columns, one.label(0), one.label(525), one.label(526)) == (
+        526, ["co2"], "1958-03", "2001-12", "2002-01",
     )  # fmt: skip
-    assert one.target[:3].tolist() == [5.0, 11.0, 16.0]
-    assert one.target.max() == 190.2  # 1957
-    assert one.label(int(one.target.argmax())) == "1957"
-    assert one.notes == []
+    assert one.target[[0, 1, -1]].tolist() == [316.1, 317.2, 371.02]
+    assert one.notes == ["5 missing values of co2 (longest gap: 3) were filled by straight lines."]
 
 
 FORMS = {
@@ -112,6 +110,8 @@ def test_labels_and_seasons_of_grids():
     for (unit, every), (name, season, label) in expected.items():
         grid = dates.Grid(unit, every, start)
         assert (grid.name, grid.season, grid.label(1)) == (name, season, label)
+    assert dates.Grid("month", 12, start).label(10_000) == "12020"
+    assert dates.Grid("day", 3650, start).label(10_000) == "3650 days 10,001"  # beyond what a calendar has
 
 
 def test_year_and_quarter_in_two_columns(tmp_path):
@@ -249,6 +249,8 @@ REFUSED = {
         "'2004.5' is no date of the form YYYY, as the others are, in line 5",
     "date,a\n2020-01-01,1\n2020-01-02,2\n2020-01-03,3\n2020-01-04T00:00+01:00,1\n":
         "has a time zone, unlike those before",
+    "date,a\n2001,1\n2002,1_000\n2003,3\n": "line 3: '1_000' in column a is no number",
+    "date,a\n9001-01-01,1\n9001-01-02,2\n9001-01-03,3\n": "The date in line 2 is in the year 9001",
     "date,a\n" + rows([*days(12), ""]): "There is no date in line 14",
     "date,a\n2020-01-01 00:00,1\n2020-01-01 01:00,2\n2020-01-01 02:00,3\n2020-01-01 03:30,1\n":
         "most are one hour apart, but 2020-01-01 03:30 in line 5 is not a whole number",
@@ -268,6 +270,10 @@ def test_what_is_refused(tmp_path, text):
 def test_files_that_are_no_csv(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot be read .*; --data names a CSV file"):
         read_csv(tmp_path / "nothing.csv")
+    with pytest.raises(UserError, match=r"cannot be read .there is no such file."):
+        read_csv("no\0name.csv")
+    with pytest.raises(UserError, match=r"there is no such file"):
+        read_csv(tmp_path)
     with pytest.raises(UserError, match=r"is not UTF-8 text .byte 4.; save it as CSV in UTF-8"):
         read_csv(write(tmp_path, b"date\xff\xfe,a\n"))
     with pytest.raises(UserError, match="is a binary file"):

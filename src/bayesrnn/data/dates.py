@@ -155,6 +155,8 @@ def parse(cells: Sequence[str], form: str, lines: Sequence[int]) -> list[datetim
         if aware is not None and zone != aware:
             raise UserError(f"The date in line {line} {'has a' if zone else 'has no'} time zone, unlike those before.")
         aware = zone
+        if not 1 < date.year < 5000:
+            raise UserError(f"The date in line {line} is in the year {date.year}; only years up to 5000 are read.")
         dates.append(date.astimezone(UTC).replace(tzinfo=None) if zone else date)
     return dates
 
@@ -206,12 +208,16 @@ class Grid:
         """The date as text, as fine as the steps are."""
         if self.unit == "row":
             return str(step + 1)
-        date = self.date(step)
-        if self.unit != "month":
-            return date.isoformat(" ", "auto") if self.unit == "second" else f"{date:%Y-%m-%d}"
-        if self.every % 12 == 0:
-            return f"{date.year:04}"
-        return f"{date.year:04}Q{(date.month + 2) // 3}" if self.every == 3 else f"{date:%Y-%m}"
+        if self.unit == "month":
+            year, month = divmod(int(_position(self.start, "month")) + step * int(self.every), 12)
+            if self.every % 12 == 0:
+                return f"{year:04}"
+            return f"{year:04}Q{month // 3 + 1}" if self.every == 3 else f"{year:04}-{month + 1:02}"
+        try:
+            date = self.date(step)
+        except OverflowError:
+            return f"{self.name} {step + 1:,}"
+        return date.isoformat(" ", "auto") if self.unit == "second" else f"{date:%Y-%m-%d}"
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
 """Time series from CSV files, put on an even grid of steps. :mod:`bayesrnn.data.frames` cuts them into windows.
 
-series = read_csv("sales.csv", target="sales")     # or sunspots()
+series = read_csv("sales.csv", target="sales")     # or mauna_loa()
 """
 
 import csv
@@ -16,7 +16,7 @@ from bayesrnn.data import dates as when
 from bayesrnn.data.dates import Grid
 from bayesrnn.errors import UserError
 
-MAX_BYTES = 200_000_000
+MAX_BYTES = 50_000_000
 MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
 _MISSING = {"", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?"}
@@ -63,9 +63,9 @@ class Series:
         return out.getvalue()
 
 
-def sunspots() -> Series:
-    """Yearly mean sunspot numbers, 1700 to 2008: the series that comes with the library (NOAA, public domain)."""
-    return read_csv(Path(__file__).with_name("sunspots.csv"))
+def mauna_loa() -> Series:
+    """Monthly carbon dioxide at Mauna Loa, 1958 to 2001: the series that comes with the library (public domain)."""
+    return read_csv(Path(__file__).with_name("mauna_loa.csv"))
 
 
 def read_csv(
@@ -177,11 +177,16 @@ def _columns(lines: Sequence[str], mark: str) -> int:
 
 def _bytes(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); --data names a CSV file.") from None
+        if not path.is_file():
+            raise UserError(f"{path} cannot be read (there is no such file); --data names a CSV file.")
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "its name is not one"
+        raise UserError(f"{path} cannot be read ({reason}); --data names a CSV file.") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
+    return content
 
 
 def _text(content: bytes, file: str) -> str:
@@ -203,11 +208,7 @@ def _is_comma_number(cell: str) -> bool:
 def _is_data(cell: str, comma: bool) -> bool:
     if cell.lower() in _MISSING or when.form_of([cell]) is not None:
         return True
-    try:
-        float(cell.replace(",", ".") if comma else cell)
-    except ValueError:
-        return False
-    return True
+    return _number(cell, comma) is not None
 
 
 def _dated(table: _Table, given: str, notes: list[str]) -> tuple[list[datetime] | None, _Table]:
@@ -311,7 +312,7 @@ def _looks_numeric(cells: list[str], comma: bool) -> bool:
 
 def _number(cell: str, comma: bool) -> float | None:
     try:
-        return float(cell.replace(",", ".") if comma else cell)
+        return None if "_" in cell else float(cell.replace(",", ".") if comma else cell)
     except ValueError:
         return None
 

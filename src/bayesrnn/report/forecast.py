@@ -143,7 +143,7 @@ def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]
         for path in sorted((results / recipe).glob("*/*.json")):
             found.setdefault(path.parent.name, {}).setdefault(recipe, []).append(json.loads(path.read_text("utf-8")))
     # the library's own series first, the others by name
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != "sunspots", name))}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != "mauna_loa", name))}
 
 
 def comparison_table(results: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.data.frames import Cut, Frame, choose_lag, gather, season_of
-from bayesrnn.data.series import Series, read_csv, sunspots
+from bayesrnn.data.series import Series, mauna_loa, read_csv
 from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive, rate
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
@@ -33,6 +33,7 @@ class Model:
     input_dropout: float = rate()
     recurrent_dropout: float = rate()
     output_dropout: float = rate()
+    linear_dropout: float = rate()
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class ForecastModel(nn.Module):
         self.log_sigma = nn.Parameter(torch.zeros(horizon))
         self.spread = nn.Linear(settings.hidden, horizon) if settings.noise == "varying" else None
         self.linear = nn.Linear(window * inputs, horizon) if settings.linear else None
+        self.drop_window = br.SequenceDropout(settings.linear_dropout)
         for head in (self.spread, self.linear):  # both start as nothing
             if head is not None:
                 nn.init.zeros_(head.weight)
@@ -104,7 +106,7 @@ class ForecastModel(nn.Module):
         last = self.drop(hidden[-1:])[0]
         mean = self.mean(last)
         if self.linear is not None:
-            mean = mean + self.linear(x.transpose(0, 1).flatten(1))
+            mean = mean + self.linear(self.drop_window(x.transpose(0, 1).flatten(1).unsqueeze(0))[0])
         log_sigma = self.log_sigma.expand_as(mean)
         if self.spread is not None:
             log_sigma = log_sigma + 3 * torch.tanh(self.spread(last) / 3)  # at most e^3 times more or less noise
@@ -168,11 +170,11 @@ def _rounded(value: object) -> object:
 
 
 class Forecast(Task):
-    """A CSV file, or the yearly sunspot numbers, and forecasts of it for H steps ahead."""
+    """A CSV file, or carbon dioxide at Mauna Loa, and forecasts of it for H steps ahead."""
 
     sections = Sections(model=Model, data=Data, evaluate=Evaluate)
     metric = "valid_crps"
-    unit, source, default_data = "values", "series", "sunspots"
+    unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
@@ -320,9 +322,9 @@ class Forecast(Task):
 
 
 def read_series(data: str | None, settings: Data) -> Series:
-    """The file's series with a recipe's columns; None: the sunspot numbers."""
+    """The file's series with a recipe's columns; None: the library's own."""
     if data is None:
-        return sunspots()
+        return mauna_loa()
     return read_csv(
         data,
         target=settings.target,
