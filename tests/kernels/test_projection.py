@@ -113,9 +113,9 @@ def test_padding_to_16_bytes_changes_no_number(monkeypatch, size):
     monkeypatch.setattr(matmul, "_onednn", lambda *args, **kwargs: False)
     monkeypatch.setattr(matmul, "_short_of_16_bytes", lambda columns, like, flops: -columns % 4)
     x, weight, bias, d = torch.randn(5, size), torch.randn(14, size), torch.randn(14), torch.randn(5, 14)
-    for w, given, b in ((weight, x, bias), (weight, x, None), (weight.t(), d, None)):
-        out = matmul.product_transposed(given, w, b)
-        assert_close(out, given @ w.t() + (0 if b is None else b))
+    for w, input, b in ((weight, x, bias), (weight, x, None), (weight.t(), d, None)):
+        out = matmul.product_transposed(input, w, b)
+        assert_close(out, input @ w.t() + (0 if b is None else b))
         out.view(5, 1, -1).mul_(2.0)  # what the backward does with it
     assert_close(matmul.weight_gradient(d, x), d.t() @ x)
     assert matmul.weight_gradient(d, x).is_contiguous()
