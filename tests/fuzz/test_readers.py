@@ -181,12 +181,14 @@ def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_standing_command(tmp_path, monkeypatch, capsys):
+def test_the_standing_command(tmp_path, monkeypatch):
     import signal
 
+    monkeypatch.setenv("BAYESRNN_FUZZ_QUICK", "1")  # as the command does; undone after the test
     run = module("run")
     monkeypatch.setattr(run, "_limit_memory", lambda: None)
     monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.delitem(sys.modules, "readers", raising=False)
     monkeypatch.setattr(sys, "argv", ["run.py", "--inputs", "30", "--out", str(tmp_path / "fuzz.json"), "overrides"])
     before = signal.getsignal(signal.SIGALRM)
     try:
@@ -194,9 +196,26 @@ def test_the_standing_command(tmp_path, monkeypatch, capsys):
     finally:
         signal.signal(signal.SIGALRM, before)
     found = json.loads((tmp_path / "fuzz.json").read_text())["readers"]["overrides"]
-    assert found["inputs"] == found["read"] + found["refused"] >= 30
+    assert found["inputs"] == found["read"] + found["refused"] == 30
     assert found["commit"]
-    assert "overrides: 30 inputs" in capsys.readouterr().out
+
+
+def test_what_the_command_finds_is_shown(monkeypatch, capsys):
+    monkeypatch.setenv("BAYESRNN_FUZZ_QUICK", "1")
+    run = module("run")
+    monkeypatch.setattr(run, "_limit_memory", lambda: None)
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.delitem(sys.modules, "readers", raising=False)
+    import readers as quick_readers
+
+    def read(value, folder):
+        raise IndexError("a finding")
+
+    monkeypatch.setitem(quick_readers.READERS, "text", quick_readers.Reader(quick_readers.text_inputs, read, "text"))
+    with pytest.raises(IndexError, match="a finding"):
+        run.fuzz("text", 5, 0)
+    assert "input 0 of text, seed 0: (" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "readers")
 
 
 def test_the_record_as_a_table(tmp_path):
