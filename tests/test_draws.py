@@ -325,3 +325,11 @@ def test_probabilities_that_are_not(p):
         ValueError, match=r"^rate must be a number in \[0, 1\), got .+: it is the probability of dropping$"
     ):
         draws.check_probability("rate", p)
+
+
+def test_a_block_that_cannot_begin_leaves_nothing_open():
+    from bayesrnn import draws
+
+    with pytest.raises(AttributeError), br.draw("no module"):
+        pass
+    assert not draws._any_open

@@ -232,11 +232,11 @@ def bind(model: nn.Module, to: Source | None) -> Iterator[None]:
     """Bind every module of `model` to a source (None: the mean) for the length of a `with` block."""
     changed: list[tuple[nn.Module, Bound]] = []
     _count_blocks(1)
-    for name, module in model.named_modules():
-        bound = Bound(to, name_before_compiling(name), module.__dict__.get(_SLOT))
-        changed.append((module, bound))
-        module.__dict__[_SLOT] = bound
     try:
+        for name, module in model.named_modules():
+            bound = Bound(to, name_before_compiling(name), module.__dict__.get(_SLOT))
+            changed.append((module, bound))
+            module.__dict__[_SLOT] = bound
         yield
     finally:
         for module, bound in changed:
