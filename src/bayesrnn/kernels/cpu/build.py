@@ -110,12 +110,12 @@ def _compiler() -> list[str]:
 
 def _openmp() -> str:
     """The OpenMP library that torch has loaded: with another one its waiting threads would take our cores."""
-    names = ("libgomp", "libiomp5", "libomp")
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.partition("/")[2]
-        if path and Path(path).name.startswith(names):
-            return "/" + path
-    raise Unavailable("torch has loaded no OpenMP library, so there would be no threads")
+    names, home = ("libgomp", "libiomp5", "libomp"), str(Path(torch.__file__).parent)
+    paths = {"/" + line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    found = sorted(p for p in paths if Path(p).name.startswith(names))
+    if not found:
+        raise Unavailable("torch has loaded no OpenMP library, so there would be no threads")
+    return next((p for p in found if p.startswith(home)), found[0])
 
 
 def _private_folder() -> Path:
