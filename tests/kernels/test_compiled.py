@@ -155,6 +155,31 @@ def test_tensors_in_any_memory_layout(problem, cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
+def test_shapes_that_do_not_fit_are_refused_before_they_reach_c(problem, cell):
+    case = problem(cell, RAGGED, 4, masks="tied", dtype=torch.float32)
+    (gx, *rest), masks, options = case.tensors, case.masks, case.options
+    at = 2 if cell == "LSTM" else 1  # of w_hh in rest
+
+    def wrong(gx=gx, sizes=RAGGED, **changes):
+        changed = [changes.get(f"t{k}", t) for k, t in enumerate(rest)]
+        return FAST[cell](
+            gx.clone(), *changed, changes.get("mask", masks[0]), *masks[1:], **{**options, "batch_sizes": sizes}
+        )
+
+    wrong()
+    for change, message in (
+        ({"sizes": [3, 3, 2, 1]}, "gx must be of shape"),
+        ({"sizes": [2, 3, 3, 1, 1]}, "batch_sizes must fall"),
+        ({"sizes": [4, 3, 1, 1, 1]}, "batch_sizes must fall, from the batch of h"),
+        ({"gx": gx[:, :-1]}, "gx must be of shape"),
+        ({f"t{at}": rest[at][:, :-1]}, "w_hh must be of shape"),
+        ({"mask": masks[0][:2]}, "z_h must be of shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong(**change)
+
+
+@pytest.mark.parametrize("cell", CELLS)
 def test_nan_and_infinity_come_through(problem, cell):
     case = problem(cell, [2] * 3, 20, dtype=torch.float32)
     gx = case.tensors[0].detach().clone()

@@ -333,6 +333,12 @@ def test_tensors_without_elements_are_harmless():
     torch.autograd.grad(loss_of(*found, cotangents), [*means, *rhos])
 
 
+def test_shapes_that_do_not_fit_are_refused_before_they_reach_c():
+    means, rhos, _ = parameters([(3, 2)])
+    with pytest.raises(ValueError, match="shapes of the spec"):
+        drawn(make_spec([(3, 3)]), means, rhos)
+
+
 def test_many_draws_are_each_draw_alone():
     spec = make_spec(SHAPES[:7], GROUPS[:7], padding=[None, 4, *[None] * 5])
     means, rhos, _ = parameters(spec.shapes)

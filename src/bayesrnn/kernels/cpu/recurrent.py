@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,6 +52,11 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def expect(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
+
+
 def _library() -> ctypes.CDLL:
     library = build.library()
     assert library is not None
@@ -65,6 +71,11 @@ class Layer:
     ) -> None:
         number, self.gates = CELLS[cell]
         self.batch, self.hidden = h.shape
+        falling = all(a >= b for a, b in itertools.pairwise(sizes))
+        expect(falling and sizes[-1] > 0 and sizes[0] == self.batch, "batch_sizes must fall, from the batch of h")
+        shapes = ((self.batch, self.hidden), (self.batch, self.gates, self.hidden))
+        expect(mask is None or tuple(mask.shape) in shapes, f"z_h must be of shape {shapes[0]} or {shapes[1]}")
+        expect(cell_mask is None or tuple(cell_mask.shape) == shapes[0], f"z_c must be of shape {shapes[0]}")
         self.sizes, self._offsets = array("q", sizes), array("q", offsets(sizes))
         self._kept = [_ready(mask), _ready(cell_mask)]
         masks = 0 if mask is None else 1 if mask.ndim == 2 else mask.shape[1]
@@ -75,6 +86,14 @@ class Layer:
         self._copies = max(masks, 1)
         work = self.batch * self.gates * self.hidden * self.hidden
         self.threads = max(1, min(build.threads(), work // _WORK))
+
+    def _expect(self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, bias: Tensor | None) -> None:
+        """The kernels trust what they are told: what does not fit must not reach them."""
+        rows, width, state = self._offsets[-1], self.gates * self.hidden, (self.batch, self.hidden)
+        expect(tuple(gx.shape) == (rows, width), f"gx must be of shape {(rows, width)}, got {tuple(gx.shape)}")
+        expect(tuple(w.shape) == (width, self.hidden), f"w_hh must be of shape {(width, self.hidden)}")
+        expect(tuple(h.shape) == state and (c is None or tuple(c.shape) == state), f"states must be of shape {state}")
+        expect(bias is None or tuple(bias.shape) == (self.hidden,), f"b_hn must be of shape {(self.hidden,)}")
 
     def _packed(self, like: Tensor) -> Tensor:
         return _scratch.take((self.gates * self.hidden * (-(-self.hidden // _LANES) * _LANES),), like)
@@ -88,6 +107,7 @@ class Layer:
         self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, kept: Tensor | None, bias: Tensor | None
     ) -> None:
         """Runs all steps: `gx` becomes the gates' activations, `h` and `c` the last states, `out` is written."""
+        self._expect(gx, w, h, c, bias)
         w, bias = w.contiguous(), _ready(bias)
         packed = self._packed(gx)
         masked = _scratch.take((2 * self._copies * self.batch * self.hidden,), gx)
@@ -99,6 +119,7 @@ class Layer:
     ) -> None:
         """As `forward` for several draws of the weights at once: every tensor has one more axis in front."""
         draws = gx.shape[0]
+        self._expect(gx[0], w[0], h[0], None if c is None else c[0], None if bias is None else bias[0])
         threads = min(build.threads(), draws)
         padded = -(-self.hidden // _LANES) * _LANES
         packed = _scratch.take((threads * self.gates * self.hidden * padded,), gx)
@@ -123,6 +144,8 @@ class Layer:
         d_product: Tensor,
     ) -> None:
         """All steps back: `dh` and `dc` become the first states' gradients, `d_gx` and `d_product` are written."""
+        self._expect(gates if self.gates > 1 else d_gx, w, h0, c0, None)
+        expect(d_out is None or d_out.shape == out.shape, "the output's gradient must have its shape")
         w, h0, c0, d_out = w.contiguous(), h0.contiguous(), _ready(c0), _ready(d_out)
         packed = self._packed(gates)
         tensors = (gates, out, kept, h0, c0, w, d_out, dh, dc, d_gx, d_product, packed)

@@ -120,6 +120,8 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, seed: int, spec: Spec, sums: bool, pool: Pool, *params: Tensor) -> tuple[Tensor, ...]:
         tables, count = _tables(spec), len(spec.shapes)
+        if [tuple(p.shape) for p in params] != [*spec.shapes, *spec.shapes]:  # the kernel trusts what it is told
+            raise ValueError("means and rhos must have the shapes of the spec")
         flat = [p.detach().contiguous() for p in params]  # a copy only of parameters in another layout
         means, rhos = flat[:count], flat[count:]
         weights = [pool.take(m.shape, m) for m in means]
