@@ -69,7 +69,7 @@ def test_data_that_is_not_the_runs(run):
     assert "The scale of this data" in result.stderr
     assert "name the data it was trained on with --data" in result.stderr
     (run / "scale.txt").unlink()
-    assert "is no run of bayesrnn train" in invoke("evaluate", run).stderr
+    assert "scale.txt cannot be read (there is no such file)" in invoke("evaluate", run).stderr
 
 
 def test_recipes_are_listed_by_task():

@@ -47,8 +47,10 @@ if not INTERPRETED:
     def test_a_plan_fits_on_the_chip_and_covers_the_layer(batch, hidden, gates, untied, processors, memory):
         laid = persistent.plan(batch, hidden, gates=gates, untied=untied, processors=processors, memory=memory)
         if laid is None:
-            smallest = max(8, 1 << (-(-hidden // processors) - 1).bit_length()) * hidden
-            assert 6 * smallest + 4096 > memory - 32 * 1024  # three gates of 16 bits, and the blocks in use
+            units = max(8, 1 << (-(-hidden // processors) - 1).bit_length())
+            columns = -(-hidden // 32) * 32
+            # four gates of 16 bits in the smallest blocks, and two blocks of 32 columns of 32 rows of four gates in use
+            assert 8 * units * columns + 2 * 32 * 256 > memory
             return
         assert laid.programs * laid.units >= hidden > (laid.programs - 1) * laid.units
         assert 1 <= laid.groups * laid.programs <= processors

@@ -54,7 +54,7 @@ def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
     (tmp_path / "secret").write_text("x")
     config = config_of(tmp_path / "r")
     (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "files": ["../secret"]}))
-    with pytest.raises(UserError, match="is no run of bayesrnn train"):
+    with pytest.raises(UserError, match="r/secret cannot be read"):
         open_run(tmp_path / "r", CPU)
     for broken in ({**config, "files": 3}, {**config, "settings": None}, []):
         (tmp_path / "r" / "config.json").write_text(json.dumps(broken))
