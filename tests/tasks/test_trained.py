@@ -60,3 +60,25 @@ def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
         (tmp_path / "r" / "config.json").write_text(json.dumps(broken))
         with pytest.raises(UserError):
             open_run(tmp_path / "r", CPU)
+
+
+def test_the_size_of_a_model_is_found_without_the_compiler():
+    """Every command that opens a run does this: it must not take the seconds that torch's compiler takes to load."""
+    import subprocess
+    import sys
+
+    code = """
+import sys
+from bayesrnn import recipes
+from bayesrnn.tasks import sizes
+from bayesrnn.tasks.base import task_class
+words = b'{"words": ["a", "b"], "mean": 0.5, "sd": 0.2}'
+files = {"vocabulary.txt": b"<unk>\\n<eos>\\na\\n", "words.json": words}
+for name in ("brnn-medium", "moon-medium", "digits-bbb-400", "sentiment-lstm-variational"):
+    recipe = recipes.load(name)
+    model = sizes.outline(task_class(recipe.task), recipe, files, where=name)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr

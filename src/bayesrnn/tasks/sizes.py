@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from bayesrnn.errors import UserError
 from bayesrnn.reading import first_line
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
 
 # What a task's `build` may meet in a damaged file or an absurd setting.
 _WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
+# what first values are made with: the result has the shape of what goes in
+_STARTS = frozenset(
+    "normal_ uniform_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ log exp neg __neg__ sqrt abs".split()
+)
+
+
+class _Unset(TorchFunctionMode):
+    """Leaves out first values: there is nothing to set, and torch would load its compiler for some of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")  # a tensor's method, or a function of nn.init
+        if getattr(func, "__name__", "") in _STARTS and isinstance(tensor, torch.Tensor):
+            return tensor
+        return func(*args, **kwargs)
 
 
 def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) -> nn.Module | None:
@@ -25,7 +41,7 @@ def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) 
         UserError: settings and files do not make a model.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Unset():
             return cls.build(recipe, files)
     except NotImplementedError:
         return None
