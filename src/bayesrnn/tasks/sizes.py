@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
 # what first values are made with: the result has the shape of what goes in
 _STARTS = frozenset(
-    "normal_ uniform_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ log exp neg __neg__ sqrt abs".split()
+    "normal_ uniform_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ log exp neg __neg__ sqrt".split()
 )
 
 
