@@ -138,9 +138,14 @@ def _sent(exchange: Callable[[], Any]) -> None:
         exchange()
     except RuntimeError as error:  # DistBackendError is one
         raise UserError(
-            f"Another process of this run has ended ({str(error).splitlines()[0][:200]}); so does this one. "
+            f"Another process of this run has ended ({_reason(error)}); so does this one. "
             "Its own last line says why; go on with --resume."
         ) from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence, without the place in torch's source that gloo puts before it."""
+    return str(error).splitlines()[0].rpartition("] ")[2].split(". ")[0][:200]
 
 
 class Share:
@@ -193,16 +198,29 @@ def join(device: str | None = None, devices: int | None = None) -> Ranks:
 
 def _of_torchrun(device: str | None) -> Ranks:
     where = _own_device(device, int(os.environ["LOCAL_RANK"]))
+    start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     options: dict[str, Any] = {"device_id": where} if where.type == "cuda" else {}
-    dist.init_process_group(_backend(where), **options)
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        # torchrun's store outlives a restart: without a name of its own this start would read the addresses of the
+        # dead. On several machines the count is not the same for all; docs/distributed.md has what helps there.
+        store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        options |= {"store": dist.PrefixStore(f"start {start}", store), "rank": rank, "world_size": count}
+    _joined(partial(dist.init_process_group, _backend(where), **options))
     name = os.environ["TORCHELASTIC_RUN_ID"]
     return Ranks(
         dist.get_rank(),
         dist.get_world_size(),
         device=str(where),
         launch="" if name == "none" else name,  # "none" is what all have that were given no name
-        restarted=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0,
+        restarted=start > 0,
     )
+
+
+def _joined(join_group: Callable[[], Any]) -> None:
+    try:
+        join_group()
+    except RuntimeError as error:
+        raise UserError(f"The processes could not find each other ({_reason(error)}).") from None
 
 
 def _by_fabric(device: str | None, devices: int) -> Ranks:
@@ -225,7 +243,7 @@ def _by_fabric(device: str | None, devices: int) -> Ranks:
         num_nodes=nodes,
         strategy=DDPStrategy(process_group_backend=_backend(torch.device(kind))),
     )
-    fabric.launch()
+    _joined(fabric.launch)
     return Ranks(fabric.global_rank, fabric.world_size, device=str(_own_device(device, fabric.local_rank)))
 
 
