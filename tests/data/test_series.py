@@ -1,12 +1,13 @@
 """Series from CSV files: what is found by looking, what is mended, and what is refused in one sentence."""
 
 import csv
+import random
 from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
-from bayesrnn.data import dates, series
+from bayesrnn.data import dates, tables
 from bayesrnn.data.series import mauna_loa, parse_csv, read_csv
 from bayesrnn.errors import UserError
 
@@ -287,7 +288,7 @@ def test_files_that_are_no_csv(tmp_path, monkeypatch):
         ("MAX_COLUMNS", 2, "has 3 columns; at most 2 are read"),
     ):
         with monkeypatch.context() as patch, pytest.raises(UserError, match=words):
-            patch.setattr(series, name, limit)
+            patch.setattr(tables, name, limit)
             read_csv(small)
 
 
@@ -318,3 +319,45 @@ def test_row_numbers_are_no_values(tmp_path, first):
     text = ",date,a\n" + "\n".join(f"{i + first},{2001 + i},{i * i}" for i in range(5))
     one = read_csv(write(tmp_path, text))
     assert (one.columns, one.label(0), one.target.tolist()) == (["a"], "2001", [0, 1, 4, 9, 16])
+
+
+def test_whatever_a_file_holds_is_a_series_or_one_sentence():
+    """300 files with cells, lines and bytes exchanged at random."""
+    source = random.Random(0)
+    seeds = [
+        "date,a\n" + rows(days(20)),
+        "Datum;Wert\n12.02.2020;1,5\n13.02.2020;2,25\n14.02.2020;3\n",
+        "year,quarter,gdp\n" + "\n".join(f"{1959 + i // 4},{i % 4 + 1},{i}" for i in range(12)),
+        "t\tv\n" + "\n".join(f"2020-01-01T{h:02}:00+02:00\t{h}" for h in range(20)),
+    ]
+    marks = [
+        '"',
+        ",",
+        ";",
+        "\n",
+        "\r",
+        "#",
+        "9" * 30,
+        "-",
+        "1e400",
+        "nan",
+        "9999-12-31",
+        "0000",
+        "\u2028",
+        "Jan",
+        "1/2/2020",
+        "²",
+    ]
+    for _ in range(300):
+        text = list(source.choice(seeds))
+        for _ in range(source.randrange(1, 8)):
+            at = source.randrange(len(text))
+            text[at : at + source.randrange(4)] = source.choice(
+                [source.choice(marks), chr(source.randrange(1, 300)), ""]
+            )
+        try:
+            one = parse_csv("".join(text).encode(), name="data.csv", covariates=source.choice(["", "all"]), max_gap=50)
+        except UserError:
+            continue
+        assert np.isfinite(one.values).all()
+        assert one.label(len(one) + 100)

@@ -149,8 +149,8 @@ def parse(cells: Sequence[str], form: str, lines: Sequence[int]) -> list[datetim
         try:
             date = _PARSERS[form](cell)
         except ValueError:
-            what = "There is no date" if not cell else f"{cell!r} is no date of the form {form}, as the others are,"
-            raise UserError(f"{what} in line {line}; correct the cell or take the line out.") from None
+            found = f"{cell[:60]!r} is no date of the form {form}, as the others are," if cell else "There is no date"
+            raise UserError(f"{found} in line {line}; correct the cell or take the line out.") from None
         zone = date.tzinfo is not None
         if aware is not None and zone != aware:
             raise UserError(f"The date in line {line} {'has a' if zone else 'has no'} time zone, unlike those before.")

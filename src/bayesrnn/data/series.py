@@ -14,16 +14,12 @@ import numpy as np
 
 from bayesrnn.data import dates as when
 from bayesrnn.data.dates import Grid
+from bayesrnn.data.tables import LOOK, MAX_ROWS, MISSING, Table, number, read_bytes, table_of, text_of
 from bayesrnn.errors import UserError
 
-MAX_BYTES = 50_000_000
-MAX_ROWS = 1_000_000
-MAX_COLUMNS = 1_000
-_MISSING = {"", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?"}
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
 _COUNTERS = {"", "row", "index", "unnamed: 0"}
 _PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
-_LOOK = 200  # rows that decide on delimiter, header and date column
 
 Array = np.ndarray
 
@@ -88,14 +84,14 @@ def read_csv(
         max_gap: gaps of up to this many steps are filled by straight lines; 0: 1% of the series, at least 3.
     """
     path = Path(path)
-    return parse_csv(_bytes(path), name=path.name, target=target, covariates=covariates, date=date, max_gap=max_gap)
+    return parse_csv(read_bytes(path), name=path.name, target=target, covariates=covariates, date=date, max_gap=max_gap)
 
 
 def parse_csv(
     content: bytes, *, name: str, target: str = "", covariates: str = "", date: str = "", max_gap: int = 0
 ) -> Series:
     """As :func:`read_csv`, of a file's content; ``name`` is what errors call it."""
-    table = _table(_text(content, name), name)
+    table = table_of(text_of(content, name), name)
     notes: list[str] = []
     dated, table = _dated(table, date, notes)
     names = _chosen(table, target, covariates, notes)
@@ -106,112 +102,7 @@ def parse_csv(
     return Series(Path(name).stem, names, values, grid, notes)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Cells by column; ``lines`` are the lines of the file that the rows stand in."""
-
-    cells: dict[str, list[str]]
-    lines: list[int]
-    comma: bool
-    """Whether numbers have a decimal comma."""
-
-
-def _table(text: str, file: str) -> _Table:
-    rows, lines, delimiter = _rows(text, file)
-    width = len(rows[0])
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != width:
-            raise UserError(
-                f"{file}, line {line}, has {len(row)} cells where line {lines[0]} has {width}; "
-                "put quotes around cells that hold the delimiter, or correct the line."
-            )
-    if width > MAX_COLUMNS:
-        raise UserError(f"{file} has {width:,} columns; at most {MAX_COLUMNS:,} are read.")
-    comma = delimiter != "," and any(_is_comma_number(cell) for row in rows[1:_LOOK] for cell in row)
-    header = any(cell and not _is_data(cell, comma) for cell in rows[0])
-    names = rows[0] if header else [f"column {i + 1}" for i in range(width)]
-    if len(set(names)) < width:
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{file} has two columns called {twice!r}; give each its own name.")
-    body, where = (rows[1:], lines[1:]) if header else (rows, lines)
-    if len(body) < 2:
-        raise UserError(f"{file} has {len(body)} rows of data; a series needs many more.")
-    if len(body) > MAX_ROWS:
-        raise UserError(f"{file} has {len(body):,} rows; at most {MAX_ROWS:,} are read.")
-    return _Table({name: [row[i] for row in body] for i, name in enumerate(names)}, where, comma)
-
-
-def _rows(text: str, file: str) -> tuple[list[list[str]], list[int], str]:
-    """The file's cells without blank lines and comments (#), their line numbers, and the delimiter."""
-    lines = text.splitlines()
-    useful = [line for line in lines[: 5 * _LOOK] if line.strip() and not line.lstrip().startswith("#")][:_LOOK]
-    if not useful:
-        raise UserError(f"{file} is empty; a series needs a column of dates and a column of numbers.")
-    delimiter = max(",;\t|", key=lambda mark: (_columns(useful, mark), -",;\t|".index(mark)))
-    rows, numbers = [], []
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    try:
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if any(cells) and not cells[0].startswith("#"):
-                rows.append(cells)
-                numbers.append(reader.line_num)
-    except csv.Error as error:
-        raise UserError(f"{file}, line {reader.line_num}, cannot be read as CSV ({error}).") from None
-    if not rows:
-        raise UserError(f"{file} is empty; a series needs a column of dates and a column of numbers.")
-    while len(rows[0]) > 1 and all(len(row) == len(rows[0]) and not row[-1] for row in rows):
-        rows = [row[:-1] for row in rows]  # lines that end with a delimiter
-    return rows, numbers, delimiter
-
-
-def _columns(lines: Sequence[str], mark: str) -> int:
-    """How many columns a delimiter makes of these lines; 1 where they do not agree."""
-    try:
-        widths = [len(row) for row in csv.reader(lines, delimiter=mark, skipinitialspace=True) if row]
-    except csv.Error:
-        return 1
-    usual = max(set(widths), key=widths.count)
-    return usual if widths.count(usual) >= 0.8 * len(widths) else 1
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise UserError(f"{path} cannot be read (there is no such file); --data names a CSV file.")
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "its name is not one"
-        raise UserError(f"{path} cannot be read ({reason}); --data names a CSV file.") from None
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
-    return content
-
-
-def _text(content: bytes, file: str) -> str:
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        text = content.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8.") from None
-    if "\0" in text:
-        raise UserError(f"{file} is a binary file; save the series as CSV.")
-    return text
-
-
-def _is_comma_number(cell: str) -> bool:
-    head, comma, tail = cell.partition(",")
-    return bool(comma) and head.lstrip("+-").isdigit() and tail.isdigit()
-
-
-def _is_data(cell: str, comma: bool) -> bool:
-    if cell.lower() in _MISSING or when.form_of([cell]) is not None:
-        return True
-    return _number(cell, comma) is not None
-
-
-def _dated(table: _Table, given: str, notes: list[str]) -> tuple[list[datetime] | None, _Table]:
+def _dated(table: Table, given: str, notes: list[str]) -> tuple[list[datetime] | None, Table]:
     """The dates of the rows, and the table without the columns they came from."""
     table = _without_row_numbers(table)
     name, form = _date_column(table, given)
@@ -225,10 +116,10 @@ def _dated(table: _Table, given: str, notes: list[str]) -> tuple[list[datetime] 
         cells, form = _joined(cells, table.cells[part], _PARTS[part.lower()], table.lines, part), "YYYY-MM"
     dates = when.parse(cells, form, table.lines)
     rest = {column: values for column, values in table.cells.items() if column not in used}
-    return dates, _Table(rest, table.lines, table.comma)
+    return dates, Table(rest, table.lines, table.comma)
 
 
-def _without_row_numbers(table: _Table) -> _Table:
+def _without_row_numbers(table: Table) -> Table:
     """A first column that only counts the rows says nothing; programs write one without a name."""
     first, *rest = table.cells
     if not rest or first.lower() not in _COUNTERS:
@@ -242,26 +133,26 @@ def _joined(years: list[str], parts: list[str], most: int, lines: list[int], nam
     """Years of one column and months or quarters of another, as year and month."""
     joined = []
     for year, part, line in zip(years, parts, lines, strict=True):
-        number = part.removesuffix(".0")
-        if not number.isdigit() or not 1 <= int(number) <= most:
+        digits = part.removesuffix(".0")
+        if not digits.isdecimal() or not 1 <= int(digits) <= most:
             raise UserError(f"The {name} in line {line} is {part!r}; it must be a whole number from 1 to {most}.")
-        month = int(number) if most == 12 else 3 * int(number) - 2
+        month = int(digits) if most == 12 else 3 * int(digits) - 2
         joined.append(f"{year.split('.')[0]}-{month:02}")
     return joined
 
 
-def _date_column(table: _Table, given: str) -> tuple[str | None, str | None]:
+def _date_column(table: Table, given: str) -> tuple[str | None, str | None]:
     if given:
         if given not in table.cells:
             raise UserError(f"There is no column {given!r} for the dates; there are {_listed(table.cells)}.")
-        form = when.form_of(table.cells[given][:_LOOK])
+        form = when.form_of(table.cells[given][:LOOK])
         if form is None:
             raise UserError(
                 f"The column {given!r} holds no dates (its first cell is {table.cells[given][0]!r}); "
                 "write them as YYYY-MM-DD, YYYY-MM or YYYY."
             )
         return given, form
-    forms = {name: when.form_of(cells[:_LOOK]) for name, cells in table.cells.items()}
+    forms = {name: when.form_of(cells[:LOOK]) for name, cells in table.cells.items()}
     found = [(name, form) for name, form in forms.items() if form is not None]
     first = next(iter(table.cells))
     for name, form in found:  # by name, then by form, then a first column of years or the like
@@ -279,7 +170,7 @@ def _listed(names: Sequence[str] | dict[str, list[str]]) -> str:
     return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
-def _chosen(table: _Table, target: str, covariates: str, notes: list[str]) -> list[str]:
+def _chosen(table: Table, target: str, covariates: str, notes: list[str]) -> list[str]:
     """The target's column and those of the covariates."""
     numeric = [name for name, cells in table.cells.items() if _looks_numeric(cells, table.comma)]
     if target and target not in table.cells:
@@ -306,34 +197,27 @@ def _chosen(table: _Table, target: str, covariates: str, notes: list[str]) -> li
 
 
 def _looks_numeric(cells: list[str], comma: bool) -> bool:
-    some = [c for c in cells[:_LOOK] if c.lower() not in _MISSING]
-    return bool(some) and sum(_number(c, comma) is not None for c in some) > 0.5 * len(some)
+    some = [c for c in cells[:LOOK] if c.lower() not in MISSING]
+    return bool(some) and sum(number(c, comma) is not None for c in some) > 0.5 * len(some)
 
 
-def _number(cell: str, comma: bool) -> float | None:
-    try:
-        return None if "_" in cell else float(cell.replace(",", ".") if comma else cell)
-    except ValueError:
-        return None
-
-
-def _numbers(table: _Table, name: str, file: str) -> Array:
+def _numbers(table: Table, name: str, file: str) -> Array:
     values = np.empty(len(table.lines))
     for i, (cell, line) in enumerate(zip(table.cells[name], table.lines, strict=True)):
-        number = float("nan") if cell.lower() in _MISSING else _number(cell, table.comma)
-        if number is None:
+        value = float("nan") if cell.lower() in MISSING else number(cell, table.comma)
+        if value is None:
             raise UserError(
-                f"{file}, line {line}: {cell!r} in column {name} is no number; correct it or leave it empty."
+                f"{file}, line {line}: {cell[:60]!r} in column {name} is no number; correct it or leave it empty."
             )
-        if np.isinf(number):
+        if np.isinf(value):
             raise UserError(
-                f"{file}, line {line}: {cell!r} in column {name} is infinite; correct it or leave it empty."
+                f"{file}, line {line}: {cell[:60]!r} in column {name} is infinite; correct it or leave it empty."
             )
-        values[i] = number
+        values[i] = value
     return values
 
 
-def _placed(table: _Table, dated: list[datetime] | None, values: Array, notes: list[str]) -> tuple[Grid, Array]:
+def _placed(table: Table, dated: list[datetime] | None, values: Array, notes: list[str]) -> tuple[Grid, Array]:
     """Rows on the even grid; steps without a row are NaN."""
     if dated is None:
         return Grid("row", 1, datetime(1, 1, 1)), values

@@ -134,6 +134,19 @@ def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     return _png(figure)
 
 
+def ahead_plot(record: Mapping[str, Any]) -> bytes:
+    """What a record says comes after the end of its series. PNG bytes."""
+    ahead = record["metrics"]["ahead"]
+    return forecast_plot(
+        ahead["past"],
+        ahead,
+        ahead["date"],
+        name=record["series"]["columns"][0],
+        level=record["metrics"]["level"],
+        direct=ahead["direct"],
+    )
+
+
 def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Records of the forecasting recipes, ``results/RECIPE/SERIES/SEED.json``: by series, then by recipe."""
     import json
@@ -177,3 +190,79 @@ def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epistemic": fmean(values("epistemic_share")) or None,
         "valid": f"{fmean(values('valid_crps')):.3g}",
     }
+
+
+def findings(results: Path) -> list[str]:
+    """What the table says, in sentences."""
+    lines = []
+    found = records_by_series(results)
+    for recipe in ("forecast", "forecast-bbb"):
+        both = {name: group for name, group in found.items() if recipe in group and "forecast-plain" in group}
+        lower = [name for name, group in both.items() if _mean(group[recipe]) < _mean(group["forecast-plain"])]
+        inside = [name for name, group in both.items() if 0.92 <= _mean(group[recipe], "test_coverage") <= 0.98]
+        lines.append(
+            f"- {RECIPES[recipe]}: CRPS below the plain LSTM's on {len(lower)} of {len(both)} series "
+            f"({', '.join(lower) or 'none'}); 95% intervals cover 92% to 98% on {len(inside)} "
+            f"({', '.join(inside) or 'none'})."
+        )
+    return lines
+
+
+def _mean(records: Sequence[Mapping[str, Any]], key: str = "test_crps") -> float:
+    return fmean(record["metrics"][key] for record in records)
+
+
+def _block(results: Path) -> str:
+    found = records_by_series(results)
+    if not found:
+        raise SystemExit("results/forecast is missing: make it with `python benchmarks/forecast.py run` and commit it")
+    one = next(iter(next(iter(found.values())).values()))[0]
+    made = (
+        f"Written by `python benchmarks/forecast.py run`: {one['device']}, torch {one['versions']['torch']}, 1 thread."
+    )
+    return "\n".join([comparison_table(results), *findings(results), "", made])
+
+
+def _choice(results: Path) -> str:
+    """The settings that were tried, by their validation score."""
+    import json
+
+    found = json.loads((results / "forecast-choice.json").read_text("utf-8"))["recipes"]
+    rows = [
+        {
+            "recipe": recipe,
+            "setting": ", ".join(change.split(".", 1)[1] for change in setting["changes"]),
+            "score": setting["geometric_mean"],
+            "chosen": "chosen" if setting["changes"] == group["chosen"] else "",
+        }
+        for recipe, group in found.items()
+        for setting in group["settings"]
+    ]
+    columns = (
+        Column("recipe", "recipe"), Column("setting", "setting"),
+        Column("score", "validation CRPS, geometric mean over series", "{:.3f}"), Column("chosen", ""),
+    )  # fmt: skip
+    return markdown_table(rows, columns)
+
+
+BLOCKS = {"forecast": _block, "forecast-choice": _choice}
+
+
+def write_figures(results: Path, folder: Path) -> list[Path]:
+    """The pictures of docs/forecasting.md, from records; those without one are left out."""
+    found = records_by_series(results)
+    makers: dict[str, Any] = {}
+    for name in ("mauna_loa", "elnino"):
+        records = found.get(name, {}).get("forecast")
+        if records:
+            makers[f"forecast-walk-{name}.png"] = lambda record=records[0]: walk_plot(record)
+            makers[f"forecast-ahead-{name}.png"] = lambda record=records[0]: ahead_plot(record)
+    bayesian = {name: group["forecast"] for name, group in found.items() if "forecast" in group}
+    if bayesian:
+        makers["forecast-pit.png"] = lambda: pit_plot(bayesian)
+    written = []
+    for name, make in makers.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(make())
+        written.append(folder / name)
+    return written

@@ -273,13 +273,15 @@ class Forecast(Task):
         found["by_horizon"] = by_horizon(forecast, actual, level)
         found["reliability"] = reliability(forecast, actual)
         found["walk"] = self._shown(walk, level)
+        say("forecasts beyond the end")
+        found["ahead"] = self._ahead(level, samples or settings.samples, seed)
         return found
 
     def _origins(self, part: str) -> range:
         return self.cut.origins(part, first=self.frame.first, horizon=self.frame.horizon)
 
     def _shown(self, walk: Walk, level: float) -> dict[str, Any]:
-        """The last forecasts of the test part one step ahead, and the next steps beyond the end, for plots."""
+        """The last forecasts of the test part one step ahead, beside what came, for plots."""
         origins = self._origins("test")[-_SHOWN:]
         rows = walk.rows(origins)
         found = walk.forecast[rows]
@@ -287,7 +289,17 @@ class Forecast(Task):
         spreads = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
         columns = {"mean": found.mean, "low": low, "high": high, **spreads, "actual": walk.actual[rows]}
         dates = [self.series.label(t + 1) for t in origins]
-        return {"date": dates, **{k: [float(f"{v:.6g}") for v in c[:, 0].tolist()] for k, c in columns.items()}}
+        return {"date": dates, **{key: _short(column[:, 0]) for key, column in columns.items()}}
+
+    def _ahead(self, level: float, samples: int, seed: int) -> dict[str, Any]:
+        """The last values and what is forecast after them: the horizon, and twice as much again by roll-outs."""
+        horizon, length = self.frame.horizon, len(self.series)
+        steps = 3 * horizon if self.values.shape[-1] == 1 else horizon
+        found = self.forecaster.ahead(steps, samples=samples, seed=seed, level=level)
+        columns = {key: _short(getattr(found, key)) for key in ("mean", "low", "high", "aleatoric", "epistemic")}
+        first = max(0, length - 10 * horizon)
+        dates = [self.series.label(i) for i in range(first, length + steps)]
+        return {"date": dates, "past": _short(self.values[first:, 0, 0]), **columns, "direct": found.direct}
 
     def describe(self) -> str:
         series, cut, frame = self.series, self.cut, self.frame
@@ -319,6 +331,11 @@ class Forecast(Task):
                 "notes": self.series.notes,
             }
         }
+
+
+def _short(column: Tensor) -> list[float]:
+    """Six digits, for a record."""
+    return [float(f"{v:.6g}") for v in column.tolist()]
 
 
 def read_series(data: str | None, settings: Data) -> Series:
