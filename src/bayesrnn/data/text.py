@@ -96,6 +96,11 @@ def read_folder(path: str | Path) -> Corpus:
 
     Words are what white space separates, taken as they are; every line ends with ``<eos>``.
     """
+    return Corpus(**{split: read_tokens(file) for split, file in split_files(path).items()})
+
+
+def split_files(path: str | Path) -> dict[str, Path]:
+    """The text file of each split in a folder."""
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; name one that holds train, valid and test text files.")
@@ -103,7 +108,7 @@ def read_folder(path: str | Path) -> Corpus:
     for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
         if files[a] == files[b]:
             raise UserError(f"{files[a]} looks like both the {a} and the {b} file; rename it after one of them.")
-    return Corpus(**{split: read_tokens(file) for split, file in files.items()})
+    return files
 
 
 def _find_split(folder: Path, split: str, patterns: Sequence[str]) -> Path:
@@ -121,7 +126,10 @@ def read_tokens(file: Path) -> list[str]:
     """The words of a UTF-8 text file, with ``<eos>`` at the end of each line."""
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise UserError(f"{file} is larger than {MAX_BYTES >> 30} GB; cut it, all of it is held in memory.")
+            raise UserError(
+                f"{file} is larger than {MAX_BYTES >> 30} GB, too much to hold in memory; "
+                "make token files of the folder with `bayesrnn tokenize`, and train on those."
+            )
         data = file.read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
@@ -191,7 +199,11 @@ class Vocabulary:
 
     def encode(self, tokens: Iterable[str]) -> Tensor:
         """Ids of the tokens, shape (number of tokens,), int64."""
-        return torch.tensor([self._ids.get(token, 0) for token in tokens], dtype=torch.long)
+        return torch.tensor(self.ids(tokens), dtype=torch.long)
+
+    def ids(self, tokens: Iterable[str]) -> list[int]:
+        """As :meth:`encode`, as a list."""
+        return [self._ids.get(token, 0) for token in tokens]
 
     def decode(self, ids: Tensor | Iterable[int]) -> list[str]:
         """The words of the ids."""

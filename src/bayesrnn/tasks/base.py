@@ -7,6 +7,7 @@ A task joins data, model, likelihood and measures. It is a subclass of :class:`T
                               torch.manual_seed(seed)
                               task.attach(task.build(recipe, task.files()).to(device))
                               every epoch: task.start_epoch(epoch), then task.steps times:
+                                  task.fetch(step)                                    if the data is elsewhere
                                   batch = task.batch(position)                        on CUDA these lines are
                                   loss, terms, state = task.objective(batch, state)   recorded once, as one graph
                                   clip, update, copy the state, add up the terms
@@ -130,6 +131,12 @@ class Task:
 
     def start_epoch(self, epoch: int) -> None:
         """Called before the first step of each epoch (from 1); a resumed epoch is not started again."""
+
+    def fetch(self, step: int) -> None:
+        """Called before each step with its number, ``position`` as an int: for data that does not lie on the device.
+
+        It copies what the step needs into tensors with a fixed place, and :meth:`batch` returns those.
+        """
 
     def batch(self, position: Tensor) -> Any:
         """The batch of a step of this epoch; ``position`` is its number from 0, a long scalar on the device."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.data.text import batchify
+from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
 
@@ -126,6 +127,8 @@ def _dynamic(
     if reset is not None:
         window, model = reset, Forgetful(run.model)
     if rule == "rms":
+        if not isinstance(streams.train, Tensor):
+            raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
         say("mean squared gradients on train")
         scale = br.dynamic.mean_squared_gradients(model, streams.train[:-1], streams.train[1:], window=window)
     clip = run.recipe.train.clip  # as in training: one stream's gradient is several times as long as a batch's

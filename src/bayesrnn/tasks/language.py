@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
+from bayesrnn.data.token_files import DiskStreams, TokenFolder
 from bayesrnn.errors import UserError
 from bayesrnn.nn.layered import run_recurrent
 from bayesrnn.recipes import schema
@@ -161,10 +162,13 @@ class LanguageModel(nn.Module):
 
 @dataclass(frozen=True)
 class Streams:
-    """A corpus as ids: training text in ``batch_size`` streams (L, B), the other splits as one, (N, 1)."""
+    """A corpus as ids: training text in ``batch_size`` streams (L, B), the other splits as one, (N, 1).
+
+    Of token files the training text stays on disk.
+    """
 
     vocabulary: Vocabulary
-    train: Tensor
+    train: Tensor | DiskStreams
     valid: Tensor
     test: Tensor
     unknown: dict[str, int]
@@ -181,7 +185,13 @@ class Streams:
         return batchify(self.valid[:, 0], max(1, min(EPOCH_STREAMS, len(self.valid) // (self.window + 1))))
 
     def to(self, device: torch.device) -> "Streams":
-        return replace(self, train=self.train.to(device), valid=self.valid.to(device), test=self.test.to(device))
+        train = self.train.to(device) if isinstance(self.train, Tensor) else self.train
+        return replace(self, train=train, valid=self.valid.to(device), test=self.test.to(device))
+
+    def part(self, rows: slice) -> "Streams":
+        """Some of the streams of the training text."""
+        train = self.train[:, rows].contiguous() if isinstance(self.train, Tensor) else self.train.part(rows)
+        return replace(self, train=train)
 
 
 def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Streams:
@@ -190,16 +200,36 @@ def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None
     texts = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
     ids = {split: vocabulary.encode(text) for split, text in texts.items()}
     train = batchify(ids["train"], recipe.data.batch_size)
-    window = recipe.data.window
-    for split, length in (("train", len(train)), ("valid", len(ids["valid"])), ("test", len(ids["test"]))):
+    unknown = {split: vocabulary.unknown(text) for split, text in texts.items()}
+    made = Streams(vocabulary, train, ids["valid"].unsqueeze(1), ids["test"].unsqueeze(1), unknown, recipe.data.window)
+    return _long_enough(made)
+
+
+def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
+    """Token files as a recipe cuts them; validation and test text are read into memory."""
+    asked, made = recipe.data.min_count, folder.about.get("min_count")
+    if asked not in (1, made):
+        raise UserError(
+            f"data.min_count is {asked}, but the token files in {folder.path} were made with {made}; "
+            f"make them again with --min-count {asked}."
+        )
+    size = len(folder.vocabulary)
+    train = DiskStreams(folder.file("train"), recipe.data.batch_size, vocabulary=size, where=folder.path)
+    valid, test = (folder.read(split).unsqueeze(1) for split in ("valid", "test"))
+    return _long_enough(Streams(folder.vocabulary, train, valid, test, folder.unknown, recipe.data.window))
+
+
+def _long_enough(streams: Streams) -> Streams:
+    """Every split has at least one window."""
+    for split in ("train", "valid", "test"):
+        length, window = len(getattr(streams, split)), streams.window
         if length <= window:
-            each = f" in each of {recipe.data.batch_size} streams" if split == "train" else ""
+            each = f" in each of {streams.train.shape[1]} streams" if split == "train" else ""
             raise UserError(
                 f"The {split} text has {length} words{each}, fewer than one window of {window} and the word after it; "
                 "use more text, or a smaller data.window or data.batch_size."
             )
-    unknown = {split: vocabulary.unknown(text) for split, text in texts.items()}
-    return Streams(vocabulary, train, ids["valid"].unsqueeze(1), ids["test"].unsqueeze(1), unknown, window)
+    return streams
 
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
@@ -268,15 +298,24 @@ class Language(Task):
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
-        corpus = python_docs() if data is None else read_folder(data)
-        self.streams = streams(corpus, recipe).to(device)
+        if data is not None and TokenFolder.is_at(data):
+            found = disk_streams(TokenFolder(data), recipe)
+        else:
+            found = streams(python_docs() if data is None else read_folder(data), recipe)
+        self.streams = found.to(device)
         window = recipe.data.window
         self.steps, self.batch_size = self.streams.windows, recipe.data.batch_size
         self.examples_per_step = self.batch_size * window
         self.limit = 2 * math.log(len(self.streams.vocabulary)) + 2
         self.valid_streams = self.streams.valid_streams
         self._rows = torch.arange(window + 1, device=device)
-        self._zeros = self._zero_state(self.batch_size)
+        self._use(self.streams)
+
+    def _use(self, streams: Streams) -> None:
+        self.streams, rows = streams, streams.train.shape[1]
+        self._zeros = self._zero_state(rows)
+        # Where a window of text on disk is put before each step.
+        self._read = torch.zeros(streams.window + 1, rows, dtype=torch.long, device=self.device)
 
     def _zero_state(self, rows: int) -> LSTMState:
         m = self.recipe.model
@@ -284,8 +323,7 @@ class Language(Task):
         return h, c
 
     def split(self, rows: slice) -> None:
-        self.streams = replace(self.streams, train=self.streams.train[:, rows].contiguous())
-        self._zeros = self._zero_state(self.streams.train.shape[1])
+        self._use(self.streams.part(rows))
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
@@ -301,7 +339,16 @@ class Language(Task):
     def state(self) -> State:
         return tuple(z.clone() for z in self._zeros) if self.recipe.data.carry_state else ()
 
+    def fetch(self, step: int) -> None:
+        train, window = self.streams.train, self.streams.window
+        if isinstance(train, DiskStreams):
+            read = train.window(step * window, window + 1)
+            # From pinned memory the copy waits its turn behind the steps that are under way, and nobody waits for it.
+            self._read.copy_(read.pin_memory() if self.device.type == "cuda" else read, non_blocking=True)
+
     def batch(self, position: Tensor) -> Tensor:
+        if isinstance(self.streams.train, DiskStreams):
+            return self._read
         return self.streams.train.index_select(0, position * self.recipe.data.window + self._rows)
 
     def objective(self, batch: Tensor, state: State) -> tuple[Tensor, "Terms", State]:

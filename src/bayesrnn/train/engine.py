@@ -223,6 +223,7 @@ class Run:
         self.model.train()
         before, started, first = self.seconds, time.perf_counter(), self.done
         while self.done < steps:
+            self.task.fetch(self.done)
             self.step()
             self.done += 1
             if self.done % _LOOK_EVERY == 0 or self.done == steps:
