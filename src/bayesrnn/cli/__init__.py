@@ -18,6 +18,7 @@ from bayesrnn.cli import (
     report,
     reproduce,
     sweep,
+    tokenize,
     train,
 )
 
@@ -51,6 +52,7 @@ app.command("train")(train.command)
 # Options that are a task's own are read by the command itself.
 app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate.command)
 app.command("sweep")(sweep.command)
+app.command("tokenize")(tokenize.command)
 app.command("predict")(predict.command)
 app.command("forecast")(forecast.command)
 app.command("prune")(prune.command)
