@@ -10,6 +10,7 @@ from bayesrnn.errors import UserError
 
 MB = 1 << 20
 _DEPTH = 100
+_DIGITS = 300  # what a float can still hold
 
 
 def read_bytes(path: str | Path, *, most: int) -> bytes:
@@ -49,9 +50,15 @@ def parse_json(text: str | bytes, *, where: str) -> Any:
     if depth(text) > _DEPTH:
         raise UserError(f"{where} is nested more than {_DEPTH} deep.")
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_once, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({first_line(error)}).") from None
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of more than {_DIGITS} digits")
+    return int(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

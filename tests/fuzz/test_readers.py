@@ -93,7 +93,7 @@ def test_yaml_that_is_read():
     [
         ("[" * 101, "nested more than 100 deep"),
         ('{"a": 1, "a": 2}', "twice"),
-        ("9" * 5000, "digits"),
+        ("9" * 5000, "more than 300 digits"),
         ("{", "not JSON"),
     ],
 )

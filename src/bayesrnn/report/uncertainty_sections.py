@@ -29,13 +29,19 @@ def _points(values: Any, x: str, y: str) -> list[dict[str, float]]:
     ]
 
 
+def _count(point: Mapping[str, Any]) -> float:
+    value = point.get("count")
+    known = isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
+    return float(value) if known else 1.0  # type: ignore[arg-type]
+
+
 def reliability(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
     found = {g.label: _points(g.first.metrics.get("reliability"), "confidence", "accuracy") for g in groups}
     found = {label: points for label, points in found.items() if points}
     if not found:
         return
     named = {label: [(p["confidence"], p["accuracy"]) for p in points] for label, points in found.items()}
-    sizes = {label: [max(float(p.get("count", 1)), 0.0) for p in points] for label, points in found.items()}
+    sizes = {label: [_count(p) for p in points] for label, points in found.items()}
     errors = "; ".join(f"{label}: {_gap(named[label], sizes[label]):.1%}" for label in named)
     png = figures.against_diagonal(
         named,
