@@ -24,7 +24,7 @@ def run(error):
         (UserError("named \x1b[31mred\nand more"), 2, "bayesrnn: named  [31mred and more\n"),
         (MemoryError(), 2, "bayesrnn: there is not enough memory (MemoryError);"),
         (
-            RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+            RuntimeError("CUDA out of memory. Tried to allocate 2\nmore"),
             2,
             "not enough memory (CUDA out of memory.",
         ),
