@@ -32,10 +32,13 @@ CHOICE_SEEDS = (11, 12)
 BORROWED = {
     "elnino": ("elnino", "sst"),
     "sunspots": ("sunspots", "SUNACTIVITY"),
+    "sunspots-monthly": ("sunspots", "sunspots"),
+    "co2-weekly": ("co2", "co2"),
     "electrical-equipment": ("elec_equip", "STS.M.I7.W.TOVT.NS0016.4.000"),
     "treasury-bills": ("macrodata", "tbilrate"),
     "unemployment": ("macrodata", "unemp"),
 }
+LONG = ("sunspots-monthly", "co2-weekly")  # take minutes, and no part in the choice
 _DROPOUT = ("model.recurrent_dropout={} model.output_dropout={} model.linear_dropout={}").format
 SETTINGS = {
     "forecast": [_DROPOUT(r, o, w) for r, o in ((0.1, 0.1), (0.1, 0.3), (0.3, 0.3)) for w in (0.0, 0.1)],
@@ -53,20 +56,28 @@ class Quiet:
 
 
 def files(folder: Path) -> dict[str, str | None]:
-    """Paths of the series by name; those of statsmodels as it has them, El Niño's table of months as one column."""
+    """Paths of the series by name; those of statsmodels as it has them, tables of years by months as one column."""
     import statsmodels.datasets
 
     source = Path(statsmodels.datasets.__file__).parent
     found: dict[str, str | None] = {"default": None}
-    for name, (where, _) in BORROWED.items():
+    for name, (where, column) in BORROWED.items():
         path = source / where / f"{where}.csv"
         if name == "elnino":
-            rows = list(csv.reader(path.open()))[1:]
-            path = folder / "elnino.csv"
-            lines = [f"{row[0]}-{month:02},{value}" for row in rows for month, value in enumerate(row[1:], start=1)]
-            path.write_text("month,sst\n" + "\n".join(lines) + "\n")
+            path = _one_column(list(csv.reader(path.open()))[1:], column, folder / "elnino.csv")
+        elif name == "sunspots-monthly":
+            lines = (source / where / "src/sunspots_monthly.dat").read_text("utf-8").splitlines()
+            rows = [line.split() for line in lines if line[:4].isdigit()]
+            path = _one_column(rows, column, folder / "sunspots-monthly.csv")
         found[name] = str(path)
     return found
+
+
+def _one_column(rows: list[list[str]], column: str, path: Path) -> Path:
+    """Rows of a year and its months, written as one month per line."""
+    lines = [f"{year}-{month:02},{value}" for year, *values in rows for month, value in enumerate(values, start=1)]
+    path.write_text(f"month,{column}\n" + "\n".join(lines) + "\n")
+    return path
 
 
 def train(recipe: str, series: str, path: str | None, seed: int, changes: list[str], folder: Path) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def train(recipe: str, series: str, path: str | None, seed: int, changes: list[s
 
 
 def choose(folder: Path, only: list[str]) -> None:
-    paths = files(folder)
+    paths = {name: path for name, path in files(folder).items() if name not in LONG}
     target = ROOT / "results/forecast-choice.json"
     found = json.loads(target.read_text("utf-8")) if target.exists() else {"recipes": {}}
     for recipe in only or SETTINGS:
@@ -109,18 +120,20 @@ def choose(folder: Path, only: list[str]) -> None:
     target.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
 
 
-def run(folder: Path, only: list[str]) -> None:
+def run(folder: Path, only: list[str], series: list[str]) -> None:
     for name, path in files(folder).items():
+        if series and name not in series:
+            continue
         for recipe in only or SETTINGS:
             for seed in SEEDS:
                 record = train(recipe, name, path, seed, [], folder)
-                series = record["series"]["name"] if path is None else name
-                kept = ROOT / "results" / recipe / series / f"{seed}.json"
+                own = record["series"]["name"] if path is None else name
+                kept = ROOT / "results" / recipe / own / f"{seed}.json"
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / recipe / name / str(seed) / RECORD, kept)
                 m = record["metrics"]
                 print(
-                    f"{series:22} {recipe:15} {seed} CRPS {m['test_crps']:.4g} coverage {m['test_coverage']:.3f} "
+                    f"{own:22} {recipe:15} {seed} CRPS {m['test_crps']:.4g} coverage {m['test_coverage']:.3f} "
                     f"valid CRPS {m['valid_crps']:.4g}",
                     flush=True,
                 )
@@ -132,12 +145,16 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("choose", "run"))
     parser.add_argument("recipes", nargs="*", help=f"default: {' '.join(SETTINGS)}")
+    parser.add_argument("--series", nargs="*", default=[], help="run: these alone, such as default elnino")
     arguments = parser.parse_args()
     for name in arguments.recipes:
         recipes.load(name)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        {"choose": choose, "run": run}[arguments.what](Path(folder), arguments.recipes)
+        if arguments.what == "choose":
+            choose(Path(folder), arguments.recipes)
+        else:
+            run(Path(folder), arguments.recipes, arguments.series)
 
 
 if __name__ == "__main__":
