@@ -82,3 +82,13 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "write", full)
     with pytest.raises(UserError, match="cannot be written \\(No space left on device\\)"):
         RunFolder(tmp_path, files=FILES)
+
+
+def test_what_was_made_of_the_replaced_run_goes_with_it(tmp_path):
+    RunFolder(tmp_path, files=["a.txt"]).finish({})
+    for name in ("evaluation.json", "pruned.safetensors", "mine.txt"):
+        (tmp_path / name).write_text("{}")
+    RunFolder(tmp_path, files=["a.txt"], force=True)
+    left = {p.name for p in tmp_path.iterdir()}
+    assert "mine.txt" in left
+    assert not {"evaluation.json", "pruned.safetensors"} & left

@@ -52,15 +52,20 @@ def command(
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
+    from bayesrnn.train.run_folder import MARKER
 
     console = plain_console()
     where = device_of(device)
+    unfinished = (run / MARKER).exists()
     trained = open_run(run, where)
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
     task = trained.task(data, where)
     metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
-    record(run, metrics)
+    if unfinished:
+        console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
+    else:
+        record(run, metrics)
     rows = [
         {"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list | dict)
     ]

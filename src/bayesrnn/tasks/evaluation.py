@@ -49,6 +49,8 @@ def evaluate(
         drop_words: keep the dropout of word types on in draws; the authors had it off.
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
+    if dynamic_lr is not None and not 0 <= dynamic_lr < float("inf"):
+        raise UserError(f"--dynamic-lr is {dynamic_lr}; it must be a finite number of at least 0.")
     splits = {"valid": streams.valid, "test": streams.test}
     reset = reset_of(run)
     metrics: dict[str, Any] = {}
@@ -150,7 +152,7 @@ def _reversed(
     found: dict[str, Any] = {}
     with scoring.word_dropout(run.model, on=drop_words):
         for count in sorted({0, 1, samples} if samples else {0}):
-            say(f"reversed text, {count or 'no'} draws")
+            say(f"reversed text, {count or 'no'} draw{'s' * (count != 1)}")
             forward = scoring.scores(run.model, test, samples=count, seed=seed, reset=reset)
             reverse = scoring.scores(run.model, backwards, samples=count, seed=seed, reset=reset)
             name = "entropy_gap_mean" if count == 0 else "entropy_gap" if count == samples else "entropy_gap_1"

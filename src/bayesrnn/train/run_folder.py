@@ -22,6 +22,8 @@ except ImportError:  # not on Windows
 
 MARKER = ".unfinished"
 RECORD = "record.json"
+# What other commands make of a run's weights: gone with the run that is replaced.
+DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors", "captions.json")
 LOCK = ".lock"
 FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
@@ -57,7 +59,7 @@ class RunFolder:
         self.path, self._by = Path(path), by
         self.note = ""
         """What the user should know about the folder; empty: nothing."""
-        own = [*files, RECORD, MARKER]
+        own = [*files, RECORD, MARKER, *DERIVED]
         if resume and not self.path.is_dir():
             raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
         try:
