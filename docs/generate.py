@@ -13,6 +13,9 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
     fuzz         results/fuzz.json                            python tests/fuzz/run.py --inputs 100000 all
+    distributed  results/distributed.json                     python benchmarks/distributed.py --out RECORD
+    distributed-model   results/RECIPE/1.json                 speeds of links, in report/distributed.py
+    torture      results/torture.json                         python -m bayesrnn.train.torture
 
 Nothing between the markers is written by hand.
 """
@@ -32,7 +35,7 @@ from typing import Any
 from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
-from bayesrnn.report import captioning, digits, fuzz, language, sentiment, sentiment_plots
+from bayesrnn.report import captioning, digits, distributed, fuzz, language, sentiment, sentiment_plots
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,6 +141,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     **{name: lambda root, page, make=make: make(root / "results") for name, make in sentiment.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in captioning.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in fuzz.BLOCKS.items()},
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in distributed.BLOCKS.items()},
 }
 
 

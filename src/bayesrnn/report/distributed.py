@@ -90,7 +90,7 @@ def measured(results: Path) -> str:
         [
             markdown_table(record["table"], _MEASURED),
             f"{record['table'][0]['parameters']:,} parameters, {record['rows']} rows, windows of {record['window']}; "
-            f"{record['cores']} cores with a load of {record['load']:.0f} from elsewhere. "
+            f"{record['cores']} cores, load average {record['load']:.0f}. "
             f"Written by `{record['command']}` ({record['device']}, torch {record['versions']['torch']}).",
         ]
     )
