@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -238,6 +239,46 @@ def test_weights_that_drift_apart_end_the_run(monkeypatch):
         here.check_same(weights)
 
 
+class Twins(Ranks):
+    """Rank 0 of two that have the same rows: what the other one sends is what this one has."""
+
+    def sum(self, tensor):
+        return tensor.mul_(2)
+
+
+GPU = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("extra", [["optimizer=adam", "lr=0.01"], ["clip=0.1", "average_from=1"]])
+def test_a_step_in_pieces_is_a_step(worker, text, device, extra):
+    """On CUDA: two graphs with the exchange between them."""
+    found = {}
+    overrides = [*worker.LANGUAGE, "precision=fp32", "batch_size=4", *extra]
+    for kind in ("alone", "eager", "recorded"):
+        recipe = override(load("brnn-medium"), overrides)
+        task = task_class("language")(recipe, str(text), torch.device(device))
+        torch.manual_seed(3)
+        task.attach(task.build(recipe, task.files()).to(device).train())
+        here = Ranks() if kind == "alone" else Twins(0, 2)
+        step = Step(task, recipe.train, graph=kind != "eager", ranks=here)
+        assert (step.graph is not None) == (kind != "eager" and device == "cuda"), step.reason
+        torch.manual_seed(5)
+        step.lr.fill_(0.1)
+        for _ in range(5):
+            step()
+        found[kind] = [p.detach().clone() for p in step.params], step.read_totals()
+    for kind in ("eager", "recorded"):
+        for ours, theirs in zip(found[kind][0], found["alone"][0], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        ours, theirs = dict(found[kind][1]), dict(found["alone"][1])
+        assert ours.pop("nll") == pytest.approx(2 * theirs.pop("nll"), rel=1e-4)  # of both
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 class Told:
     def __init__(self):
         self.said = []
@@ -411,6 +452,33 @@ def test_a_killed_process_is_started_again_and_nothing_is_lost(worker, text, ses
         ours, theirs = tensors(out, file)[0], tensors(undisturbed, file)[0]
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the processes in /proc")
+def test_two_torchruns_of_one_job(worker, text, sessions, tmp_path):
+    """As on two machines: one loses its process and counts a restart, the other only sees the group change."""
+    name, overrides = worker.CASES["own"]
+    out = tmp_path / "own"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", place, "-m", "bayesrnn.cli"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "train", name, "--data", str(text)]
+    command += ["--out", str(out), "--device", "cpu", *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    logs = [tmp_path / f"log{i}" for i in range(2)]
+    with open(logs[0], "w") as one, open(logs[1], "w") as two:
+        agents = [subprocess.Popen(command, stdout=log, stderr=log, env=environment) for log in (one, two)]
+        deadline = time.monotonic() + 120
+        while not (out / checkpoint.LAST).exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        (victim,) = workers(agents[1].pid).values()
+        os.kill(victim, signal.SIGKILL)
+        assert [agent.wait(timeout=240) for agent in agents] == [0, 0]
+    assert any("Resumed in epoch" in log.read_text() for log in logs)
+    assert record(out)["curves"] == record(sessions(2) / "own")["curves"]
 
 
 @pytest.mark.slow

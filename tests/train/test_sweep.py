@@ -280,3 +280,12 @@ def test_two_that_take_the_last_point_at_once(swept, tmp_path):
         study.optimize(work._trial, n_trials=1, catch=(module._Surplus,))
         assert study.trials[-1].user_attrs["error"] == module._SURPLUS
         assert len(work._counted(study.trials)) == 1
+
+
+def test_a_run_that_another_process_still_writes_is_left_to_it(swept, tmp_path):
+    """As when its process was taken for dead after a jump of the clock."""
+    from bayesrnn.train.run_folder import RunFolder
+
+    with RunFolder(tmp_path / "out" / "trials" / "0000", files=[]):
+        record, _ = swept(grid=["train.lr=0.01"])
+    assert [(row["state"], row["folder"]) for row in record["trials"]] == [("complete", "trials/0001")]
