@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn import draws
+from bayesrnn import draws, kernels
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.recipes.schema import Train
 from bayesrnn.tasks.base import Task
@@ -166,13 +166,25 @@ class Step:
     @torch.no_grad()
     def _apply(self, gradients: list[Tensor]) -> None:
         main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
-        main, norm = _clipped(main, self.settings.clip)
+        fused = self.on_cuda and not self.moments.keys() - {"average", "averaged"} and not self.settings.l2
+        if fused:
+            step = kernels.kernel("update", self.device.type)
+            settings = self.settings
+            norm = step(self.params, main, rate=self.lr, clip=settings.clip, decay=settings.weight_decay)
+        else:
+            main, norm = _clipped(main, self.settings.clip)
         if extra:
             # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
             rows = self.task.batch_size / self.ranks.count
             extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
             torch._foreach_div_(extra, rows)
-        self._update(self.params + self.etas, main + extra)
+        if not fused:
+            self._update(self.params + self.etas, main + extra)
+        elif extra:
+            torch._foreach_mul_(extra, self.lr)
+            torch._foreach_sub_(self.etas, extra)
+        if fused and "average" in self.moments:
+            self._average(self.params + self.etas)
         self.totals[-1].add_(norm.double())
 
     def _noise(self) -> AbstractContextManager[Any]:
