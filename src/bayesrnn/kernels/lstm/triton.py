@@ -27,12 +27,15 @@ from bayesrnn.kernels.persistent import (
     from_units,
     gates_of,
     half,
+    masks_of,
     now,
     power_of_two,
+    publish,
     sigmoid,
     tanh,
     to_units,
     to_units_by_gate,
+    units_of,
     wait,
 )
 from bayesrnn.kernels.recurrent import weight_gradient
@@ -48,7 +51,7 @@ def forward_kernel(
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Steps `first` to `last`; step -1 puts the masked initial state where all programs read it."""
-    unit = tl.program_id(0) * U + tl.arange(0, U)
+    unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
     copy = B * KP  # numbers in one copy of the exchanged state; there are two sets, for even and odd steps
@@ -63,13 +66,10 @@ def forward_kernel(
             row = r0 + tl.arange(0, BT)
             inside = (row < B)[:, None] & (unit < H)[None, :]
             h = tl.load(h_state + row[:, None] * H + unit[None, :], mask=inside, other=0.0)
-            for k in tl.static_range(COPIES):
-                m = h
-                if MASKED:
-                    m = h * tl.load(z_h + (row[:, None] * COPIES + k) * H + unit[None, :], mask=inside, other=0.0)
-                there = exchange + k * copy + row[:, None] * KP + unit[None, :]
-                tl.store(there, half(m), mask=inside)
-                tl.store(there + COPIES * copy, half(m), mask=inside)
+            masks = masks_of(z_h, row, unit, inside, H, COPIES, MASKED)
+            there = exchange + row[:, None] * KP + unit[None, :]
+            publish(there, h, masks, inside, copy, COPIES, MASKED)
+            publish(there + COPIES * copy, h, masks, inside, copy, COPIES, MASKED)  # for rows that join later
         if PERSISTENT:
             arrive(counter)
     for s in range(tl.maximum(first, 0), last):
@@ -90,6 +90,9 @@ def forward_kernel(
             ag = tl.load(gate + 2 * H, mask=inside, other=0.0)
             ao = tl.load(gate + 3 * H, mask=inside, other=0.0)
             c = tl.load(c_state + state, mask=inside, other=0.0)
+            masks = masks_of(z_h, row, unit, inside, H, COPIES, MASKED)
+            if CELL_MASK:
+                cell_mask = tl.load(z_c + state, mask=inside, other=0.0)
             if PERSISTENT:
                 if r0 == first_row:
                     wait(counter, programs * (s + 1))
@@ -116,13 +119,10 @@ def forward_kernel(
             i, f, g, o = sigmoid(ai + pi), sigmoid(af + pf), tanh(ag + pg), sigmoid(ao + po)
             c = f * c + i * g
             if CELL_MASK:
-                c = c * tl.load(z_c + state, mask=inside, other=0.0)
+                c = c * cell_mask
             m = o * tanh(c)
-            for k in tl.static_range(COPIES):
-                x = m
-                if MASKED:
-                    x = m * tl.load(z_h + (row[:, None] * COPIES + k) * H + unit[None, :], mask=inside, other=0.0)
-                tl.store(write + k * copy + row[:, None] * KP + unit[None, :], half(x), mask=inside)
+            there = write + row[:, None] * KP + unit[None, :]
+            publish(there, m, masks, inside, copy, COPIES, MASKED)
             if PERSISTENT:
                 if r0 + stride >= B:
                     arrive(counter)
@@ -147,7 +147,7 @@ def backward_kernel(
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Steps `first` to `last` in the order of the gradient; step `steps` only carries it to the initial state."""
-    unit = tl.program_id(0) * U + tl.arange(0, U)
+    unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
     copy = B * KP  # numbers per gate in the exchanged gradient; there are two sets, for even and odd steps
@@ -191,6 +191,12 @@ def backward_kernel(
             c += tl.load(c0 + state, mask=inside & (row >= n_before)[:, None], other=0.0)
             dh = tl.load(dh_state + state, mask=ours, other=0.0)
             dc = tl.load(dc_state + state, mask=ours, other=0.0)
+            masks = masks_of(z_h, row, unit, ours, H, COPIES, MASKED)
+            dm = tl.zeros((BT, U), tl.float32)
+            if D_OUT:
+                dm += tl.load(d_out + here, mask=inside, other=0.0)
+            if CELL_MASK:
+                cell_mask = tl.load(z_c + state, mask=inside, other=0.0)
             if s > 0:
                 if PERSISTENT:
                     if r0 == first_row:
@@ -203,19 +209,18 @@ def backward_kernel(
                     if (k + AHEAD) * KB < KP:
                         ahead = ahead + (exchanged_by_gate(read, row, (k + AHEAD) * KB, B, 4, KP, KB),)
                     p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
+                pi, pf, pg, po = gates_of(tl.reshape(tl.permute(p, (1, 2, 0)), (BT, 4 * U)), BT, U)
                 if COPIES == 4:
-                    by_gate = (row[None, :, None] * 4 + tl.arange(0, 4)[:, None, None]) * H + unit[None, None, :]
-                    p = p * tl.load(z_h + by_gate, mask=ours[None, :, :], other=0.0)
-                total = tl.sum(p, axis=0) * down
-                if MASKED and COPIES == 1:
-                    total = total * tl.load(z_h + state, mask=ours, other=0.0)
-                dh = tl.where((row < n_after)[:, None], total, dh)
-            dm = dh
-            if D_OUT:
-                dm += tl.load(d_out + here, mask=inside, other=0.0)
+                    total = (pi * masks[0] + pf * masks[1]) + (pg * masks[2] + po * masks[3])
+                else:
+                    total = (pi + pf) + (pg + po)
+                    if MASKED:
+                        total = total * masks[0]
+                dh = tl.where((row < n_after)[:, None], total * down, dh)
+            dm += dh
             dq = dc + dm * o * (1 - q * q)
             if CELL_MASK:
-                dq = dq * tl.load(z_c + state, mask=inside, other=0.0)
+                dq = dq * cell_mask
             di = dq * g * i * (1 - i)
             df = dq * c * f * (1 - f)
             dg = dq * i * (1 - g * g)
