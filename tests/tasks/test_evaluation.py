@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bayesrnn.data.text import windows
+from bayesrnn.errors import UserError
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks import evaluation, language, scoring
 
@@ -76,3 +77,21 @@ def test_the_bound_without_a_step_forgets_too(text_folder):
     found = scoring.sharpened_perplexity(task.model, stream, window=7, carry_state=False)
     assert found == pytest.approx(expected, rel=1e-5)
     assert task.evaluate(samples=0)["bound_streams"] == 3
+
+
+def test_the_rate_of_dynamic_evaluation_is_chosen_on_validation(text_folder):
+    task = task_of("unregularised-medium", text_folder)
+    found = task.evaluate(samples=0, dynamic=True, dynamic_lr="0,0.05,1e9")
+    alone = {lr: task.evaluate(samples=0, dynamic=True, dynamic_lr=lr) for lr in (0.0, 0.05)}
+    tried = {float(lr): value for lr, value in found["dynamic_tried"].items()}
+    assert tried[0.0] == pytest.approx(found["valid_perplexity"], rel=1e-5)
+    best = min(tried, key=tried.get)
+    assert best == found["dynamic_lr"] != 1e9
+    for key in ("valid_perplexity_dynamic", "test_perplexity_dynamic"):
+        assert found[key] == pytest.approx(alone[best][key], rel=1e-6)
+
+
+@pytest.mark.parametrize("rates", ["0.1,", "fast", "-1", "0.1,inf"])
+def test_rates_that_are_none(text_folder, rates):
+    with pytest.raises(UserError, match=r"--dynamic-lr is .*; it must be a finite number of at least 0, or several"):
+        task_of("unregularised-medium", text_folder).evaluate(samples=0, dynamic=True, dynamic_lr=rates)

@@ -28,8 +28,11 @@ def command(
         bool, typer.Option("--reversed", help="Also the entropy on reversed text.", rich_help_panel=_LANGUAGE)
     ] = False,
     dynamic_lr: Annotated[
-        float | None,
-        typer.Option(help="Step size of --dynamic. Default: the recipe's.", rich_help_panel=_LANGUAGE),
+        str | None,
+        typer.Option(
+            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's.",
+            rich_help_panel=_LANGUAGE,
+        ),
     ] = None,
     dynamic_rule: Annotated[str, typer.Option(help="sgd, or rms (Krause et al.).", rich_help_panel=_LANGUAGE)] = "sgd",
     dynamic_decay: Annotated[

@@ -28,7 +28,7 @@ def evaluate(
     samples: int | None = None,
     dynamic: bool = False,
     reversed_text: bool = False,
-    dynamic_lr: float | None = None,
+    dynamic_lr: str | float | None = None,
     dynamic_rule: str = "sgd",
     dynamic_decay: float = 0.0,
     drop_words: bool = False,
@@ -45,12 +45,12 @@ def evaluate(
         samples: draws to average over; None or 0: no Monte Carlo.
         dynamic: learn on while being tested, on the posterior mean.
         reversed_text: entropy on the reversed test text against that on the text itself.
-        dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate.
+        dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate. Of several
+            rates, "0.05,0.1", the one that is best on the validation text is taken for the test text.
         drop_words: keep the dropout of word types on in draws; the authors had it off.
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
-    if dynamic_lr is not None and not 0 <= dynamic_lr < float("inf"):
-        raise UserError(f"--dynamic-lr is {dynamic_lr}; it must be a finite number of at least 0.")
+    rates = [run.recipe.evaluate.dynamic_lr] if dynamic_lr is None else _rates(str(dynamic_lr))
     splits = {"valid": streams.valid, "test": streams.test}
     reset = reset_of(run)
     metrics: dict[str, Any] = {}
@@ -83,10 +83,22 @@ def evaluate(
                 run.model, parts, window=data.window, carry_state=data.carry_state
             )
     if dynamic:
-        metrics |= _dynamic(run, streams, dynamic_lr, dynamic_rule, dynamic_decay, say)
+        metrics |= _dynamic(run, streams, rates, dynamic_rule, dynamic_decay, say)
     if reversed_text:
         metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
     return metrics
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+        if not all(0 <= rate < float("inf") for rate in rates):
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--dynamic-lr is {text}; it must be a finite number of at least 0, or several with commas between."
+        ) from None
+    return rates
 
 
 def reset_of(run: Trained) -> int | None:
@@ -117,14 +129,13 @@ def _random(run: Trained) -> bool:
 def _dynamic(
     run: Trained,
     streams: language.Streams,
-    lr: float | None,
+    rates: list[float],
     rule: str,
     decay: float,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     import bayesrnn as br
 
-    lr = run.recipe.evaluate.dynamic_lr if lr is None else lr
     reset, window, model, scale = reset_of(run), run.recipe.evaluate.dynamic_window, run.model, None
     if reset is not None:
         window, model = reset, Forgetful(run.model)
@@ -133,15 +144,31 @@ def _dynamic(
             raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
         say("mean squared gradients on train")
         scale = br.dynamic.mean_squared_gradients(model, streams.train[:-1], streams.train[1:], window=window)
-    clip = run.recipe.train.clip  # as in training: one stream's gradient is several times as long as a batch's
-    found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay, "dynamic_clip": clip}
-    for split, stream in (("valid", streams.valid), ("test", streams.test)):
-        say(f"dynamic evaluation on {split}")
-        result = br.dynamic_evaluation(
-            model, stream[:-1], stream[1:],
-            lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip if rule == "sgd" else None,
-        )  # fmt: skip
-        found[f"{split}_perplexity_dynamic"] = result.perplexity
+    # As in training: one stream's gradient is several times as long as a batch's.
+    clip = run.recipe.train.clip if rule == "sgd" else None
+
+    def perplexity(stream: Tensor, lr: float) -> float:
+        try:
+            return br.dynamic_evaluation(
+                model, stream[:-1], stream[1:],
+                lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip,
+            ).perplexity  # fmt: skip
+        except FloatingPointError:
+            if len(rates) == 1:
+                raise
+            return float("inf")
+
+    tried = {}
+    for lr in rates:
+        say(f"dynamic evaluation on valid, rate {lr:g}")
+        tried[lr] = perplexity(streams.valid, lr)
+    best = min(tried, key=lambda lr: tried[lr])
+    say(f"dynamic evaluation on test, rate {best:g}")
+    found: dict[str, Any] = {"dynamic_lr": best, "dynamic_rule": rule, "dynamic_decay": decay, "dynamic_clip": clip}
+    if len(rates) > 1:
+        found["dynamic_tried"] = {f"{lr:g}": value for lr, value in tried.items()}
+    found["valid_perplexity_dynamic"] = tried[best]
+    found["test_perplexity_dynamic"] = perplexity(streams.test, best)
     return found
 
 

@@ -386,7 +386,7 @@ class Language(Task):
         say: Say = lambda text: None,
         dynamic: bool = False,
         reversed_text: bool = False,
-        dynamic_lr: float | None = None,
+        dynamic_lr: str | float | None = None,
         dynamic_rule: str = "sgd",
         dynamic_decay: float = 0.0,
         drop_words: bool = False,
