@@ -81,6 +81,22 @@ class TestEvaluate:
         assert run("evaluate", folder, *GRID[:-1], "0").exit_code == 0
         assert len(calls) == 8, "another setting is another search"
 
+    def test_captions_of_fewer_draws_or_of_the_mean_alone(self, copies):
+        pytest.importorskip("pycocoevalcap.bleu.bleu")
+        folder = copies["caption-bbb"]
+        for count, expected in ((1, {0, 1}), (0, {0}), (5, {0, 2})):  # never more than --samples
+            result = run("evaluate", folder, *GRID, "--decode-samples", count)
+            assert result.exit_code == 0, result.output
+            found = json.loads((folder / "captions.json").read_text())["found"]
+            assert {one["draws"] for one in found} == expected
+            metrics = json.loads((folder / "evaluation.json").read_text())
+            assert metrics["decode_samples"] == max(expected)
+            assert ("test_cider_mc" in metrics) == (max(expected) > 0)
+            assert "test_perplexity_mc" in metrics
+        result = run("evaluate", folder, *GRID, "--decode-samples", -1)
+        assert result.exit_code != 0
+        assert "--decode-samples must be at least 0" in result.output
+
     def test_other_weights_are_another_search(self, copies):
         folder = copies["caption-bbb"]
         digests = []
@@ -119,7 +135,14 @@ class TestEvaluate:
         monkeypatch.setattr(caption_evaluation, "_score", score)
         monkeypatch.setattr(caption_scores, "available", lambda: True)
         metrics = caption_evaluation.evaluate(
-            task, samples=0, seed=1, beams=(2,), length_penalties=(0.0, 1.0), again=False, say=lambda text: None
+            task,
+            samples=0,
+            decode_samples=0,
+            seed=1,
+            beams=(2,),
+            length_penalties=(0.0, 1.0),
+            again=False,
+            say=lambda text: None,
         )
         assert metrics["length_penalty"] == 1.0
         assert (metrics["valid_cider"], metrics["test_cider"]) == (30.0, 5.0)

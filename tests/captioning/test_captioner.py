@@ -190,6 +190,26 @@ class TestTask:
         loss, terms, _ = task.objective(task.batch(torch.tensor(0)), ())
         torch.testing.assert_close(loss * 480, terms.nll + terms.kl, rtol=1e-5, atol=0)
 
+    def test_a_weighted_kl(self, pictures):
+        task = task_of("caption-bbb", pictures, "batch_size=480", "kl_weight=0.1")
+        loss, terms, _ = task.objective(task.batch(torch.tensor(0)), ())
+        torch.testing.assert_close(loss * 480, terms.nll + 0.1 * terms.kl, rtol=1e-3, atol=0)
+        assert float(terms.kl.detach()) > 0.1 * float(terms.nll.detach()), "or the weight would not be seen"
+
+    @pytest.mark.parametrize("name", ["caption-dropout", "caption-bbb"])
+    def test_tied_weights_are_counted_once(self, pictures, name):
+        apart, tied = (task_of(name, pictures, f"tied={b}").model for b in ("false", "true"))
+        plain = captioner_of(tied)
+        each = 2 if name == "caption-bbb" else 1  # a mean and a rho
+        difference = sum(p.numel() for p in apart.parameters()) - sum(p.numel() for p in tied.parameters())
+        assert difference == each * plain.embed.weight.numel()
+        if name == "caption-bbb":
+            assert "decoder.weight" not in {n for n, _, _ in tied.named_posteriors()}
+        tokens = torch.tensor([[0], [1]])
+        logits, _ = tied.eval()(tokens, features=torch.zeros(1, 24))
+        hidden, _ = plain.rnn(torch.cat([plain.image(-plain.shift * plain.scale)[None, None], plain.embed(tokens)]))
+        torch.testing.assert_close(logits, hidden[1:] @ plain.embed.weight.t() + plain.decoder.bias)
+
     def test_an_image_layer_outside_the_posterior(self, pictures):
         inside, outside = (task_of("caption-bbb", pictures, f"bayesian_image={b}").model for b in ("true", "false"))
         assert {n for n, _, _ in inside.named_posteriors()} - {n for n, _, _ in outside.named_posteriors()} == {

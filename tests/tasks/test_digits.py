@@ -115,6 +115,13 @@ class TestObjective:
             loss, terms, _ = task.objective(task.batch(torch.tensor(position)), ())
             assert_close(loss, terms.nll / 16 + terms.kl / (16 * 10))
 
+    @pytest.mark.parametrize("weighting", ["uniform", "geometric"])
+    def test_a_weighted_kl(self, folder, weighting):
+        task = task_of(folder, "digits-bbb-400", "kl_weight=0.1", f"kl_weighting={weighting}")
+        share = 1 / 10 if weighting == "uniform" else float(digits.kl_share(torch.tensor(2), 10))
+        loss, terms, _ = task.objective(task.batch(torch.tensor(2)), ())
+        assert_close(loss, (terms.nll + 0.1 * share * terms.kl) / 16)
+
     @pytest.mark.parametrize("name", ["digits-bbb-400", "digits-bbb-sharpened-400"])
     def test_geometric_shares_of_the_kl(self, folder, name):
         shares = torch.stack([digits.kl_share(torch.tensor(i), 10) for i in range(10)])

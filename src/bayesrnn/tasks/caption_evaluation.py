@@ -33,6 +33,7 @@ def evaluate(
     task: "Captioning",
     *,
     samples: int,
+    decode_samples: int,
     seed: int,
     beams: Sequence[int],
     length_penalties: Sequence[float],
@@ -42,10 +43,14 @@ def evaluate(
     """Figures by name; those with ``_mc`` are of the average over draws. See :meth:`Captioning.evaluate`."""
     if min(beams) < 1 or min(length_penalties) < 0:
         raise UserError("A beam is at least 1, a length penalty at least 0.")
+    if decode_samples < 0:
+        raise UserError(f"--decode-samples must be at least 0, got {decode_samples}.")
     samples = samples if task.random else 0
+    decode_samples = min(samples, decode_samples)
     asked = {
         "weights": weights_digest(task.model),
         "samples": samples,
+        "decode_samples": decode_samples,
         "seed": seed,
         "max_words": task.recipe.evaluate.max_words,
         "beams": list(beams),
@@ -58,7 +63,7 @@ def evaluate(
             "program": "bayesrnn",
             **asked,
             "metrics": _perplexities(task, samples, seed, say),
-            "found": list(_found(task, samples, seed, beams, length_penalties, say)),
+            "found": list(_found(task, samples, decode_samples, seed, beams, length_penalties, say)),
         }
         if file is not None:
             write_file(file, json.dumps(kept) + "\n")
@@ -67,15 +72,15 @@ def evaluate(
         say(f"Captions are those of {file}")
     if not caption_scores.available():
         say("BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is: captions are kept.")
-        return {"samples": samples, **kept["metrics"]}
+        return {"samples": samples, "decode_samples": decode_samples, **kept["metrics"]}
     return scored(kept, task.references, say=say)
 
 
 def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
     """All figures of a ``captions.json``'s content; no model is needed."""
-    samples = kept["samples"]
-    metrics = {"samples": samples, **kept["metrics"]}
-    for suffix, draws in (("", 0), *((("_mc", samples),) if samples else ())):
+    decoding = kept.get("decode_samples", kept["samples"])
+    metrics = {"samples": kept["samples"], "decode_samples": decoding, **kept["metrics"]}
+    for suffix, draws in (("", 0), *((("_mc", decoding),) if decoding else ())):
         say(f"BLEU and CIDEr, {'posterior mean' if not draws else f'{draws} draws'}")
         metrics |= _chosen([one for one in kept["found"] if one["draws"] == draws], references, suffix)
     return metrics | {"human": _human(references.test)}
@@ -115,6 +120,7 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
 def _found(
     task: "Captioning",
     samples: int,
+    decode_samples: int,
     seed: int,
     beams: Sequence[int],
     length_penalties: Sequence[float],
@@ -122,7 +128,7 @@ def _found(
 ) -> Iterator[dict[str, Any]]:
     """Captions of both splits with every setting, and what the draws say about their words."""
     for split in ("valid", "test"):
-        for draws in (0, samples) if samples else (0,):
+        for draws in (0, decode_samples) if decode_samples else (0,):
             for beam in beams:
                 for length_penalty in length_penalties:
                     say(f"captions, {split}, {draws or 'no'} draws, beam {beam}, length penalty {length_penalty:g}")

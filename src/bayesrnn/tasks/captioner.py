@@ -29,6 +29,7 @@ class Captioner(nn.Module):
         step_dropout: ordinary dropout, new at every step, on each layer's input and before the decoder.
         init: every parameter starts in U(-init, init).
         image_scale: length of an image's features.
+        tied: the decoder's weights are the embedding's, counted once.
 
     Shape:
         tokens (T, B), with ``features`` (B, F) for the beginning of a caption, or the state (h, c), each (L, B, H),
@@ -53,6 +54,7 @@ class Captioner(nn.Module):
         step_dropout: float = 0.0,
         init: float = 0.05,
         image_scale: float = 1.0,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         import bayesrnn as br
@@ -80,6 +82,8 @@ class Captioner(nn.Module):
         self.drop = br.SequenceDropout(output_dropout) if output_dropout else nn.Identity()
         self.step_drop = nn.Dropout(step_dropout)
         self.decoder = nn.Linear(hidden, vocabulary)
+        if tied:
+            self.decoder.weight = self.embed.weight
         self.register_buffer("shift", torch.zeros(features))
         self.register_buffer("scale", torch.zeros(features))  # zero: not set yet
         for parameter in self.parameters():

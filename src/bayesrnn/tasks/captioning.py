@@ -47,11 +47,13 @@ class Model:
     """Embedding, LSTM layers and decoder of one width; rates of the noise in them and on the image's features.
 
     ``image_scale`` is the size of an image's features, see :class:`Captioner`. ``bayesian_image: false`` leaves the
-    image's linear layer out of the posterior, as an ordinary layer.
+    image's linear layer out of the posterior, as an ordinary layer. ``tied``: the decoder has the embedding's weights.
+    ``kl_weight`` multiplies the KL: 1 is the bound, less a "cold" posterior, sharper than Bayes'.
     """
 
     hidden: int = positive(512)
     layers: int = positive(1)
+    tied: bool = False
     init: float = positive(0.05)
     image_scale: float = positive(8.0)
     bayesian_image: bool = True
@@ -61,6 +63,7 @@ class Model:
     recurrent_dropout: float = rate()
     output_dropout: float = rate()
     step_dropout: float = rate()
+    kl_weight: float = number(1.0, above=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,14 @@ class Data:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Defaults of ``bayesrnn evaluate``: every beam with every length penalty is tried on the validation images."""
+    """Defaults of ``bayesrnn evaluate``: every beam with every length penalty is tried on the validation images.
+
+    ``samples`` draws are averaged over for perplexities and for the doubt about words, ``decode_samples`` of them in
+    the search for captions; 0: captions of the posterior mean only.
+    """
 
     samples: int = positive(30)
+    decode_samples: int = number(30, least=0)
     beams: tuple[int, ...] = positive((3, 5, 10))
     length_penalties: tuple[float, ...] = number((0.0, 0.5, 1.0), least=0)
     max_words: int = positive(20)
@@ -192,6 +200,7 @@ class Captioning(Task):
             step_dropout=m.step_dropout,
             init=m.init,
             image_scale=m.image_scale,
+            tied=m.tied,
         )
         exclude = ["decoder.bias"] if m.bayesian_image else ["decoder.bias", "image.*"]
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)
@@ -203,7 +212,7 @@ class Captioning(Task):
         captioner = captioner_of(model)
         if not bool(captioner.scale.any()):
             captioner.set_scale(self.splits["train"].features)
-        words = self.splits["train"].words
+        words = round(self.splits["train"].words / self.recipe.model.kl_weight)
         self.bound = Bound(model, br.Categorical(PADDING), kind=self.recipe.posterior.kind, num_data=words)
 
     def files(self) -> dict[str, bytes]:
@@ -225,7 +234,7 @@ class Captioning(Task):
         return self.splits["train"].features.index_select(0, images), tokens.t(), targets.t(), words
 
     def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
-        """Per caption: -log p summed over its words, plus KL / (number of captions); padding does not count."""
+        """Per caption: -log p of its words, plus kl_weight * KL / (number of captions); padding does not count."""
         features, tokens, targets, words = batch
         terms, _ = self.bound(lambda: self.model(tokens, features=features), targets, count=words)
         return self.words_per_caption * terms.loss, terms, ()
@@ -266,11 +275,13 @@ class Captioning(Task):
         say: Say = lambda text: None,
         beam: int | None = None,
         length_penalty: float | None = None,
+        decode_samples: int | None = None,
         again: bool = False,
     ) -> dict[str, Any]:
         """Perplexity, BLEU and CIDEr; captions go to ``captions.json``, and are not searched for again if it has them.
 
         Args:
+            decode_samples: draws whose probabilities are averaged in the search for captions; at most ``samples``.
             beam, length_penalty: in place of the recipe's several, of which the best on validation is taken.
             again: search again.
         """
@@ -280,6 +291,7 @@ class Captioning(Task):
         return evaluate(
             self,
             samples=settings.samples if samples is None else samples,
+            decode_samples=settings.decode_samples if decode_samples is None else decode_samples,
             seed=seed,
             beams=settings.beams if beam is None else (beam,),
             length_penalties=settings.length_penalties if length_penalty is None else (length_penalty,),

@@ -115,7 +115,8 @@ class Model:
     """The network and the rates of the noise in it.
 
     ``layers`` and ``input_dropout`` are the MLP's, ``conv_dropout`` is LeNet's. ``weight_dropout`` is DropConnect on
-    all weights but the last layer's.
+    all weights but the last layer's. ``kl_weight`` multiplies the KL of Bayes by Backprop: 1 is the bound, less a
+    "cold" posterior, sharper than Bayes'.
     """
 
     kind: str = choice("mlp", "lenet")
@@ -126,6 +127,7 @@ class Model:
     conv_dropout: float = rate()
     weight_dropout: float = rate()
     noise: str = choice("bernoulli", "gaussian")
+    kl_weight: float = number(1.0, above=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Digits(Task):
         import bayesrnn as br
 
         super().attach(model)
-        targets = self.steps * self.batch_size
+        targets = round(self.steps * self.batch_size / self.recipe.model.kl_weight)
         self.bound = Bound(model, br.Categorical(), kind=self.recipe.posterior.kind, num_data=targets)
 
     def start_epoch(self, epoch: int) -> None:
@@ -218,7 +220,7 @@ class Digits(Task):
         x = measures.pixels(images, self.recipe.data.scale)
         terms, _ = self.bound(lambda: self.model(x), labels)
         if self.recipe.data.kl_weighting == "geometric":
-            share = kl_share(position, self.steps)
+            share = self.recipe.model.kl_weight * kl_share(position, self.steps)
             loss = (terms.nll + terms.sharpening) / len(labels) + share * terms.kl / self.batch_size
             terms = dataclasses.replace(terms, loss=loss)
         return terms.loss, terms, ()

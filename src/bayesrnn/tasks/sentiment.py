@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesrnn.data import reviews
 from bayesrnn.errors import UserError
 from bayesrnn.recipes.schema import choice, number, positive, rate
-from bayesrnn.tasks import regression
+from bayesrnn.tasks import regression, scoring
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, Sections, State, Task, posterior
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class Sentiment(Task):
         self.random = is_random(recipe)
         samples = recipe.evaluate.samples if self.random else 0
         self.at_end = torch.full((1 + samples, held_out.shape[1]), math.nan, device=device)
+        self.at_end_all_words = self.at_end[1:].clone() if recipe.model.word_dropout else self.at_end[:0].clone()
         self.epoch = torch.zeros((), dtype=torch.long)
 
     @property
@@ -216,7 +217,8 @@ class Sentiment(Task):
         return {_WORDS: json.dumps(about, indent=0).encode()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return {**self.minibatches.tensors(), "at_end": self.at_end, "epoch": self.epoch}
+        at_end = {"at_end": self.at_end, "at_end_all_words": self.at_end_all_words}
+        return {**self.minibatches.tensors(), **at_end, "epoch": self.epoch}
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)
@@ -241,11 +243,19 @@ class Sentiment(Task):
         made = [predict(self.model, part, samples, seed) for part in self.held_out.split(rows, 1)]
         return self.mean + self.sd * torch.cat(made, 1)
 
+    def with_all_words(self, samples: int, seed: int = _SEED) -> Tensor:
+        """Draws like those of :meth:`predictions` that drop no words, (samples, N); (0, N) where none ever are."""
+        if not (samples and self.recipe.model.word_dropout):
+            return self.at_end[:0]
+        with scoring.word_dropout(self.model, on=False):
+            return self.predictions(samples, seed)[1:]
+
     def validate(self) -> dict[str, Any]:
         recipe = self.recipe
         found = self.predictions(recipe.evaluate.epoch_samples if self.random else 0)
         if int(self.epoch) == recipe.train.epochs:
             self.at_end.copy_(self.predictions(len(self.at_end) - 1))
+            self.at_end_all_words.copy_(self.with_all_words(len(self.at_end_all_words)))
         return {
             f"{split}_{name}": regression.rmse(predicted, targets)
             for split, part, targets in self._splits(found)
@@ -259,9 +269,14 @@ class Sentiment(Task):
             ("test", predictions[:, n:], self.ratings[n:]),
         ]
 
-    def measures(self, predictions: Tensor) -> dict[str, Any]:
-        """All figures of these predictions. The noise of the intervals is fitted on the validation part."""
+    def measures(self, predictions: Tensor, all_words: Tensor) -> dict[str, Any]:
+        """All figures of these predictions. The noise of the intervals is fitted on the validation part.
+
+        Of ``all_words``, draws without word dropout (none: (0, N)), the errors only.
+        """
         found: dict[str, Any] = {}
+        for split, part, targets in self._splits(all_words) if len(all_words) else ():
+            found[f"{split}_rmse_mc_all_words"] = regression.rmse(part.mean(0), targets)
         (_, valid, valid_ratings), (_, test, test_ratings) = self._splits(predictions)
         for split, part, targets in self._splits(predictions):
             for name, predicted in _averages(part).items():
@@ -281,14 +296,15 @@ class Sentiment(Task):
 
     def final(self) -> dict[str, Any]:
         """Of the best epoch's weights, and under ``end`` of the last epoch's: the published figures stop nowhere."""
-        best = self.measures(self.predictions(len(self.at_end) - 1))
-        end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end)
+        samples = len(self.at_end) - 1
+        best = self.measures(self.predictions(samples), self.with_all_words(samples))
+        end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
         return {**best, "end": end}
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
-        count = self.recipe.evaluate.samples if samples is None else samples
-        say(f"{count if self.random else 'no'} draws on {len(self.ratings):,} pieces of reviews")
-        found = self.measures(self.predictions(count if self.random else 0, seed))
+        count = (self.recipe.evaluate.samples if samples is None else samples) if self.random else 0
+        say(f"{count or 'no'} draws on {len(self.ratings):,} pieces of reviews")
+        found = self.measures(self.predictions(count, seed), self.with_all_words(count, seed))
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
     def describe(self) -> str:
