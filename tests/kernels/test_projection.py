@@ -106,16 +106,3 @@ def test_the_product_takes_part_in_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = fast(*leaves, mask, [2, 2])
     assert_close(out.float(), reference(*leaves, mask, [2, 2]), rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize("size", [8, 9, 10, 11])
-def test_padding_to_16_bytes_changes_no_number(monkeypatch, size):
-    monkeypatch.setattr(matmul, "_onednn", lambda *args, **kwargs: False)
-    monkeypatch.setattr(matmul, "_short_of_16_bytes", lambda columns, like, flops: -columns % 4)
-    x, weight, bias, d = torch.randn(5, size), torch.randn(14, size), torch.randn(14), torch.randn(5, 14)
-    for w, input, b in ((weight, x, bias), (weight, x, None), (weight.t(), d, None)):
-        out = matmul.product_transposed(input, w, b)
-        assert_close(out, input @ w.t() + (0 if b is None else b))
-        out.view(5, 1, -1).mul_(2.0)  # what the backward does with it
-    assert_close(matmul.weight_gradient(d, x), d.t() @ x)
-    assert matmul.weight_gradient(d, x).is_contiguous()

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SMALL = 1 << 14  # below this many weights oneDNN's set-up is not worth it; chosen, not measured
-_WORTH_PADDING = 1 << 26
 _LARGE = 1 << 20  # from here on it is also faster for weight gradients
 
 
@@ -31,21 +30,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def _short_of_16_bytes(size: int, like: Tensor, flops: int) -> int:
-    """Columns that are missing until a CUDA matrix's rows begin on 16 bytes, where large products are far faster."""
-    worth_it = like.device.type == "cuda" and like.dtype == torch.float32 and flops >= _WORTH_PADDING
-    return -size % 4 if worth_it else 0
-
-
 def product_transposed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, for many rows at once. The result may be a view of a wider matrix."""
+    """x @ weight.T + bias, for many rows at once."""
     if x.numel() and _onednn(weight, weight.numel()):
         return _linear(x, weight, bias)
-    flops = x.shape[0] * weight.numel()
-    if missing := _short_of_16_bytes(x.shape[1], x, flops):
-        x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
-    if bias is None and (missing := _short_of_16_bytes(weight.shape[0], x, flops)):
-        return F.linear(x, F.pad(weight.t(), (0, missing)).t())[:, : weight.shape[0]]
     return F.linear(x, weight, bias)
 
 
@@ -65,6 +53,4 @@ def weight_gradient(d: Tensor, x: Tensor) -> Tensor:
     """d.T @ x: the gradient of W in x @ W.T, from that of the product."""
     if d.numel() and _onednn(x, d.shape[1] * x.shape[1], _LARGE):
         return _linear(d.t(), x.t())
-    if missing := _short_of_16_bytes(x.shape[1], x, d.numel() * x.shape[1]):
-        return (d.t() @ F.pad(x, (0, missing)))[:, : x.shape[1]].contiguous()
     return d.t() @ x

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels import aligned
 from bayesrnn.kernels.matmul import product_transposed, weight_gradient
 from bayesrnn.kernels.steps import per_row, times_rows
 
@@ -92,4 +93,6 @@ def fast(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, ba
         return reference(x, weight, bias, mask, batch_sizes)
     if torch.is_autocast_enabled(x.device.type):
         return reference(x, weight, bias, mask, batch_sizes)
+    if aligned.serves(x, weight.shape[0]):
+        return aligned.Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
     return _Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels import matmul
+from bayesrnn.kernels import aligned, matmul
 from bayesrnn.kernels.steps import times_rows
 
 Product = Callable[[Tensor, int], Tensor]
@@ -54,6 +54,8 @@ def backward_product(weight: Tensor, mask: Tensor | None, *, rows: int, repeats:
 
 def weight_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
     """Gradient (G*H, P) of the recurrent weights: one GEMM over all time-major rows (one per gate if untied)."""
+    if aligned.serves(h_prev, d.shape[1]):
+        return aligned.recurrent_gradient(d, h_prev, mask, batch_sizes)
     if mask is None:
         return matmul.weight_gradient(d, h_prev)
     if mask.ndim == 2:

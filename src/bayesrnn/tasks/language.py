@@ -12,6 +12,7 @@ from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_f
 from bayesrnn.data.token_files import DiskStreams, TokenFolder
 from bayesrnn.errors import UserError
 from bayesrnn.nn.layered import run_recurrent
+from bayesrnn.nn.linear import run_linear
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, positive, rate
 from bayesrnn.tasks.base import Bound, Files, Say, State, Task, posterior
@@ -157,7 +158,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
         hidden, state = run_recurrent(self.rnn, self.step_drop(self.embed(tokens)), state)
-        return self.decoder(self.step_drop(self.drop(hidden))), state
+        return run_linear(self.decoder, self.step_drop(self.drop(hidden))), state
 
 
 @dataclass(frozen=True)
