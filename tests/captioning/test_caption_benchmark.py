@@ -64,16 +64,16 @@ def test_search_then_final(benchmark, pictures, tmp_path, monkeypatch, capsys):
     words = ["--data", str(pictures), "--device", "cpu", "--only", "caption-dropout", *small]
     words += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert benchmark.main(["search", *words]) == 0
-    assert len(calls) == 6
+    assert len(calls) == len(benchmark.VARIANTS["caption-dropout"])
     assert "test_perplexity" not in capsys.readouterr().out
     more = ["--seeds", "1", "--samples", "0"]
     assert benchmark.main(["final", *words, *more]) == 0
-    assert calls[6:] == ["train", "evaluate"]
+    assert calls[len(benchmark.VARIANTS["caption-dropout"]) :] == ["train", "evaluate"]
     record = json.loads((tmp_path / "results/caption-dropout/1.json").read_text())
     assert record["overrides"] == benchmark.best(tmp_path / "results")["caption-dropout"]
     assert record["overrides"][-3:] == small[1::2]
     assert benchmark.main(["final", *words, *more]) == 0
-    assert len(calls) == 8, "finished runs are kept"
+    assert len(calls) == len(benchmark.VARIANTS["caption-dropout"]) + 2, "finished runs are kept"
 
 
 def test_scores_without_weights(benchmark, runs, pictures, tmp_path, monkeypatch, capsys):
@@ -105,4 +105,4 @@ def test_a_failed_run_is_told_and_the_others_go_on(benchmark, pictures, tmp_path
     monkeypatch.setattr(benchmark, "_call", call)
     words = ["search", "--data", "x", "--only", "caption-bbb", "--runs", str(tmp_path), "--results", str(tmp_path)]
     assert benchmark.main(words) == 1
-    assert capsys.readouterr().out.count("FAILED: the run ended with 2") == 6
+    assert capsys.readouterr().out.count("FAILED: the run ended with 2") == len(benchmark.VARIANTS["caption-bbb"])
