@@ -277,10 +277,19 @@ def launch(
     )
 
 
-def space(count: int, groups: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Zeros for `count` exchanged numbers of 16 bits, and each group's counter of arrivals behind them."""
-    made = torch.zeros(count // 2 + groups, dtype=torch.int32, device=like.device)
-    return made.view(torch.float16), made[count // 2 :]
+def space(count: int, groups: int, like: Tensor, *states: Tensor | None) -> tuple[Tensor, ...]:
+    """Zeros for `count` exchanged numbers of 16 bits, each group's counter of arrivals, and states to work in.
+
+    One allocation, filled once. Of the states those that are given are copied, the others are zeros like `like`.
+    """
+    each = -(-like.numel() // 4) * 4 if states else 0  # so that each begins on 16 bytes
+    begin = -(-count // 8) * 4
+    made = torch.zeros(begin + each * len(states) + groups, dtype=torch.int32, device=like.device)
+    copies = []
+    for k, given in enumerate(states):
+        zeros = made[begin + k * each :][: like.numel()].view(torch.float32).view(like.shape)
+        copies.append(zeros if given is None else given.clone(memory_format=torch.contiguous_format))
+    return made.view(torch.float16), made[begin + each * len(states) :], *copies
 
 
 def scale_of(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
@@ -289,8 +298,3 @@ def scale_of(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
     if not largest:
         return like.new_zeros(())
     return largest[0] if len(largest) == 1 else torch.stack(largest).amax()
-
-
-def own_copy(given: Tensor | None, like: Tensor) -> Tensor:
-    """A copy of `given` that a kernel may work in; zeros where it is None."""
-    return torch.zeros_like(like) if given is None else given.clone(memory_format=torch.contiguous_format)

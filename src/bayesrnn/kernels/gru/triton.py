@@ -41,13 +41,13 @@ from bayesrnn.kernels.steps import previous_rows
 
 @triton.jit
 def forward_kernel(
-    gx, w, b_hn, z_h, starts, exchange, h_state, out, inner, counter,
+    gx, w, b_hn, z_h, starts, h0, exchange, h_state, out, inner, counter,
     first, last, programs, steps, B, H,
     REVERSE: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
     U: tl.constexpr, BT: tl.constexpr, KB: tl.constexpr, KP: tl.constexpr, AHEAD: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Steps `first` to `last`; step -1 puts the masked initial state where all programs read it."""
+    """Steps `first` to `last`; step -1 puts the masked h0 where all programs read it, and copies the initial state."""
     unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
@@ -64,11 +64,13 @@ def forward_kernel(
         for r0 in range(first_row, B, stride):
             row = r0 + tl.arange(0, BT)
             inside = (row < B)[:, None] & (unit < H)[None, :]
-            h = tl.load(h_state + row[:, None] * H + unit[None, :], mask=inside, other=0.0)
+            state = row[:, None] * H + unit[None, :]
+            h = tl.load(h0 + state, mask=inside, other=0.0)
             masks = masks_of(z_h, row, unit, inside, H, COPIES, MASKED)
             there = exchange + row[:, None] * KP + unit[None, :]
             publish(there, h, masks, inside, copy, COPIES, MASKED)
             publish(there + COPIES * copy, h, masks, inside, copy, COPIES, MASKED)  # for rows that join later
+            tl.store(h_state + state, h, mask=inside)
         if PERSISTENT:
             arrive(counter)
     for s in range(tl.maximum(first, 0), last):
@@ -278,11 +280,11 @@ class _GRU(torch.autograd.Function):
         b_hn, z_h = (None if x is None else x.contiguous() for x in (b_hn, z_h))
         starts = persistent.starts_of(sizes, gx.device)
         exchange, counter = persistent.space(2 * copies * batch * laid.forward.padded, laid.groups, gx)
-        h = persistent.own_copy(h0, h0)
+        h = torch.empty_like(h0, memory_format=torch.contiguous_format)
         out, inner = gx.new_empty(gx.shape[0], hidden), gx.new_empty(gx.shape[0], hidden)
         persistent.launch(
             forward_kernel, laid, -1, steps,
-            (gates, w_hh, b_hn, z_h, starts, exchange, h, out, inner, counter), (steps, batch, hidden),
+            (gates, w_hh, b_hn, z_h, starts, h0.contiguous(), exchange, h, out, inner, counter), (steps, batch, hidden),
             REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, BIAS=b_hn is not None, **laid.forward.constants,
         )  # fmt: skip
         ctx.save_for_backward(gates, h0, w_hh, z_h, out, inner, starts)
@@ -297,9 +299,8 @@ class _GRU(torch.autograd.Function):
         laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse
         batch, hidden = h0.shape
         scale = persistent.scale_of([d_out, d_h], like=gates)
-        dh = persistent.own_copy(d_h, out[:batch])
         d_gx, d_product = torch.empty_like(gates), torch.empty_like(gates)
-        exchange, counter = persistent.space(8 * batch * laid.backward.padded, laid.groups, gates)
+        exchange, counter, dh = persistent.space(8 * batch * laid.backward.padded, laid.groups, h0, d_h)
         d_out = None if d_out is None else d_out.contiguous()
         persistent.launch(
             backward_kernel, laid, 0, len(sizes) + 1,
