@@ -107,8 +107,25 @@ class TestText:
         said = report.findings(report.load(tmp_path))
         assert "ABOVE no dropout" in said[0]
         assert "NOT more" in said[0]
-        assert "0 of 2 seeds" in said[3]
+        assert "MC) is at least as good as the standard approximation does NOT hold: 0 of 2 seeds" in said[3]
         assert "NOT all" in said[4]
+
+    def test_draws_with_all_words_are_judged_apart(self, tmp_path):
+        records = [record("gru", "variational", s, end=0.15, mc=0.002) for s in (1, 2, 3)]
+        for one, better in zip(records, (True, True, False), strict=True):
+            end = one["metrics"]["end"]
+            end["test_rmse_mc_all_words"] = end["test_rmse"] - (0.001 if better else -0.001)
+        write(tmp_path, *records)
+        said = "\n".join(report.findings(report.load(tmp_path)))
+        assert (
+            "the mean of the draws (MC) is at least as good as the standard approximation does NOT hold: 0 of 3" in said
+        )
+        assert (
+            "draws that keep all words is at least as good as the standard approximation does NOT hold: 2 of 3" in said
+        )
+        del records[0]["metrics"]["end"]["test_rmse_mc_all_words"]
+        write(tmp_path, *records)
+        assert "keep all words" not in "\n".join(report.findings(report.load(tmp_path)))
 
     def test_intervals(self, results):
         text = report.interval_block(results)

@@ -20,6 +20,17 @@ class TestRmse:
             r.rmse(torch.zeros(3, 1), torch.zeros(3))
 
 
+def test_slope(generator):
+    """Too bold, just right, too timid; and nothing to say of a constant."""
+    rating = torch.randn(500, generator=generator)
+    for times in (2.0, 1.0, 0.25):
+        assert r.slope(3 + times * rating, rating) == pytest.approx(1 / times)
+    noise = torch.randn(500, generator=generator)
+    expected = float(torch.linalg.lstsq(torch.stack([noise + rating, torch.ones(500)], 1), rating).solution[0])
+    assert r.slope(noise + rating, rating) == pytest.approx(expected, rel=1e-4)
+    assert r.slope(torch.ones(500), rating) is None
+
+
 class TestNoise:
     def test_of_one_draw_it_is_the_rmse(self, generator):
         """Closed form: the best sigma of a single Gaussian."""

@@ -10,7 +10,7 @@ import bayesrnn as br
 from bayesrnn import recipes
 from bayesrnn.data import reviews
 from bayesrnn.errors import UserError
-from bayesrnn.tasks import sentiment
+from bayesrnn.tasks import regression, sentiment
 from bayesrnn.tasks.sentiment import RatingModel, Sentiment, by_review, is_random
 from bayesrnn.train.launch import launch
 
@@ -222,6 +222,9 @@ class TestTask:
         error = (made[1:3, n:].mean(0) - task.ratings[n:]).square().mean().sqrt()
         assert found["test_rmse_mc_all_words"] == pytest.approx(float(error), rel=1e-6)
         assert "test_rmse_mc_all_words" not in again
+        assert found["valid_slope"] == pytest.approx(regression.slope(made[0, :n], task.ratings[:n]))
+        assert found["test_slope_mc"] == pytest.approx(regression.slope(made[1:, n:].mean(0), task.ratings[n:]))
+        assert again["test_slope"] is None
 
     def test_draws_with_all_words(self, folder):
         """No draw drops a word: with word dropout alone, every draw is the standard prediction."""

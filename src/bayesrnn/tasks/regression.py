@@ -22,6 +22,16 @@ def rmse(predicted: Tensor, targets: Tensor) -> float:
     return float((predicted.double() - targets.double()).square().mean().sqrt())
 
 
+def slope(predicted: Tensor, targets: Tensor) -> float | None:
+    """Of the least-squares line of targets on predictions: below 1 they are too bold, above 1 too timid.
+
+    None where all predictions are the same.
+    """
+    p, t = (values.double() - values.double().mean() for values in (predicted, targets))
+    spread = float(p.square().sum())
+    return float((p * t).sum()) / spread if spread > 0 else None
+
+
 def log_likelihood(draws: Tensor, targets: Tensor, sigma: float) -> float:
     """Mean over targets of the log density of the mixture, in nats."""
     scaled = (targets.double() - draws.double()) / sigma

@@ -277,10 +277,12 @@ class Sentiment(Task):
         found: dict[str, Any] = {}
         for split, part, targets in self._splits(all_words) if len(all_words) else ():
             found[f"{split}_rmse_mc_all_words"] = regression.rmse(part.mean(0), targets)
+            found[f"{split}_slope_mc_all_words"] = regression.slope(part.mean(0), targets)
         (_, valid, valid_ratings), (_, test, test_ratings) = self._splits(predictions)
         for split, part, targets in self._splits(predictions):
             for name, predicted in _averages(part).items():
                 found[f"{split}_{name}"] = regression.rmse(predicted, targets)
+                found[f"{split}_{name.replace('rmse', 'slope')}"] = regression.slope(predicted, targets)
         draws = [part[1:] if len(part) > 1 else part for part in (valid, test)]
         review = self.parts.test.review.to(self.device)
         found["test_review_rmse"] = regression.rmse(
