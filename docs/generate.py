@@ -12,6 +12,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
+    forecast*    results/forecast*/SERIES/SEED.json           python benchmarks/forecast.py run; forecast-choice: choose
     fuzz         results/fuzz.json                            python tests/fuzz/run.py --inputs 100000 all
     distributed  results/distributed.json                     python benchmarks/distributed.py --out RECORD
     distributed-model   results/RECIPE/1.json                 speeds of links, in report/distributed.py
@@ -35,10 +36,12 @@ from typing import Any
 from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
-from bayesrnn.report import captioning, digits, distributed, fuzz, language, sentiment, sentiment_plots
+from bayesrnn.report import captioning, digits, distributed, forecast, fuzz, language, sentiment, sentiment_plots
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
+NO_RECORD = "No run is recorded yet."
+_EMPTY = re.compile(r"^\|.*\|\n\|(?:-+:?\|)+\n(?!\|)", re.MULTILINE)  # a table's head without rows
 _BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
@@ -140,6 +143,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     **{name: lambda root, page, make=make: make(root / "results") for name, make in digits.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in sentiment.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in captioning.BLOCKS.items()},
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in forecast.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in fuzz.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in distributed.BLOCKS.items()},
 }
@@ -159,9 +163,14 @@ def generated(page: Path, root: Path = ROOT) -> str:
         opening, name, closing = match.groups()
         if name not in BLOCKS:
             raise SystemExit(f"{page.name} asks for results:{name}; there are only {', '.join(BLOCKS)}")
-        return f"{opening}{BLOCKS[name](root, page)}\n{closing}"
+        return f"{opening}{_without_empty_tables(BLOCKS[name](root, page))}\n{closing}"
 
     return _BLOCK.sub(block, page.read_text("utf-8"))
+
+
+def _without_empty_tables(text: str) -> str:
+    """A block as it is shown: a table without rows says so in words."""
+    return _EMPTY.sub(f"{NO_RECORD}\n", f"{text}\n").removesuffix("\n") if text.strip() else NO_RECORD
 
 
 def main() -> None:
@@ -173,6 +182,7 @@ def main() -> None:
         digits.write_figures(ROOT / "results", ROOT / "docs/figures")
         sentiment_plots.write_figures(ROOT / "results", ROOT / "docs/figures")
         captioning.write_figures(ROOT / "results", ROOT / "docs/figures")
+        forecast.write_figures(ROOT / "results", ROOT / "docs/figures")
     stale = [page for page in pages() if generated(page) != page.read_text("utf-8")]
     for page in stale:
         print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'written'}")

@@ -1,6 +1,7 @@
 """Files from anywhere, read with limits: too large, too deep or not what they claim to be is one clear error."""
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,8 @@ def read_bytes(path: str | Path, *, most: int) -> bytes:
         if not path.is_file():  # a pipe or a device has no end
             raise UserError(f"{str(path)[:200]} cannot be read (there is no such file).")
         with open(path, "rb") as file:
-            data = file.read(most + 1)
+            # No more is asked for than there is: memory is taken for what is asked.
+            data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "its name is not one"
         raise UserError(f"{str(path)[:200]!r} cannot be read ({reason}).") from None

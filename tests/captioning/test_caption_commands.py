@@ -300,7 +300,7 @@ class TestCaption:
         (tmp_path / "filenames.json").write_text('["a.jpg"]')
         result = run("caption", trained, "--features", tmp_path / "f.npy", "--ids", "a.jpg")
         assert result.exit_code == 2
-        assert "is a language run; captions need one of a captioning recipe" in result.output
+        assert "is a language run; this command is for captioning runs. For this run: bayesrnn predict" in result.output
 
 
 def luminance(colour):

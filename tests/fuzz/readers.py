@@ -14,6 +14,7 @@ import os
 import struct
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -524,6 +525,157 @@ def read_captions(given: tuple[str, bytes, bytes, bytes, bytes], folder: Path) -
     return captions.read_captions(folder)
 
 
+@cache
+def pictures() -> list[bytes]:
+    """A small image in each format that is read, one of them with an orientation to undo."""
+    from PIL import Image
+
+    image = Image.linear_gradient("L").resize((9, 7)).convert("RGB")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("JPEG", {"exif": turned}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("BMP", {}), ("PPM", {}),
+        ("WEBP", {"lossless": True}), ("WEBP", {}), ("TIFF", {}),
+    ]  # fmt: skip
+    made = []
+    for kind, options in kinds:
+        out = io.BytesIO()
+        image.save(out, kind, **options)
+        made.append(out.getvalue())
+    grey = io.BytesIO()
+    image.convert("P").save(grey, "PNG", transparency=0)
+    return [*made, grey.getvalue()]
+
+
+def png_of(width: int, height: int, depth: int, colour: int, body: bytes) -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width % 2**32, height % 2**32, depth % 256, colour % 256, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(body, 1)) + chunk(b"IEND", b"")
+
+
+def image_inputs() -> Any:
+    starts = [b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF\x24\0\0\0WEBPVP8 ", b"II*\0", b"P6 "]
+    begun = st.builds(lambda start, rest: start + rest, st.sampled_from(starts), st.binary(max_size=60))
+    side = st.integers(0, 12) | st.integers(0, 2**32)
+    built = st.builds(
+        png_of,
+        side,
+        side,
+        st.sampled_from([1, 2, 4, 8, 16, 3]),
+        st.sampled_from([0, 2, 3, 4, 6, 1]),
+        st.binary(max_size=60),
+    )
+    most = st.sampled_from([0, 1, 255, 65535, 65536])
+    portable = st.builds(
+        lambda kind, w, h, most, rest: b"P%d %d %d %d\n" % (kind, w, h, most) + rest,
+        st.integers(1, 7), side, side, most, st.binary(max_size=60),
+    )  # fmt: skip
+    near = changed(st.sampled_from(pictures()))
+    return mixed(st.binary(max_size=40), begun, built, portable, near, near, near, near)
+
+
+def read_image(data: bytes, folder: Path) -> object:
+    from bayesrnn.data.image_features import open_image, preprocess
+
+    return preprocess(open_image(write(folder, "a.jpg", data)))
+
+
+@cache
+def feature_files() -> list[bytes]:
+    import numpy as np
+
+    made = []
+    for kind in ("<f4", "<f2", ">f8", "<i4"):
+        out = io.BytesIO()
+        np.save(out, np.ones((3, 2), kind))
+        made.append(out.getvalue())
+    return made
+
+
+def npy_of(header: str, body: bytes, version: int = 1) -> bytes:
+    text = header.encode("utf-8", "surrogatepass")
+    size = struct.pack("<H", len(text) % 65536) if version == 1 else struct.pack("<I", len(text))
+    return b"\x93NUMPY" + bytes([version % 256, 0]) + size + text + body
+
+
+def features_inputs() -> Any:
+    kinds = st.sampled_from(
+        ["'<f4'", "'|O'", "'<f2'", "'<U9999999'", "[('a', '<f4')]", "'|V0'", "'<m8[s]'", "1", "'x'", "'f4,f4'"]
+    )
+    number = st.integers(-1, 4) | st.integers(0, 2**64)
+    shape = st.lists(number, max_size=3).map(lambda n: "(" + "".join(f"{k}, " for k in n) + ")")
+    orders, ends = st.sampled_from(["False", "True", "1", "None"]), st.sampled_from(["\n", "", " " * 20 + "\n"])
+    header = st.builds(
+        lambda kind, order, shape, end: f"{{'descr': {kind}, 'fortran_order': {order}, 'shape': {shape}, }}{end}",
+        kinds, orders, shape, ends,
+    )  # fmt: skip
+    odd = st.lists(
+        st.sampled_from(["{", "}", "(", ")", "'descr'", ": ", ", ", "lambda: 0", "L", *ODD]), max_size=12
+    ).map("".join)
+    built = st.builds(npy_of, mixed(header, header, odd), st.binary(max_size=24), st.sampled_from([1, 2, 3, 0, 9]))
+    names = mixed(st.just(b'["a.jpg", "b.jpg", "c.jpg"]'), values().map(as_json), changed(st.just(b'["a", "b", "c"]')))
+    near = changed(st.sampled_from(feature_files()))
+    return st.tuples(mixed(st.binary(max_size=40), built, near, near, st.sampled_from(feature_files())), names)
+
+
+def read_features(given: tuple[bytes, bytes], folder: Path) -> object:
+    from bayesrnn.data import image_features
+
+    data, names = given
+    write(folder, "filenames.json", names)
+    found = image_features.read_features(write(folder, "f.npy", data))
+    return found.of(found.names)
+
+
+@cache
+def token_files() -> dict[str, bytes]:
+    from bayesrnn.data.token_files import tokenize
+
+    with tempfile.TemporaryDirectory() as folder:
+        text, out = Path(folder, "text"), Path(folder, "tokens")
+        text.mkdir()
+        for split in ("train", "valid", "test"):
+            (text / f"{split}.txt").write_text("the cat sat on the mat\n" * 4)
+        tokenize(text, out)
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def tokens_inputs() -> Any:
+    whole = token_files()
+    about = json.loads(whole["tokens.json"])
+    sizes = st.fixed_dictionaries(
+        {split: st.sampled_from([28, 0, 14, 56, -1, 2**70, True, None]) for split in about["tokens"]}
+    )
+    kinds = st.sampled_from(["<u2", "<u4", "O", "<f8", "V0", "|S0", "<U3", ">u2", ["<u2"], None])
+    built = st.builds(lambda kind, tokens: as_json({**about, "type": kind, "tokens": tokens}), kinds, sizes)
+    described = mixed(
+        changed(st.just(whole["tokens.json"])),
+        altered(about).map(as_json),
+        built,
+        values().map(as_json),
+        st.just(whole["tokens.json"]),
+    )
+    train = whole["train.tokens"]
+    tokens = mixed(st.just(train), st.just(train), changed(st.just(train)), st.binary(max_size=60), st.just(b""))
+    words = mixed(st.just(whole["vocabulary.txt"]), changed(st.just(whole["vocabulary.txt"])))
+    return st.tuples(described, tokens, words, st.integers(1, 4), st.integers(1, 9))
+
+
+def read_tokens(given: tuple[bytes, bytes, bytes, int, int], folder: Path) -> object:
+    from bayesrnn import recipes
+    from bayesrnn.data.token_files import TokenFolder
+    from bayesrnn.tasks import language
+
+    about, train, words, batch, window = given
+    for name, data in {**token_files(), "tokens.json": about, "train.tokens": train, "vocabulary.txt": words}.items():
+        write(folder, name, data)
+    recipe = recipes.override(_base("brnn-medium"), [f"batch_size={batch}", f"window={window}"])
+    streams: Any = language.disk_streams(TokenFolder(folder), recipe)
+    return streams.train.window(0, window + 1)
+
+
 READERS = {
     "recipe": Reader(recipe_inputs, read_recipe, "a recipe, as YAML"),
     "overrides": Reader(override_inputs, read_overrides, "key=value of the command line"),
@@ -536,4 +688,7 @@ READERS = {
     "digits": Reader(digits_inputs, read_digits, "idx files, gzipped or not"),
     "reviews": Reader(reviews_inputs, read_reviews, "the archive of reviews"),
     "captions": Reader(captions_inputs, read_captions, "caption files of Flickr8k and COCO"),
+    "image": Reader(image_inputs, read_image, "an image, of any format that is read"),
+    "features": Reader(features_inputs, read_features, "features of images: .npy, and the names beside it"),
+    "tokens": Reader(tokens_inputs, read_tokens, "token files of a large text"),
 }

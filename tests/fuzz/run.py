@@ -32,8 +32,8 @@ SECONDS = 10  # for one input
 EXTRA = 1 << 30  # bytes of memory that reading may take beyond what the process has at the start
 
 
-class TooSlow(Exception):
-    pass
+class TooSlow(BaseException):
+    """No Exception, which a reader may take for the file's fault."""
 
 
 class TooLong(Exception):

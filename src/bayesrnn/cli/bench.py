@@ -20,7 +20,8 @@ def command(
         list[str] | None, typer.Option(help="Units x batch, such as 650x20, or 650x20x10000 with words; repeatable.")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(help="plain, variational, bayes or sharpened; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option(help="plain, variational, bayes, sharpened: part of a row's name; repeatable. Default: all."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row.")] = 3.0,
     draws: Annotated[int, typer.Option(min=0, help="Draws of the prediction row; 0: no such row.")] = 100,
@@ -70,7 +71,8 @@ def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
     found = [name for name in known if any(word.lower() in name.lower() for word in asked)]
     for word in asked:
         if not any(word.lower() in name.lower() for name in known):
-            raise UserError(f"there is no kind {word!r} to time; there are {', '.join(known)}.")
+            names = "; ".join(f'"{name}"' for name in known)
+            raise UserError(f"there is no kind {word!r} to time; there are {names}. A part of a name will do.")
     return tuple(found)
 
 

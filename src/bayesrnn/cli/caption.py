@@ -44,9 +44,10 @@ def command(
 
     from bayesrnn.cli.console import plain_console
     from bayesrnn.tasks.caption_description import describe
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.tasks.trained import check_task, open_run
     from bayesrnn.train.launch import device_of
 
+    check_task(run, "captioning")
     where = device_of(device)
     names, files = _asked(images, features, ids)
     if gallery is not None:

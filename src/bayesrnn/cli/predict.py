@@ -27,9 +27,10 @@ def command(
 
     from bayesrnn.data.text import read_tokens, tokens_of
     from bayesrnn.errors import UserError
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.tasks.trained import check_task, open_run
     from bayesrnn.train.launch import device_of
 
+    check_task(run, "language")
     trained = open_run(run, device_of(device))
     tokens = tokens_of(sys.stdin.buffer.read(), "stdin") if file is None else read_tokens(file)
     if not tokens:
@@ -51,17 +52,22 @@ def command(
 
 
 def scored(trained: "Trained", tokens: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:
-    """One line per word; the first is predicted from the end of a sentence."""
+    """One line per word; the first is predicted from the end of a sentence.
+
+    Of a recipe with ``data.carry_state: false`` the state starts from zero in every window, as in training.
+    """
     import math
 
     from bayesrnn.data.text import EOS
     from bayesrnn.tasks import scoring
+    from bayesrnn.tasks.evaluation import reset_of
 
     device = next(trained.model.parameters()).device
     stream = trained.vocabulary.encode([EOS, *tokens]).unsqueeze(1).to(device)
     position = 0
     with scoring.word_dropout(trained.model, on=False):
-        for y, logs in scoring.log_probabilities(trained.model, stream, samples=samples, seed=seed):
+        found = scoring.log_probabilities(trained.model, stream, samples=samples, seed=seed, reset=reset_of(trained))
+        for y, logs in found:
             mean = logs.logsumexp(0) - math.log(len(logs))
             surprisal = -mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
             entropy = scoring.entropy_of_logs(mean)

@@ -27,12 +27,14 @@ def command(
     from bayesrnn.report.pruning import picture
     from bayesrnn.report.tables import Column, rich_table
     from bayesrnn.tasks import language
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.tasks.evaluation import reset_of
+    from bayesrnn.tasks.trained import check_task, open_run
     from bayesrnn.train import checkpoint
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
     from bayesrnn.train.run_folder import write_file
 
+    check_task(run, "language")
     where = device_of(device)
     trained = open_run(run, where)
     set_precision(trained.recipe.train.precision, where)
@@ -42,8 +44,9 @@ def command(
     q: Any = trained.model
 
     def perplexity(model: Any, stream: Any) -> float:
-        window = language.evaluation_window(stream, len(trained.vocabulary))
-        return language.perplexity(model, stream, window=window)
+        reset = reset_of(trained)
+        window = reset or language.evaluation_window(stream, len(trained.vocabulary))
+        return language.perplexity(model, stream, window=window, carry_state=reset is None)
 
     rows: list[dict[str, float]] = []
     for share in sorted({*FRACTIONS, fraction}):

@@ -10,20 +10,24 @@ from bayesrnn.cli.errors import one_line
 
 @one_line
 def command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, records, or folders of records.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, records, or folders of those.")],
     out: Annotated[Path, typer.Option(help="Folder for index.html and the pictures.")] = Path("report"),
     fast: Annotated[bool, typer.Option("--fast", help="Only what is recorded: weights are not opened.")] = False,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
     """Compare runs: curves, measures beside the paper's, calibration, uncertainty, weights, settings, environment."""
     from bayesrnn.cli.console import plain_console
-    from bayesrnn.report.collect import groups, read
+    from bayesrnn.report.collect import LeftOut, groups, read
     from bayesrnn.report.measured import Measured, measure
     from bayesrnn.report.page import build
 
     console = plain_console()
-    together = groups(run for path in runs for run in read(path))
+    left_out: LeftOut = {}
+    together = groups(run for path in runs for run in read(path, left_out))
     _check(out)
+    if left_out:
+        why = "; ".join(f"{', '.join(map(str, files))} ({reason})" for reason, files in left_out.items())
+        console.print(f"Left out: {why}.", soft_wrap=True, markup=False)
     measured: dict[str, Measured] = {}
     for group in together:
         folder = group.first.folder

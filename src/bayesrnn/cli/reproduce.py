@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
     from bayesrnn.recipes import Recipe
 
-TABLES = ("gal2016", "fortunato2017")
+TABLES = {
+    "gal2016": "dropout in recurrent networks, arXiv 1512.05287",
+    "fortunato2017": "Bayes by Backprop for them, arXiv 1704.02798",
+}
+_CHOICE = " or ".join(f"{name} ({what})" for name, what in TABLES.items())
 MEASURES = (
     ("valid", "valid_perplexity", "valid"),
     ("test", "test_perplexity", "test"),
@@ -26,7 +30,7 @@ MEASURES = (
 
 @one_line
 def command(
-    table: Annotated[str, typer.Argument(help=" or ".join(TABLES))],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"{_CHOICE}.")],
     results: Annotated[Path, typer.Option(help="Folder of records, RECIPE/SEED.json.")] = Path("results"),
     data: Annotated[str | None, typer.Option(help="Text folder: rows without a record are trained on it.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per row to run: 1 to this number.")] = 1,
@@ -35,14 +39,18 @@ def command(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value for every row that is run.")] = None,
 ) -> None:
-    """Print the paper's figures beside ours; with --data, first run every row that has no record yet."""
+    """Print a paper's figures beside ours; with --data, first run every row that has no record yet.
+
+    The tables are gal2016 and fortunato2017, both of Penn Treebank. For records of other recipes beside their papers'
+    figures there is bayesrnn report.
+    """
     from bayesrnn import recipes
     from bayesrnn.cli.console import plain_console
     from bayesrnn.errors import UserError
     from bayesrnn.report.tables import Column, markdown_table, rich_table
 
     if table not in TABLES:
-        raise UserError(f"There is no table {table}; choose {' or '.join(TABLES)}.")
+        raise UserError(f"There is no table {table}; choose {_CHOICE}.")
     console = plain_console()
     rows: list[dict[str, Any]] = []
     for name in recipes.names():

@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.captions import CaptionedImages, feature_names
 from bayesrnn.errors import UserError
+from bayesrnn.reading import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 SIZE = 1280
 _SHORT_SIDE, _CROP = 256, 224
 _BATCH = 32
+_PIXELS = 64 << 20  # of an image; decoded it takes four bytes for each
+_LONGEST = 50  # times the shorter side: scaling the shorter one up would make any more too large
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM")
+_NPY, _HEADER = b"\x93NUMPY", 10_000
 
 
 @dataclass(frozen=True)
@@ -47,24 +53,38 @@ class Features:
 def read_features(file: str | Path) -> Features:
     """A ``.npy`` file of shape (N, F) with the N image names in ``filenames.json`` beside it."""
     file = Path(file)
-    try:
-        values = np.load(file, allow_pickle=False)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror or 'not a whole .npy file'}).") from None
-    except (ValueError, EOFError) as error:
-        raise UserError(f"{file} is not a .npy file of numbers ({str(error).splitlines()[0]}).") from None
+    values = _mapped(file)
     names = feature_names(file.parent)
     if names is None:
         raise UserError(f"There is no filenames.json beside {file}; it says which image each row belongs to.")
-    if not isinstance(values, np.ndarray) or values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
-        shape = getattr(values, "shape", "several arrays")
-        raise UserError(f"{file} must hold one row of floating-point features per image, got {shape}.")
+    if values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
+        raise UserError(f"{file} must hold one row of floating-point features per image, got {values.shape}.")
     if len(values) != len(names):
         raise UserError(f"{file} has {len(values)} rows but filenames.json names {len(names)} images.")
+    values = np.array(values)
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
         raise UserError(f"{file} has NaN or infinite features in row {row} ({names[row]}); compute them again.")
     return Features(names, values)
+
+
+def _mapped(file: Path) -> np.ndarray:
+    """A .npy file's array, mapped: a header that promises more than the file has takes no memory."""
+    try:
+        with open(file, "rb") as source:
+            start = source.read(12)
+        # Of version 1 two bytes are its length, later four, which numpy would take memory for.
+        if start[:6] != _NPY or (start[6:7] > b"\1" and int.from_bytes(start[8:12], "little") > _HEADER):
+            raise UserError(f"{file} is not a .npy file of numbers.")
+        with warnings.catch_warnings():  # of numpy, on headers that it can just about read
+            warnings.simplefilter("error")
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror or 'not a whole .npy file'}).") from None
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # numpy reads the header as Python, which can go wrong in any way
+        raise UserError(f"{file} is not a .npy file of numbers ({first_line(error)}).") from None
 
 
 def feature_file(folder: Path, given: str = "") -> Path:
@@ -160,20 +180,28 @@ def open_image(file: str | Path) -> "Image":
     """The picture, upright, in RGB.
 
     Raises:
-        UserError: the file is not there or does not decode.
+        UserError: the file is not there, does not decode, or is larger than a picture is.
     """
     try:
         from PIL import Image, ImageOps
     except ImportError:
         raise UserError("Reading images needs Pillow: pip install pillow, or give the features.") from None
     try:
-        with Image.open(file) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow, on odd metadata; sizes are checked here
+            with Image.open(file, formats=_FORMATS) as image:
+                width, height = image.size
+                if width * height > _PIXELS or max(width, height) > _LONGEST * min(width, height):
+                    raise ValueError(f"{width} by {height} pixels")
+                return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise UserError(f"There is no image {file}.") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{file} does not decode as an image ({reason}); replace it or leave it out.") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a broken file can raise anything in Pillow's readers
+        raise UserError(
+            f"{file} does not decode as an image ({first_line(error)}); replace it or leave it out."
+        ) from None
 
 
 def preprocess(image: "Image") -> Tensor:

@@ -23,11 +23,13 @@ from torch import Tensor
 
 from bayesrnn.data.text import EOS, Vocabulary, split_files
 from bayesrnn.errors import UserError
+from bayesrnn.reading import MB, read_bytes, read_json, shown
 
 ABOUT = "tokens.json"
 VOCABULARY = "vocabulary.txt"
 _SPLITS = ("train", "valid", "test")
 _FORMAT = 1
+_TYPES = ("<u2", "<u4")
 _CHUNK = 1 << 18  # bytes read at once; their words take some 30 times as much
 _LONGEST = 1 << 24  # characters of a word: more is no text
 _RARE_ENDS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # of lines, as str.splitlines has them, \n aside
@@ -129,7 +131,7 @@ def tokenize(
         vocabulary = Vocabulary.of_words(vocabulary.words[: words + 1])
     total = sum(counts.values())
     del counts
-    kind = "<u2" if len(vocabulary) <= 1 << 16 else "<u4"
+    kind = _TYPES[len(vocabulary) > 1 << 16]
     about: dict[str, Any] = {
         "program": "bayesrnn",
         "format": _FORMAT,
@@ -189,15 +191,21 @@ class TokenFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self.about: dict[str, Any] = json.loads((self.path / ABOUT).read_text("utf-8"))
-            self.vocabulary = Vocabulary.from_bytes((self.path / VOCABULARY).read_bytes(), name=VOCABULARY)
-            number, self._type = self.about["format"], np.dtype(self.about["type"])
-            self.unknown: dict[str, int] = {split: int(self.about["unknown"][split]) for split in _SPLITS}
-            sizes = {split: int(self.about["tokens"][split]) for split in _SPLITS}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path} holds no whole token files ({error}); make them again.") from None
-        if number != _FORMAT:
-            raise UserError(f"{self.path} was written by a newer bayesrnn (format {number}); update bayesrnn.")
+            self.about: dict[str, Any] = read_json(self.path / ABOUT, most=MB)
+            content = read_bytes(self.path / VOCABULARY, most=1024 * MB)
+            self.vocabulary = Vocabulary.from_bytes(content, name=VOCABULARY)
+            number, kind = self.about["format"], self.about["type"]
+            self.unknown: dict[str, int] = {split: _count(self.about["unknown"][split]) for split in _SPLITS}
+            sizes = {split: _count(self.about["tokens"][split]) for split in _SPLITS}
+            _count(self.about.get("min_count", 1))
+        except (UserError, ValueError, KeyError, TypeError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+            raise UserError(f"{self.path} holds no whole token files ({reason}); make them again.") from None
+        if isinstance(number, int) and number > _FORMAT:
+            raise UserError(f"{self.path} was written by a newer bayesrnn (format {shown(number)}); update bayesrnn.")
+        if number != _FORMAT or kind not in _TYPES:  # any other type would be read as what it is not
+            raise UserError(f"{self.path} holds no token files of this program; make them again with --force.")
+        self._type = np.dtype(kind)
         for split, size in sizes.items():
             file = self.path / f"{split}.tokens"
             if not file.is_file() or file.stat().st_size != size * self._type.itemsize:
@@ -209,12 +217,21 @@ class TokenFolder:
 
     def file(self, split: str) -> Words:
         """The tokens of a split, mapped into memory: what is read is on disk until then."""
-        found: Words = np.memmap(self.path / f"{split}.tokens", self._type, mode="r")
+        file = self.path / f"{split}.tokens"
+        if not file.stat().st_size:
+            return np.empty(0, self._type)  # nothing cannot be mapped
+        found: Words = np.memmap(file, self._type, mode="r")
         return found
 
     def read(self, split: str) -> Tensor:
         """All tokens of a split, in memory: shape (N,), int64."""
         return as_ids(self.file(split), len(self.vocabulary), self.path)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{shown(value)} is no number of words")
+    return value
 
 
 def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:

@@ -2,15 +2,24 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.reading import MB, read_json, read_text
+from bayesrnn.reading import MB, printable, read_json, read_text
 
+_DEPTH = 3  # of folders in folders: runs/RECIPE/SEED
 _ENVIRONMENT = ("device", "versions", "commit", "command", "data", "started", "cuda_graph")
+
+
+class NoRecord(UserError):
+    """The file is whole, and of something else."""
+
+
+LeftOut = dict[str, list[Path]]
+"""Why, and which files."""
 
 
 @dataclass(frozen=True)
@@ -64,34 +73,62 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return flat
 
 
-def read(path: str | Path) -> list[Run]:
-    """The runs at a path: a run folder, a record, or a folder of records of one recipe (``SEED.json``)."""
+def read(path: str | Path, left_out: LeftOut | None = None) -> list[Run]:
+    """The runs at a path: a run folder, a record, or a folder of those, such as ``results/`` or ``runs/``.
+
+    What else such a folder holds is added to ``left_out``; a file or run folder that is named itself is an error.
+    """
     path = Path(path)
-    if path.is_dir():
-        if any((path / name).exists() for name in ("record.json", "config.json")):
-            return [_folder(path)]
-        records = sorted(path.glob("*.json"), key=lambda p: (len(p.stem), p.stem))
-        if records:
-            return [_record(file) for file in records]
-        raise UserError(f"{path} holds neither a run nor records; name a run folder or results/RECIPE/SEED.json.")
     if not path.exists():
         raise UserError(f"There is no run or record {path}.")
-    return [_record(path)]
+    if not path.is_dir():
+        return [_record(path)]
+    if _is_run(path):
+        return [_folder(path)]
+    found = list(_below(path, {} if left_out is None else left_out, _DEPTH))
+    if not found:
+        raise UserError(f"{path} holds neither a run nor records; name a run folder or results/RECIPE/SEED.json.")
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("record.json", "config.json"))
+
+
+def _below(folder: Path, left_out: LeftOut, depth: int) -> Iterator[Run]:
+    """Records, then folders, by their names; numbers in their order."""
+    try:
+        inside = [p for p in folder.iterdir() if p.name[0] != "." and (p.suffix == ".json" or p.is_dir())]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}).") from None
+    inside.sort(key=lambda p: (p.is_dir(), int(p.stem) if p.stem.isdecimal() else -1, p.name))
+    for path in inside:
+        try:
+            if not path.is_dir():
+                yield _record(path)
+            elif _is_run(path):
+                yield _folder(path)
+            elif depth > 1:
+                yield from _below(path, left_out, depth - 1)
+        except NoRecord:
+            left_out.setdefault("no records of runs", []).append(path)
+        except UserError as error:
+            left_out.setdefault(printable(str(error)).rstrip("."), []).append(path)
 
 
 def _record(path: Path, folder: Path | None = None) -> Run:
     record = read_json(path)
     if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
         if isinstance(record, dict) and "table" in record and "findings" in record:
-            raise UserError(f"{path} is of a quickstart, which has a page of its own, index.html beside it.")
-        raise UserError(f"{path} is not the record of a run.")
+            raise NoRecord(f"{path} is of a quickstart, which has a page of its own, index.html beside it.")
+        raise NoRecord(f"{path} is not the record of a run.")
     return _run(record, path, finished=True, folder=folder)
 
 
 def _run(record: dict[str, Any], path: Path, *, finished: bool, folder: Path | None) -> Run:
     settings, curves = record.get("settings"), record.get("curves")
     if not isinstance(settings, dict) or not isinstance(curves, dict):
-        raise UserError(f"{path} is not the record of a run; it has no settings or no curves.")
+        raise NoRecord(f"{path} is not the record of a run; it has no settings or no curves.")
     seed = record.get("seed")
     task = settings.get("task", "language")
     overrides = record.get("overrides")

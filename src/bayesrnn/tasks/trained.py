@@ -51,8 +51,7 @@ class Trained:
         return task.streams
 
     def _must_be_language(self) -> None:
-        if self.recipe.task != "language":
-            raise UserError(f"{self.path} is a {self.recipe.task} run; this command is for language models.")
+        _check_task(self.path, self.recipe.task, "language")
 
 
 def check_files(task: Task, before: Files, *, advice: str) -> None:
@@ -66,19 +65,29 @@ def check_files(task: Task, before: Files, *, advice: str) -> None:
             )
 
 
+def check_task(path: str | Path, task: str) -> None:
+    """Refuse a run of another task before anything else is looked at, and say which command is for it."""
+    _check_task(Path(path), _described(Path(path))[1].task, task)
+
+
+_FOR = {"language": "language models", "captioning": "captioning runs", "forecast": "forecasts"}
+_COMMANDS = {"language": "predict", "captioning": "caption", "forecast": "forecast"}
+
+
+def _check_task(folder: Path, found: str, wanted: str) -> None:
+    if found != wanted:
+        other = _COMMANDS.get(found, "evaluate")
+        raise UserError(
+            f"{folder} is a {found} run; this command is for {_FOR[wanted]}. For this run: bayesrnn {other} {folder}"
+        )
+
+
 def open_run(path: str | Path, device: torch.device) -> Trained:
     """Read a run folder; the weights are the best epoch's. Nothing is built that the checkpoint does not hold."""
     from bayesrnn.train import checkpoint
-    from bayesrnn.train.run_folder import check_format
 
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is no run of bayesrnn train; its config.json and the files it names are needed.")
-    config = read_json(folder / "config.json", most=MB)
-    if not isinstance(config, dict) or "settings" not in config or not isinstance(config.get("data", ""), str):
-        raise UserError(f"{folder} is no run of bayesrnn train; its config.json has no settings.")
-    check_format(config, folder)
-    recipe = recipes.from_dict(config["settings"], where="config.json")
+    config, recipe = _described(folder)
     cls = task_class(recipe.task)
     files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
     weights = folder / "best.safetensors"
@@ -89,6 +98,19 @@ def open_run(path: str | Path, device: torch.device) -> Trained:
     model = cls.build(recipe, files)
     checkpoint.load_model(model, tensors, weights)
     return Trained(folder, config, recipe, files, model.to(device).eval())
+
+
+def _described(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
+    """A run folder's config.json, and the recipe in it."""
+    from bayesrnn.train.run_folder import check_format
+
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is no run of bayesrnn train; its config.json and the files it names are needed.")
+    config = read_json(folder / "config.json", most=MB)
+    if not isinstance(config, dict) or "settings" not in config or not isinstance(config.get("data", ""), str):
+        raise UserError(f"{folder} is no run of bayesrnn train; its config.json has no settings.")
+    check_format(config, folder)
+    return config, recipes.from_dict(config["settings"], where="config.json")
 
 
 def _file_names(config: dict[str, Any], folder: Path) -> list[str]:
