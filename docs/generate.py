@@ -170,7 +170,8 @@ def generated(page: Path, root: Path = ROOT) -> str:
 
 def _without_empty_tables(text: str) -> str:
     """A block as it is shown: a table without rows says so in words."""
-    return _EMPTY.sub(f"{NO_RECORD}\n", f"{text}\n").removesuffix("\n") if text.strip() else NO_RECORD
+    made = _EMPTY.sub(f"{NO_RECORD}\n", f"{text}\n").removesuffix("\n")
+    return NO_RECORD if made.strip() in ("", NO_RECORD) else made
 
 
 def main() -> None:

@@ -124,6 +124,15 @@ def test_the_generator_says_what_is_missing(tmp_path):
         generator().generated(page, tmp_path)
 
 
+def test_a_table_without_rows_says_so():
+    shown = generator()._without_empty_tables
+    head, row = "| a | b |\n|---|---:|\n", "| x | 1 |\n"
+    assert shown(head) == shown("") == shown(head.strip()) == "No run is recorded yet."
+    assert shown(f"{head}{row}") == f"{head}{row}"
+    assert shown(f"{head}\n- A sentence.") == "No run is recorded yet.\n\n- A sentence."
+    assert shown(f"{head}{row}\n{head}\nEnd.") == f"{head}{row}\nNo run is recorded yet.\n\nEnd."
+
+
 @pytest.mark.parametrize("page", ALL, ids=name)
 def test_links_lead_somewhere(page):
     text = FENCE.sub("", page.read_text("utf-8"))

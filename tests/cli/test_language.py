@@ -92,6 +92,29 @@ def test_predict_in_colour_and_bad_text(runs, tmp_path):
     assert "cannot be read" in invoke("predict", run, tmp_path / "none.txt").stderr
 
 
+def surprisals(run, words):
+    result = invoke("predict", run, "--samples", 0, text=" ".join(words))
+    assert result.exit_code == 0, result.output
+    return [json.loads(line)["surprisal"] for line in result.stdout.splitlines()]
+
+
+def test_a_state_that_is_not_carried_in_training_is_not_carried_after(runs, text_folder, tmp_path):
+    """With windows of 6 the seventh word on is predicted from the sixth on; else from all before it."""
+    forgetful = tmp_path / "run"
+    result = invoke("train", "brnn-medium", "--data", text_folder, "--out", forgetful, "--device", "cpu", *TINY,
+                    "carry_state=false")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    one, other = "w1 w2 w5 w3 w8 w4 w9 w6 w1".split(), "w7 w7 w7 w7 w7 w4 w9 w6 w1".split()
+    a, b = surprisals(forgetful, one), surprisals(forgetful, other)
+    assert a[6:] == b[6:]
+    assert a[5] != b[5]
+    carrying = runs / "variational-tied-medium"
+    assert surprisals(carrying, one)[6:] != surprisals(carrying, other)[6:]
+    valid = json.loads((forgetful / "record.json").read_text())["metrics"]["valid_perplexity"]
+    assert invoke("prune", forgetful, "--device", "cpu").exit_code == 0
+    assert json.loads((forgetful / "prune.json").read_text())["curve"][0]["valid_perplexity"] == pytest.approx(valid)
+
+
 def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     sets = [part for setting in (*TINY, "samples=2") for part in ("--set", setting)]
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
@@ -106,7 +129,11 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert "–" not in again.stdout
     (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
     assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
-    assert "no table x" in invoke("reproduce", "x").stderr
+    refused = invoke("reproduce", "sentiment").stderr
+    assert "There is no table sentiment; choose gal2016 (dropout in recurrent networks, arXiv 1512.05287) or" in refused
+    assert "fortunato2017 (Bayes by Backprop" in refused
+    for table in ("gal2016", "fortunato2017"):
+        assert table in invoke("reproduce", "--help").stdout
 
 
 def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):

@@ -56,11 +56,30 @@ def test_options_of_other_tasks_are_refused(run, options, message):
     assert not (run / "evaluation.json").exists()
 
 
-def test_commands_for_language_models_say_so(run):
-    for command in ("predict", "prune"):
-        result = invoke(command, run, *(["--device", "cpu"]))
-        assert result.exit_code == 2
-        assert result.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("arguments", "whose"),
+    [
+        (["predict", "RUN", "no/such/file.txt"], "language models"),
+        (["prune", "RUN", "--device", "tpu"], "language models"),
+        (["forecast", "RUN", "--level", "95", "--device", "tpu"], "forecasts"),
+        (["caption", "RUN"], "captioning runs"),
+    ],
+)
+def test_the_wrong_kind_of_run_is_said_before_anything_else(run, arguments, whose):
+    (run / "best.safetensors").unlink()  # nor is it opened
+    result = invoke(*(run if word == "RUN" else word for word in arguments))
+    assert result.exit_code == 2
+    said = f"bayesrnn: {run} is a line run; this command is for {whose}. For this run: bayesrnn evaluate {run}\n"
+    assert result.stderr == said
+
+
+def test_the_command_for_a_run_is_named(text_folder, tmp_path):
+    tiny = ["hidden=4", "batch_size=2", "window=3", "epochs=1"]
+    result = invoke("train", "small-plain", "--data", text_folder, "--out", tmp_path / "r", "--device", "cpu", *tiny)
+    assert result.exit_code == 0, result.output
+    for command in ("caption", "forecast"):
+        assert f"is a language run; this command is for {command}" in (said := invoke(command, tmp_path / "r").stderr)
+        assert said.endswith(f"For this run: bayesrnn predict {tmp_path / 'r'}\n")
 
 
 def test_data_that_is_not_the_runs(run):

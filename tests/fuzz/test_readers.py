@@ -181,6 +181,62 @@ def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("kind", ["O", "<f8", "V0", ">u2", ["<u2"], None])
+def test_token_files_are_read_as_numbers_of_words_alone(tmp_path, kind):
+    """As objects ("O") their bytes would be taken for addresses."""
+    from bayesrnn.data.token_files import TokenFolder
+
+    files = readers.token_files()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    about = json.loads(files["tokens.json"])
+    assert len(TokenFolder(tmp_path).read("train")) == about["tokens"]["train"]
+    (tmp_path / "tokens.json").write_text(json.dumps({**about, "type": kind}))
+    with pytest.raises(UserError, match="holds no token files of this program"):
+        TokenFolder(tmp_path)
+    for changed, said in (
+        ({"format": 2}, "written by a newer bayesrnn"),
+        ({"tokens": {**about["tokens"], "valid": -1}}, "-1 is no number of words"),
+        ({"unknown": {}}, "it lacks 'train'"),
+    ):
+        (tmp_path / "tokens.json").write_text(json.dumps({**about, **changed}))
+        with pytest.raises(UserError, match=said):
+            TokenFolder(tmp_path)
+
+
+def test_absurd_headers_take_no_memory(tmp_path):
+    """A PNG of 81 megapixels, one of a pixel's height, a .npy header of 4 GB and one of 10^18 values."""
+    import resource
+
+    import numpy as np
+
+    from bayesrnn.data.image_features import open_image, read_features
+
+    image, file = tmp_path / "a.png", tmp_path / "f.npy"
+    (tmp_path / "filenames.json").write_text("[]")
+    np.save(file, np.zeros((0, 3), np.float32))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for width, height in ((9_000, 9_000), (20_000, 1)):
+        image.write_bytes(readers.png_of(width, height, 8, 2, b""))
+        with pytest.raises(UserError, match=f"{width} by {height} pixels"):
+            open_image(image)
+    file.write_bytes(b"\x93NUMPY\2\0" + b"\xff" * 4 + b"{")
+    with pytest.raises(UserError, match=r"not a .npy file of numbers"):
+        read_features(file)
+    for kind in ("'<f4'", "'|V0'"):
+        header = f"{{'descr': {kind}, 'fortran_order': False, 'shape': ({10**18},), }}\n"
+        file.write_bytes(readers.npy_of(header, b"1234"))
+        with pytest.raises(UserError, match=r"not a .npy file of numbers|one row of floating-point features"):
+            read_features(file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
+
+
+def test_a_limit_is_no_size(tmp_path):
+    """A small file is not read into a buffer of the most that it may have."""
+    (tmp_path / "a").write_bytes(b"abc")
+    assert read_bytes(tmp_path / "a", most=1 << 50) == b"abc"
+
+
 def test_the_standing_command(tmp_path, monkeypatch):
     import signal
 

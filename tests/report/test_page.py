@@ -306,6 +306,39 @@ def test_bad_inputs_are_said(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_folders(tmp_path):
+    """Records and run folders at any place in it; what else it holds is left out, and said in one line."""
+    results = tmp_path / "results"
+    for place in ("brnn-medium/1.json", "brnn-medium/10.json", "brnn-medium/2.json", "runs/other/3/record.json"):
+        (results / place).parent.mkdir(parents=True, exist_ok=True)
+        seed = int(re.findall(r"\d+", place)[0])
+        (results / place).write_text(json.dumps(record(recipe=place.split("/")[-2], seed=seed)))
+    (results / "cpu.json").write_text('{"training": []}')
+    (results / "quickstart").mkdir()
+    (results / "quickstart" / "record.json").write_text('{"table": [], "findings": []}')
+    (results / "brnn-medium" / "4.json").write_text("{")
+    (results / ".hidden").mkdir()
+    (results / ".hidden" / "1.json").write_text(json.dumps(record(recipe="hidden")))
+    left_out = {}
+    found = read(results, left_out)
+    assert [(run.recipe, run.seed) for run in found] == [("brnn-medium", s) for s in (1, 2, 10)] + [("3", 3)]
+    assert left_out.pop("no records of runs") == [results / "cpu.json", results / "quickstart"]
+    ((why, files),) = left_out.items()
+    assert "is not JSON" in why
+    assert files == [results / "brnn-medium" / "4.json"]
+    result = invoke("report", results, "--out", tmp_path / "out", "--fast")
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("Left out: ")]
+    assert f"{results / 'cpu.json'}, {results / 'quickstart'} (no records of runs)" in line
+    assert read(results / "runs")[0].seed == 3
+    with pytest.raises(UserError, match="of a quickstart"):
+        read(results / "quickstart")
+    (tmp_path / "deep/1/2/3/4").mkdir(parents=True)
+    (tmp_path / "deep/1/2/3/4/1.json").write_text(json.dumps(record()))
+    with pytest.raises(UserError, match="holds neither a run nor records"):
+        read(tmp_path / "deep")
+
+
 def test_metrics_of_a_run_that_was_killed(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "valid_perplexity": 9.5}\n{"epoch": 2, "valid_per')
     assert metrics_lines(tmp_path / "metrics.jsonl") == [{"epoch": 1, "valid_perplexity": 9.5}]
