@@ -111,6 +111,9 @@ def test_labels_and_seasons_of_grids():
     for (unit, every), (name, season, label) in expected.items():
         grid = dates.Grid(unit, every, start)
         assert (grid.name, grid.season, grid.label(1)) == (name, season, label)
+        if unit != "row":
+            assert [grid.step(grid.date(step)) for step in (-3, 0, 7)] == [-3, 0, 7]
+    assert [dates.Grid("month", every, start).size for every in (1, 2)] == ["one month", "2 months"]
     assert dates.Grid("month", 12, start).label(10_000) == "12020"
     assert dates.Grid("day", 3650, start).label(10_000) == "3650 days 10,001"  # beyond what a calendar has
 
@@ -204,7 +207,7 @@ def test_rows_out_of_order_are_sorted_and_it_is_said(tmp_path):
 def test_repeated_dates(tmp_path):
     one = read_csv(write(tmp_path, "date,a\n2001,1\n2002,2\n2002,2\n2003,3\n"))
     assert one.target.tolist() == [1, 2, 3]
-    assert one.notes == ["1 rows that repeat a date and its values were left out."]
+    assert one.notes == ["1 row that repeats a date and its values was left out."]
     with pytest.raises(UserError, match=r"Lines 3 and 4 have the same date and different values; keep one"):
         read_csv(write(tmp_path, "date,a\n2001,1\n2002,2\n2002,2.5\n2003,3\n"))
 
@@ -238,7 +241,7 @@ def test_ends_without_a_target_are_cut(tmp_path):
 
 REFUSED = {
     "": "is empty; a series needs a column of dates and a column of numbers",
-    "date,a\n2001,1\n": "has 1 rows of data; a series needs many more",
+    "date,a\n2001,1\n": "has 1 row of data; a series needs many more",
     "date,a\n2001,1\n2002,2\n2002,2\n": "There are 2 different dates",
     "date,a\n2001,1\n2002,two\n2003,3\n": "line 3: 'two' in column a is no number; correct it or leave it empty",
     "date,a\n2001,1\n2002,inf\n2003,3\n": "line 3: 'inf' in column a is infinite",
@@ -256,6 +259,7 @@ REFUSED = {
     "date,a\n2020-01-01 00:00,1\n2020-01-01 01:00,2\n2020-01-01 02:00,3\n2020-01-01 03:30,1\n":
         "most are one hour apart, but 2020-01-01 03:30 in line 5 is not a whole number",
     "date,a\n" + rows(["2020-01-01", "2020-01-08", "2020-01-15", "2020-01-18", "2020-01-22"]): "not evenly spaced",
+    "date,a\n" + rows(["2020-01-01", "2020-01-04", "2020-01-07", "2020-01-08"]): "most are 3 days apart, but 2020",
     "date,a\n" + rows(["2000-01-01", "2000-01-02", "2000-01-03", "2020-01-01"]): "Only 4 of the 7,306 steps of one day",
 }  # fmt: skip
 
@@ -265,6 +269,7 @@ def test_what_is_refused(tmp_path, text):
     with pytest.raises(UserError) as error:
         read_csv(write(tmp_path, text))
     assert REFUSED[text] in str(error.value)
+    assert str(error.value).startswith("data.csv")
     assert "\n" not in str(error.value)
 
 
@@ -273,8 +278,12 @@ def test_files_that_are_no_csv(tmp_path, monkeypatch):
         read_csv(tmp_path / "nothing.csv")
     with pytest.raises(UserError, match=r"cannot be read .there is no such file."):
         read_csv("no\0name.csv")
-    with pytest.raises(UserError, match=r"there is no such file"):
+    with pytest.raises(UserError, match=r"is a folder; --data names a CSV file\.$"):
         read_csv(tmp_path)
+    inside = write(tmp_path, "date,a\n")
+    with pytest.raises(UserError) as error:
+        read_csv(tmp_path)
+    assert str(error.value) == f"{tmp_path} is a folder; --data names a CSV file, such as {inside}."
     with pytest.raises(UserError, match=r"is not UTF-8 text .byte 4.; save it as CSV in UTF-8"):
         read_csv(write(tmp_path, b"date\xff\xfe,a\n"))
     with pytest.raises(UserError, match="is a binary file"):

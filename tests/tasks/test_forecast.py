@@ -406,6 +406,9 @@ class TestRuns:
         assert result.exit_code == 0, result.output
         wide, half = record["metrics"]["test_width"], json.loads((out / "evaluation.json").read_text())["test_width"]
         assert half < 0.6 * wide
+        result = CliRunner().invoke(app, ["evaluate", str(out), "--level", "95"])
+        assert result.exit_code == 2
+        assert "--level is 95.0; it must be between 0 and 1, such as 0.95." in result.output
 
     def test_a_run_is_resumed(self, series, tmp_path):
         """Stopped after two epochs and gone on with, it is as if it had not been stopped."""
@@ -440,9 +443,9 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            (["data.test=0.6"], "The test part (60%) is longer than the training part"),
-            (["window=150"], "The series is too short"),
-            (["target=missing"], "There is no column 'missing' to forecast"),
+            (["data.test=0.6"], "wave.csv: The test part (60%) is longer than the training part"),
+            (["window=150"], "wave.csv: The series is too short"),
+            (["target=missing"], "wave.csv: There is no column 'missing' to forecast"),
             (["horizon=0"], "data.horizon is 0; it must be more than 0"),
             (["noise=some"], "model.noise is 'some'; it must be one of same, varying"),
         ],
@@ -492,8 +495,26 @@ class TestCommand:
         assert status == 0
         assert json.loads(text)["rows"][0]["date"] == "2000"
 
+    def test_a_file_may_begin_later(self, runs, tmp_path):
+        """Without its first 30 rows the same is forecast: errors count from the same date on."""
+        whole = json.loads(self.forecast(runs["forecast"][0], "--json")[1])
+        later = csv_of(tmp_path / "later.csv", wave()[30:], first=1830)
+        found = json.loads(self.forecast(runs["forecast"][0], "--data", later, "--json")[1])
+        for a, b in zip(whole["rows"], found["rows"], strict=True):
+            assert a["date"] == b["date"]
+            assert b["low"] == pytest.approx(a["low"], rel=1e-5)
+            assert b["mean"] == pytest.approx(a["mean"], rel=1e-5)
+
+    def test_a_file_may_end_before_the_training_part(self, runs, tmp_path):
+        early = csv_of(tmp_path / "early.csv", wave()[:40])
+        status, text = self.forecast(runs["forecast"][0], "--data", early, "--json")
+        assert status == 0, text
+        assert json.loads(text)["rows"][0]["date"] == "1840"
+
     def test_what_is_refused(self, runs, tmp_path, text_folder):
         out = runs["forecast"][0]
+        monthly = tmp_path / "monthly.csv"
+        monthly.write_text("month,level\n" + "".join(f"{1990 + i // 12}-{i % 12 + 1:02},{i % 5}\n" for i in range(60)))
         other = csv_of(tmp_path / "other.csv", wave(), names=("height",))
         short = csv_of(tmp_path / "short.csv", wave(6))
         launch("small-plain", out=tmp_path / "text", reporter=Quiet(), data=str(text_folder), device="cpu",
@@ -502,8 +523,13 @@ class TestCommand:
             ([out, "--level", 95], "--level is 95.0; it must be between 0 and 1"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),
             ([out, "--plot", tmp_path / "a.pdf"], "--plot names a .png file"),
-            ([out, "--data", other], "The run was trained on level; the file has height."),
-            ([out, "--data", short], "The series has 6 steps; the model looks back on 8."),
+            ([out, "--data", other], "other.csv: The run was trained on level; the file has height."),
+            ([out, "--data", short], "short.csv: The series has 6 steps; the model looks back on 8."),
+            (
+                [out, "--data", monthly],
+                "monthly.csv: The run was trained on steps of one year; the file's are one month.",
+            ),
+            ([out, "--data", tmp_path], "is a folder; --data names a CSV file, such as"),
             ([tmp_path / "text"], "is a language run; this command is for forecasts"),
             ([tmp_path], "is no run of bayesrnn train"),
         ):

@@ -53,11 +53,21 @@ def forecast(
     from bayesrnn.tasks.forecast import Plan, forecaster, read_series
 
     plan = Plan.from_json(trained.files["frame.json"])
-    series = _own(trained, plan) if data is None else read_series(data, trained.recipe.data)
-    if tuple(series.columns) != plan.columns:
-        raise UserError(f"The run was trained on {', '.join(plan.columns)}; the file has {', '.join(series.columns)}.")
-    if len(series) < plan.frame.first + 1:
-        raise UserError(f"The series has {len(series)} steps; the model looks back on {plan.frame.first + 1}.")
+    series = own = _own(trained)
+    if data is not None:
+        series, file = read_series(data, trained.recipe.data), Path(data).name
+        if tuple(series.columns) != plan.columns:
+            trained_on, has = ", ".join(plan.columns), ", ".join(series.columns)
+            raise UserError(f"{file}: The run was trained on {trained_on}; the file has {has}.")
+        if series.grid.size != own.grid.size:
+            raise UserError(
+                f"{file}: The run was trained on steps of {own.grid.size}; the file's are {series.grid.size}."
+            )
+        if len(series) < plan.frame.first + 1:
+            raise UserError(
+                f"{file}: The series has {len(series)} steps; the model looks back on {plan.frame.first + 1}."
+            )
+        plan = plan.moved(own.grid.step(series.grid.start))
     values = torch.from_numpy(series.values).unsqueeze(1)
     evaluate = trained.recipe.evaluate
     ahead = forecaster(trained.model, plan, values, evaluate).ahead(
@@ -86,7 +96,7 @@ def forecast(
     }
 
 
-def _own(trained: Any, plan: Any) -> Any:
+def _own(trained: Any) -> Any:
     """The series as the run kept it."""
     from bayesrnn.data.series import parse_csv
 

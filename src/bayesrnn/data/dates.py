@@ -204,6 +204,12 @@ class Grid:
         seconds = self.every * (_DAY if self.unit == "day" else 1)
         return self.start + timedelta(seconds=step * seconds)
 
+    def step(self, date: datetime) -> int:
+        """The step nearest to a date; before the start it is negative. Rows without dates begin alike."""
+        if self.unit == "row":
+            return 0
+        return round((_position(date, self.unit) - _position(self.start, self.unit)) / self.every)
+
     def label(self, step: int) -> str:
         """The date as text, as fine as the steps are."""
         if self.unit == "row":
@@ -233,6 +239,11 @@ class Grid:
                 count = self.every / size
                 return word if count == 1 else f"{count:g} {word}s"
         return f"{self.every:g} seconds"
+
+    @property
+    def size(self) -> str:
+        """Of a step, with its number: one month, 3 days."""
+        return self.name if self.name[0].isdigit() else f"one {self.name}"
 
     @property
     def season(self) -> int:
@@ -265,10 +276,10 @@ def grid_of(dates: Sequence[datetime], lines: Sequence[int]) -> tuple[Grid, list
         count = round(gap / every)
         slack = 0.25 * every if unit == "second" else 0.0  # clocks of sensors are not exact
         if count < 1 or abs(gap - count * every) > slack:
-            usual = Grid(unit, every, dates[0]).name
             raise UserError(
-                f"The dates are not evenly spaced: most are one {usual} apart, but {date:%Y-%m-%d %H:%M} in "
-                f"line {line} is not a whole number of these after the one before; resample the series first."
+                f"The dates are not evenly spaced: most are {Grid(unit, every, dates[0]).size} apart, but "
+                f"{date:%Y-%m-%d %H:%M} in line {line} is not a whole number of these after the one before; "
+                "resample the series first."
             )
         steps.append(steps[-1] + count)
     return Grid(unit, every, dates[0]), steps

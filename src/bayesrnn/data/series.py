@@ -14,7 +14,7 @@ import numpy as np
 
 from bayesrnn.data import dates as when
 from bayesrnn.data.dates import Grid
-from bayesrnn.data.tables import LOOK, MAX_ROWS, MISSING, Table, number, read_bytes, table_of, text_of
+from bayesrnn.data.tables import LOOK, MAX_ROWS, MISSING, Table, naming, number, read_bytes, table_of, text_of
 from bayesrnn.errors import UserError
 
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
@@ -93,12 +93,14 @@ def parse_csv(
     """As :func:`read_csv`, of a file's content; ``name`` is what errors call it."""
     table = table_of(text_of(content, name), name)
     notes: list[str] = []
-    dated, table = _dated(table, date, notes)
-    names = _chosen(table, target, covariates, notes)
+    with naming(name):
+        dated, table = _dated(table, date, notes)
+        names = _chosen(table, target, covariates, notes)
     values = np.column_stack([_numbers(table, column, name) for column in names])
-    grid, values = _placed(table, dated, values, notes)
-    grid, values = _trimmed(grid, values, names[0], notes)
-    values = _filled(values, names, grid, max_gap, notes)
+    with naming(name):
+        grid, values = _placed(table, dated, values, notes)
+        grid, values = _trimmed(grid, values, names[0], notes)
+        values = _filled(values, names, grid, max_gap, notes)
     return Series(Path(name).stem, names, values, grid, notes)
 
 
@@ -239,13 +241,15 @@ def _placed(table: Table, dated: list[datetime] | None, values: Array, notes: li
         else:
             kept.append(i)
     if doubled:
-        notes.append(f"{doubled} rows that repeat a date and its values were left out.")
+        rows = "1 row that repeats" if doubled == 1 else f"{doubled} rows that repeat"
+        notes.append(f"{rows} a date and its values {'was' if doubled == 1 else 'were'} left out.")
     if len(kept) < 3:
-        raise UserError(f"There are {len(kept)} different dates; a series needs many more.")
+        are = "is 1 date" if len(kept) == 1 else f"are {len(kept)} different dates"
+        raise UserError(f"There {are}; a series needs many more.")
     grid, steps = when.grid_of([dated[i] for i in kept], [lines[i] for i in kept])
     if steps[-1] + 1 > MAX_ROWS or steps[-1] + 1 > 2 * len(kept):
         raise UserError(
-            f"Only {len(kept):,} of the {steps[-1] + 1:,} steps of one {grid.name} between the first and the last date "
+            f"Only {len(kept):,} of the {steps[-1] + 1:,} steps of {grid.size} between the first and the last date "
             "have a row; resample the series to longer steps."
         )
     placed = np.full((steps[-1] + 1, values.shape[1]), np.nan)

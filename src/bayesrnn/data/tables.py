@@ -1,7 +1,8 @@
 """Tables in text files as people and programs write them: delimiter, header, decimal comma, comments, limits."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def table_of(text: str, file: str) -> Table:
         raise UserError(f"{file} has two columns called {twice!r}; give each its own name.")
     body, where = (rows[1:], lines[1:]) if header else (rows, lines)
     if len(body) < 2:
-        raise UserError(f"{file} has {len(body)} rows of data; a series needs many more.")
+        rows_of = "1 row" if len(body) == 1 else f"{len(body)} rows"
+        raise UserError(f"{file} has {rows_of} of data; a series needs many more.")
     if len(body) > MAX_ROWS:
         raise UserError(f"{file} has {len(body):,} rows; at most {MAX_ROWS:,} are read.")
     return Table({name: [row[i] for row in body] for i, name in enumerate(names)}, where, comma)
@@ -88,6 +90,8 @@ def _columns(lines: Sequence[str], mark: str) -> int:
 def read_bytes(path: Path) -> bytes:
     """The file's content, if it is not too much."""
     try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; --data names a CSV file{_such_as(path)}.")
         if not path.is_file():
             raise UserError(f"{path} cannot be read (there is no such file); --data names a CSV file.")
         with open(path, "rb") as file:
@@ -98,6 +102,21 @@ def read_bytes(path: Path) -> bytes:
     if len(content) > MAX_BYTES:
         raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
     return content
+
+
+def _such_as(folder: Path) -> str:
+    """The first CSV file in a folder, as a suggestion."""
+    inside = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv")
+    return f", such as {inside[0]}" if inside else ""
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Errors inside the block begin with the file's name."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def text_of(content: bytes, file: str) -> str:

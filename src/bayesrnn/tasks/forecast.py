@@ -3,7 +3,9 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 
 from bayesrnn.data.frames import Cut, Frame, choose_lag, gather, season_of
 from bayesrnn.data.series import Series, mauna_loa, read_csv
+from bayesrnn.data.tables import naming
+from bayesrnn.errors import UserError
 from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive, rate
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
@@ -149,6 +153,11 @@ class Plan:
         frame = Frame.fit(values, cut, window=window, horizon=horizon, lag=lag, log=settings.log)
         return cls(tuple(series.columns), cut, season, frame)
 
+    def moved(self, steps: int) -> "Plan":
+        """The same for values that begin so many steps later."""
+        cut = Cut(*(max(0, end - steps) for end in (self.cut.train, self.cut.valid, self.cut.length)))
+        return replace(self, cut=cut)
+
     def to_json(self) -> str:
         about = {
             "columns": list(self.columns),
@@ -181,7 +190,8 @@ class Forecast(Task):
         super().__init__(recipe, data, device)
         settings: Data = recipe.data
         self.series = read_series(data, settings)
-        plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
+        with naming(Path(data).name) if data is not None else nullcontext():
+            plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
         self.plan, self.frame, self.cut = plan, plan.frame, plan.cut
         self.values = torch.from_numpy(self.series.values).unsqueeze(1)
         train = torch.tensor(self.cut.origins("train", first=self.frame.first, horizon=self.frame.horizon))
@@ -251,6 +261,8 @@ class Forecast(Task):
         """
         settings: Evaluate = self.recipe.evaluate
         level = level or settings.level
+        if not 0 < level < 1:
+            raise UserError(f"--level is {level}; it must be between 0 and 1, such as 0.95.")
         say("walking forward through the validation and test part")
         walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
         found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}

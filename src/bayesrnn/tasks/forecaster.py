@@ -88,8 +88,13 @@ class Forecaster:
 
     def walk(self, *, samples: int, seed: int) -> Walk:
         """From the end of the training part to the end of the series, the last origin being the last step."""
-        origins = range(max(self.frame.first, self.cut.train - 1), len(self.values))
+        origins = self._after_training()
         return self._walked(origins, self.distribution(origins, samples=samples, seed=seed))
+
+    def _after_training(self) -> range:
+        """At least the last step, should the values end before the training part does."""
+        last = len(self.values) - 1
+        return range(min(max(self.frame.first, self.cut.train - 1), last), last + 1)
 
     def _walked(self, origins: range, raw: Mixture) -> Walk:
         steps = torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)
@@ -108,7 +113,7 @@ class Forecaster:
         ahead = torch.arange(1, self.frame.horizon + 1)
         before = torch.tensor(train).unsqueeze(1)
         errors = levels[before + ahead] - plain.known(self.values, before.squeeze(1))
-        origins = range(max(self.frame.first, self.cut.train - 1), len(self.values))
+        origins = self._after_training()
         means = plain.known(self.values, torch.tensor(origins))
         sigmas = errors.square().mean(0).sqrt().clamp_min(1e-12).expand_as(means)
         return self._walked(origins, Mixture(means.unsqueeze(0), sigmas.unsqueeze(0), self.frame.log))
