@@ -16,6 +16,7 @@ from torch import Tensor
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2  # what a group of the prior is: the whole tensor, a row, or some columns
 _TILES = ((64, 128), (512, 16))  # rows and columns of a tile, for wide and for narrow tensors
 _NARROW = 32  # columns up to which a tensor is narrow
+_QUAD = 4  # neighbours that share a counter of the noise, and are loaded together
 _VECTOR = 128  # a vector is laid out in rows of this length
 _AT_ONCE = 24  # tensors per launch
 _ALIGNED = 64  # elements; every tensor starts at a multiple of this in a shared buffer
@@ -23,7 +24,7 @@ _LARGEST = 1 << 30  # elements of one tensor: places in it are 32-bit numbers
 _GROUPS = 16  # groups that one program of the second stage sums up
 
 FIELDS = ("first", "column_tiles", "rows", "columns", "numel", "counter", "padding", "padding_end", "kind", "group",
-          "rest", "partial", "flat", "low")  # fmt: skip
+          "rest", "partial", "flat", "low", "quads", "fold", "base")  # fmt: skip
 GROUP_FIELDS = ("first", "groups", "size", "group", "partial", "group_stride", "rest", "stride", "count")
 
 
@@ -76,6 +77,25 @@ class View(NamedTuple):
     groups: int
     rest: int
     """Neighbouring columns that belong to one group."""
+    fold: int = 1
+    """Rows of the tensor that lie in one row of the matrix."""
+
+    @property
+    def base(self) -> int:
+        """Columns of the tensor."""
+        return self.columns // self.fold
+
+    @property
+    def quads(self) -> int:
+        """Counters of the noise in one row."""
+        return -(-self.columns // _QUAD)
+
+    def folded(self) -> View:
+        """Two or four rows as one, where each of these then begins at a multiple of four elements."""
+        fold = _QUAD // math.gcd(self.columns, _QUAD)
+        if self.columns <= _NARROW or self.rows % fold:
+            return self
+        return self._replace(rows=self.rows // fold, columns=self.columns * fold, fold=fold)
 
     @classmethod
     def of(cls, shape: Sequence[int], group_dim: int | None) -> View:
@@ -97,7 +117,11 @@ class Launch(NamedTuple):
     which: tuple[int, ...]
     rows: int
     columns: int
+    vectors: bool
+    """Every row of every tensor is a number of whole quads."""
     tiles: int
+    places: Tensor
+    """Of each tile: its tensor, and its row and column among that one's tiles."""
     first_sum: int
     table: Tensor
     programs: int
@@ -136,7 +160,7 @@ class Drawn(NamedTuple):
 @lru_cache(maxsize=64)
 def plan(spec: Spec) -> Plan:
     """Kept, since a CUDA graph cannot make the tables while it is recorded."""
-    views = [View.of(s, g) for s, g in zip(spec.shapes, spec.group_dims, strict=True)]
+    views = [View.of(s, g).folded() for s, g in zip(spec.shapes, spec.group_dims, strict=True)]
     sizes = [math.prod(s) for s in spec.shapes]
     if max(sizes) > _LARGEST:
         name = spec.names[sizes.index(max(sizes))]
@@ -146,35 +170,40 @@ def plan(spec: Spec) -> Plan:
     counters = [0]
     for view in views:
         groups.append(groups[-1] + view.groups)
-        counters.append(counters[-1] + -(-view.rows // 4) * view.columns)
+        counters.append(counters[-1] + view.rows * view.quads)
     launches: list[Launch] = []
     sums = partials = 0
-    for rows, columns, which in _batches(spec, views):
-        lines, group_lines, tiles, programs = [], [], 0, 0
-        for k in which:
+    for rows, columns, vectors, which in _batches(spec, views, sizes):
+        lines, group_lines, places, tiles, programs = [], [], [], 0, 0
+        for j, k in enumerate(which):
             view = views[k]
             down, across = -(-view.rows // rows), -(-view.columns // columns)
             pad = spec.padding[k]
-            first, end = (-1, -1) if pad is None else (pad * view.columns, (pad + 1) * view.columns)
+            first, end = (-1, -1) if pad is None else (pad * view.base, (pad + 1) * view.base)
             low = int(spec.names[k] in spec.low)
             lines.append(
                 (tiles, max(across, 1), view.rows, view.columns, sizes[k], counters[k], first, end, view.kind,
-                 groups[k], view.rest, partials, offsets[k], low)
+                 groups[k], view.rest, partials, offsets[k], low, view.quads, view.fold, max(view.base, 1))
             )  # fmt: skip
             count, group_stride, rest, stride = {
                 WHOLE: (down * across, 0, 1, 1),
                 BY_ROW: (across, across, max(across, 1), 0),
-                BY_COLUMN: (down * view.rest, view.rest, view.rest, view.columns),
+                BY_COLUMN: (down * view.fold * view.rest, view.rest, view.rest, view.base),
             }[view.kind]
             group_size = sizes[k] // view.groups if view.groups else 0
             group_lines.append(
                 (programs, view.groups, group_size, groups[k], partials, group_stride, max(rest, 1), stride, count)
             )
             tiles += down * across
+            places.append(torch.cartesian_prod(torch.tensor([j]), torch.arange(down), torch.arange(across)))
             programs += -(-view.groups // _GROUPS)
-            partials += {WHOLE: down * across, BY_ROW: view.rows * across, BY_COLUMN: down * view.columns}[view.kind]
+            lines_of_sums = {WHOLE: down, BY_ROW: view.rows * view.fold, BY_COLUMN: down}[view.kind]
+            partials += lines_of_sums * (view.columns if view.kind == BY_COLUMN else across)
         tables = [torch.tensor(t, dtype=torch.int64, device=spec.device) for t in (lines, group_lines)]
-        launches.append(Launch(which, rows, columns, tiles, sums, tables[0], programs, sums + tiles, tables[1]))
+        where = torch.cat(places).to(spec.device, torch.int32)
+        launches.append(
+            Launch(which, rows, columns, vectors, tiles, where, sums, tables[0], programs, sums + tiles, tables[1])
+        )
         sums += tiles + programs
     constant = torch.tensor(_constant(spec.prior, sum(sizes)), dtype=torch.float64, device=spec.device)
     return Plan(
@@ -182,14 +211,16 @@ def plan(spec: Spec) -> Plan:
     )
 
 
-def _batches(spec: Spec, views: Sequence[View]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Tensors that one launch takes together: those of one tile shape, a limited number."""
+def _batches(spec: Spec, views: Sequence[View], sizes: Sequence[int]) -> list[tuple[int, int, bool, tuple[int, ...]]]:
+    """Tensors that one launch takes together: those of one tile shape, in whole quads or not, a limited number."""
     wide, narrow = spec.tiles
-    found = []
-    for tile, wanted in ((wide, False), (narrow, True)):
-        which = [k for k, v in enumerate(views) if (v.columns <= _NARROW) == wanted]
-        found += [(*tile, tuple(which[k : k + _AT_ONCE])) for k in range(0, len(which), _AT_ONCE)]
-    return found
+    kinds: dict[tuple[int, int, bool], list[int]] = {(*wide, True): [], (*wide, False): [], (*narrow, False): []}
+    for k, view in enumerate(views):
+        tile = narrow if view.columns <= _NARROW else wide
+        kinds[*tile, tile is wide and view.columns % _QUAD == 0 and sizes[k] % _QUAD == 0].append(k)
+    return [
+        (*kind, tuple(which[k : k + _AT_ONCE])) for kind, which in kinds.items() for k in range(0, len(which), _AT_ONCE)
+    ]
 
 
 def _aligned(sizes: Sequence[int]) -> tuple[list[int], int]:

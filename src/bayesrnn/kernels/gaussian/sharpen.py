@@ -21,10 +21,10 @@ from bayesrnn.kernels.gaussian.triton import (
     _ELEMENTS,
     _address,
     _allocate,
+    _element,
     _extent,
-    _normals,
+    _noise_of,
     _on,
-    _padded,
     _pick,
     _places,
     _tile,
@@ -33,68 +33,56 @@ from bayesrnn.kernels.gaussian.triton import (
 
 
 @triton.jit
-def _move_rows(
-    extent, phi_at, eta_at, g_at, theta_at, noise, row, column,
-    SIGMA: tl.constexpr, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """theta of one row of every quad, and its squared steps."""
-    place, exists = _places(extent, row, column)
-    eta = tl.load(eta_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    g = tl.load(g_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    phi = tl.load(phi_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    step = eta * g
-    theta = phi - step
-    if SIGMA > 0:
-        theta += SIGMA * _padded(extent, place, noise).to(COMPUTE)
-    tl.store(theta_at.to(tl.pointer_type(ELEMENT)) + place, theta.to(ELEMENT), mask=exists)
-    return step * step
-
-
-@triton.jit
 def _move(
-    seed, phis, etas, gradients, thetas, table, sums,
-    SIGMA: tl.constexpr, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr,
+    seed, phis, etas, gradients, thetas, table, tiles, sums,
+    SIGMA: tl.constexpr, ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, VECTORS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
-    k, line, down, _, column = _tile(table, C, N, F)
-    extent = _extent(line)
-    _, columns, _, _, _ = extent
-    phi_at, eta_at, g_at = _address(phis, k, N), _address(etas, k, N), _address(gradients, k, N)
-    theta_at = _address(thetas, k, N)
+    """One tile of theta, and its squared steps."""
+    k, line, down, tile_column = _tile(table, tiles, F)
+    extent = _extent(line, VECTORS)
+    phi_at = _element(_address(phis, k, N), ELEMENT, VECTORS)
+    eta_at = _element(_address(etas, k, N), ELEMENT, VECTORS)
+    g_at = _element(_address(gradients, k, N), ELEMENT, VECTORS)
+    theta_at = _element(_address(thetas, k, N), ELEMENT, VECTORS)
     first, number = tl.load(line + 5), tl.load(seed)
-    total = tl.zeros((R // 4, C), COMPUTE)
-    for step in range(STEPS):
-        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
-        n0, n1, n2, n3 = 0.0, 0.0, 0.0, 0.0
+    total = tl.zeros((R, C), COMPUTE)
+    for j in range(STEPS):
+        row = (down * STEPS + j) * R + tl.arange(0, R)
+        place, exists = _places(extent, row, tile_column * C + tl.arange(0, C))
+        eta = tl.load(eta_at + place, mask=exists, other=0.0).to(COMPUTE)
+        g = tl.load(g_at + place, mask=exists, other=0.0).to(COMPUTE)
+        phi = tl.load(phi_at + place, mask=exists, other=0.0).to(COMPUTE)
+        step = eta * g
+        theta = phi - step
         if SIGMA > 0:
-            n0, n1, n2, n3 = _normals(number, first + (quad[:, None] * columns + column[None, :]))
-        total += _move_rows(extent, phi_at, eta_at, g_at, theta_at, n0, 4 * quad, column, SIGMA, ELEMENT, COMPUTE)
-        total += _move_rows(extent, phi_at, eta_at, g_at, theta_at, n1, 4 * quad + 1, column, SIGMA, ELEMENT, COMPUTE)
-        total += _move_rows(extent, phi_at, eta_at, g_at, theta_at, n2, 4 * quad + 2, column, SIGMA, ELEMENT, COMPUTE)
-        total += _move_rows(extent, phi_at, eta_at, g_at, theta_at, n3, 4 * quad + 3, column, SIGMA, ELEMENT, COMPUTE)
+            theta += SIGMA * _noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
+        tl.store(theta_at + place, theta.to(ELEMENT), mask=exists)
+        total += step * step
     tl.store(sums + tl.program_id(0), tl.sum(tl.sum(total, 1), 0).to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["present"])
 def _move_back(
-    etas, gradients, d_thetas, present, d_etas, table, d_total,
-    ELEMENT: tl.constexpr, COMPUTE: tl.constexpr,
+    etas, gradients, d_thetas, present, d_etas, table, tiles, d_total,
+    ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, VECTORS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """d_eta = g (2 d_total eta g - d_theta)."""
-    k, line, down, _, column = _tile(table, C, N, F)
-    extent = _extent(line)
-    _, _, count, _, _ = extent
-    given = ((present >> k) & 1) * count
-    eta_at, g_at, d_at = _address(etas, k, N), _address(gradients, k, N), _address(d_thetas, k, N)
-    out = d_etas + tl.load(line + 12)
+    k, line, down, tile_column = _tile(table, tiles, F)
+    extent = _extent(line, VECTORS)
+    given = ((present >> k) & 1) * extent[2]
+    eta_at = _element(_address(etas, k, N), ELEMENT, VECTORS)
+    g_at = _element(_address(gradients, k, N), ELEMENT, VECTORS)
+    d_at = _element(_address(d_thetas, k, N), ELEMENT, VECTORS)
+    out = d_etas + tl.multiple_of(tl.load(line + 12), 4)
     weight = 2 * tl.load(d_total).to(COMPUTE)
-    for step in range(STEPS):
-        row = (down * STEPS + step) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, column)
-        eta = tl.load(eta_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-        g = tl.load(g_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-        d = tl.load(d_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
+    for j in range(STEPS):
+        row = (down * STEPS + j) * R + tl.arange(0, R)
+        place, exists = _places(extent, row, tile_column * C + tl.arange(0, C))
+        eta = tl.load(eta_at + place, mask=exists, other=0.0).to(COMPUTE)
+        g = tl.load(g_at + place, mask=exists, other=0.0).to(COMPUTE)
+        d = tl.load(d_at + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
         tl.store(out + place, (g * (weight * eta * g - d)).to(ELEMENT), mask=exists)
 
 
@@ -118,9 +106,10 @@ class _Sharpen(torch.autograd.Function):
         with _on(spec.device):
             for launch in made.launches:
                 if launch.tiles:
+                    own = [_pick(tensors, launch) for tensors in (phis, etas, given, thetas)]
                     _move[(launch.tiles,)](
-                        seed, _pick(phis, launch), _pick(etas, launch), _pick(given, launch), _pick(thetas, launch),
-                        launch.table, sums[launch.first_sum :], SIGMA=sigma0, **_compute(spec), **_tile_options(launch),
+                        seed, *own, launch.table, launch.places, sums[launch.first_sum :], SIGMA=sigma0,
+                        **_compute(spec), **_tile_options(launch, *own),
                     )  # fmt: skip
         ctx.spec, ctx.etas, ctx.gradients = spec, etas, given
         ctx.params, ctx.versions = params[count:], [p._version for p in params[count:]]
@@ -141,9 +130,10 @@ class _Sharpen(torch.autograd.Function):
             for launch in made.launches:
                 if launch.tiles:
                     present = sum(1 << j for j, k in enumerate(launch.which) if d_thetas[k] is not None)
+                    own = [_pick(tensors, launch) for tensors in (ctx.etas, ctx.gradients, given)]
                     _move_back[(launch.tiles,)](
-                        _pick(ctx.etas, launch), _pick(ctx.gradients, launch), _pick(given, launch), present, flat,
-                        launch.table, weight, **_compute(spec), **_tile_options(launch),
+                        *own, present, flat, launch.table, launch.places, weight, **_compute(spec),
+                        **_tile_options(launch, *own),
                     )  # fmt: skip
         d_etas = [
             flat[at : at + math.prod(shape)].view(shape) for at, shape in zip(made.offsets, spec.shapes, strict=True)

@@ -36,46 +36,66 @@ _WARPS = 8
 _AT_ONCE = 2048  # elements that a program has in its registers at a time
 
 
+# One instruction each on NVIDIA's chips; the interpreter and other chips have Triton's own functions.
+_HARDWARE = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
+
+
+@triton.jit
+def _instruction(x, NAME: tl.constexpr):
+    return tl.inline_asm_elementwise(NAME + " $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _log2(x):
+    """Error 2^-22, relative or absolute, whichever is larger; x is positive and not denormal."""
+    if x.dtype == tl.float32 and _HARDWARE:
+        return _instruction(x, "lg2.approx.ftz.f32")
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def _exp2(x):
+    if x.dtype == tl.float32 and _HARDWARE:
+        return _instruction(x, "ex2.approx.ftz.f32")
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def _inverse(x):
+    """1 / x, to 1 unit in the last place."""
+    if x.dtype == tl.float32 and _HARDWARE:
+        return _instruction(x, "rcp.approx.ftz.f32")
+    else:
+        return 1 / x
+
+
 @triton.jit
 def _exp(x):
-    """e^x for x <= 0, also where x is so low that the rounding of x log2(e) would show."""
+    """e^x for x <= 0. In float32 with a relative error of 2^-22 + |x| 2^-24, and 0 below the normal numbers."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     else:
-        k = tl.floor(x * 1.4426950408889634 + 0.5)
-        r = (x - k * 0.693359375) + k * 2.12194440e-4
-        return tl.exp(r) * tl.exp2(k)
-
-
-@triton.jit
-def _log(x):
-    """log x for ordinary positive numbers; the polynomial is log(1 + f) / f between sqrt(1/2) and sqrt(2), to 1e-7."""
-    if x.dtype == tl.float64:
-        return tl.log(x)
-    else:
-        bits = x.to(tl.int32, bitcast=True)
-        k = (bits - 0x3F3504F3) >> 23
-        f = (bits - (k << 23)).to(tl.float32, bitcast=True) - 1
-        p = 0.149774013 + f * (-0.142692582 + f * 0.0853331305)
-        p = 0.333341933 + f * (-0.250013522 + f * (0.199559334 + f * (-0.165779929 + f * p)))
-        return k.to(tl.float32) * 0.6931471805599453 + f * (1 + f * (-0.5 + f * p))
+        return _exp2(x * 1.4426950408889634)
 
 
 @triton.jit
 def _log1p_ratio(e):
-    """log(1 + e) / e for 0 <= e <= 1: 2 artanh(s) / e with s = e / (2 + e); right to the last digits where e vanishes.
+    """log(1 + e) / e for 0 <= e <= 1; right to the last digits where e vanishes.
 
-    In float32 artanh(s) / s is a polynomial in s^2 fitted on [0, 1/9], to 4e-9.
+    In float32 a polynomial, to 4e-8; in float64 2 artanh(s) / e with s = e / (2 + e).
     """
-    r = 1 / (2 + e)
-    t = (e * r) * (e * r)
     if e.dtype == tl.float64:
+        r = 1 / (2 + e)
+        t = (e * r) * (e * r)
         p = t * 0 + 1 / 35
         for j in tl.static_range(17):
             p = p * t + 1 / (33 - 2 * j)
         return 2 * r * p
     else:
-        return 2 * r * (1 + t * (0.333331608 + t * (0.200122976 + t * (0.139825789 + t * 0.140788892))))
+        p = -0.137538016 + e * (0.0792045221 + e * (-0.0300657861 + e * 0.00536482269))
+        return 1 + e * (-0.499996483 + e * (0.33321324 + e * (-0.248571634 + e * (0.191536546 + e * p))))
 
 
 @triton.jit
@@ -91,31 +111,50 @@ def _softplus(rho):
 def _pair(a, b):
     """Two normal numbers of two random words (Box and Muller 1958): radius from a, angle from b.
 
-    The angle is pi/2 (q + f): q the two upper bits of b, f in [-1/2, 1/2) the rest, where short series do for sine and
-    cosine.
+    The instructions for sine and cosine are right to 2^-20.5, absolutely; the radius to 2^-21, relatively, but for
+    one in a million that is below 0.002.
     """
     u = a.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    radius = tl.sqrt(-2 * _log(u))
-    q = b >> 30
-    x = (b << 2).to(tl.int32, bitcast=True).to(tl.float32) * 3.6572951981678990e-10
-    y = x * x
-    sine = x * (1 + y * (-1 / 6 + y * (1 / 120 + y * (-1 / 5040 + y * (1 / 362880)))))
-    cosine = 1 + y * (-1 / 2 + y * (1 / 24 + y * (-1 / 720 + y * (1 / 40320))))
-    odd = (q & 1) == 1
-    first = radius * tl.where(odd, sine, cosine)
-    second = radius * tl.where(odd, cosine, sine)
-    return tl.where((q == 1) | (q == 2), -first, first), tl.where(q >= 2, -second, second)
+    square = -1.3862943611198906 * _log2(u)
+    angle = b.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09  # from -pi to pi
+    if _HARDWARE:
+        radius = _instruction(tl.abs(square), "sqrt.approx.ftz.f32")
+        return radius * _instruction(angle, "cos.approx.ftz.f32"), radius * _instruction(angle, "sin.approx.ftz.f32")
+    else:
+        radius = tl.sqrt(tl.abs(square))
+        return radius * tl.cos(angle), radius * tl.sin(angle)
 
 
 @triton.jit
-def _normals(seed, counter):
-    """Four normal numbers for every counter: Philox4x32-10 (Salmon et al. 2011) with the seed as its key."""
-    low = counter.to(tl.uint32)
-    high = (counter >> 32).to(tl.uint32)
-    a, b, c, d = tl.philox(seed, low, high, low * 0, low * 0)
+def _philox(seed, counter):
+    """Four random words for every counter: Philox4x32-10 (Salmon et al. 2011) with the seed as its key.
+
+    Both halves of each product come from one multiplication, which `tl.philox` does not get from the compiler.
+    """
+    a = counter.to(tl.uint32)
+    b = (counter >> 32).to(tl.uint32)
+    c = a * 0
+    d = a * 0
+    key = seed.to(tl.uint32)
+    other = (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        first = a.to(tl.uint64) * 0xD2511F53
+        second = c.to(tl.uint64) * 0xCD9E8D57
+        a = (second >> 32).to(tl.uint32) ^ b ^ key
+        c = (first >> 32).to(tl.uint32) ^ d ^ other
+        b, d = second.to(tl.uint32), first.to(tl.uint32)
+        key = (key.to(tl.uint64) + 0x9E3779B9).to(tl.uint32)
+        other = (other.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
+    return a, b, c, d
+
+
+@triton.jit
+def _normals(seed, counter, R: tl.constexpr, C: tl.constexpr):
+    """Normal numbers (R, C), four neighbours for every counter (R, C / 4)."""
+    a, b, c, d = _philox(seed, counter)
     n0, n1 = _pair(a, b)
     n2, n3 = _pair(c, d)
-    return n0, n1, n2, n3
+    return tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(R, C)
 
 
 @triton.jit
@@ -136,124 +175,109 @@ def _address(pointers, k, N: tl.constexpr):
 
 
 @triton.jit
-def _tile(table, C: tl.constexpr, N: tl.constexpr, F: tl.constexpr):
-    """Which tensor, its line in the table, the tile's row and column among its tiles, and the columns (C,) it has."""
-    program = tl.program_id(0)
-    k = _which(table, program, N, F)
-    line = table + k * F
-    tile = program - tl.load(line).to(tl.int32)
-    across = tl.load(line + 1).to(tl.int32)
-    down = tile // across
-    tile_column = tile - down * across
-    return k, line, down, tile_column, tile_column * C + tl.arange(0, C)
+def _element(address, ELEMENT: tl.constexpr, VECTORS: tl.constexpr):
+    """A tensor's address as a pointer."""
+    pointer = address.to(tl.pointer_type(ELEMENT))
+    return tl.multiple_of(pointer, 16) if VECTORS else pointer
 
 
 @triton.jit
-def _extent(line):
-    """Rows, columns and elements of the tensor, and the places of its padding: no noise there."""
-    return (tl.load(line + 2).to(tl.int32), tl.load(line + 3).to(tl.int32), tl.load(line + 4).to(tl.int32),
+def _tile(table, tiles, F: tl.constexpr):
+    """Which tensor, its line in the table, and the tile's row and column among its tiles."""
+    own = tiles + 3 * tl.program_id(0)
+    k = tl.load(own)
+    return k, table + k * F, tl.load(own + 1), tl.load(own + 2)
+
+
+@triton.jit
+def _extent(line, VECTORS: tl.constexpr):
+    """Rows, columns, elements and quads in a row, and the places of its padding: no noise there."""
+    columns, count = tl.load(line + 3).to(tl.int32), tl.load(line + 4).to(tl.int32)
+    if VECTORS:
+        columns, count = tl.multiple_of(columns, 4), tl.multiple_of(count, 4)
+    return (tl.load(line + 2).to(tl.int32), columns, count, tl.load(line + 14).to(tl.int32),
             tl.load(line + 6).to(tl.int32), tl.load(line + 7).to(tl.int32))  # fmt: skip
 
 
 @triton.jit
 def _places(extent, row, column):
     """Places in the flat tensor (rows, columns), and which of them exist."""
-    rows, columns, count, _, _ = extent
+    rows, columns, count, _, _, _ = extent
     place = row[:, None] * columns + column[None, :]
     return place, (row[:, None] < rows) & (column[None, :] < columns) & (place < count)
 
 
 @triton.jit
-def _padded(extent, place, noise):
-    _, _, _, first, end = extent
-    return tl.where((place >= first) & (place < end), 0.0, noise)
+def _noise_of(extent, seed, first, row, tile_column, place, R: tl.constexpr, C: tl.constexpr):
+    """The noise (R, C) of these rows of a tile."""
+    _, _, _, quads, padding, padding_end = extent
+    quad = tile_column * (C // 4) + tl.arange(0, C // 4)
+    eps = _normals(seed, first + (row[:, None] * quads + quad[None, :]), R, C)
+    if padding_end > 0:
+        eps = tl.where((place >= padding) & (place < padding_end), 0.0, eps)
+    return eps
 
 
 @triton.jit
 def _mixture(square, WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr):
-    """Of a weight with this square: c and b with -log p = c - log(b), constants aside; f with d(-log p)/dw = f w."""
-    d = OFFSET + 0.5 * (WIDE - NARROW) * square  # log of the narrow component over the wide one
-    e = tl.exp(-tl.abs(d))
-    share = tl.where(d < 0, e, 1.0) / (1 + e)
-    return 0.5 * WIDE * square - tl.maximum(d, 0.0), 1 + e, WIDE + (NARROW - WIDE) * share
-
-
-@triton.jit
-def _draw_rows(
-    extent, mean_at, rho_at, theta_at, low, noise, row, column,
-    WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
-    ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """Draw one row of every quad: what the KL has of them beside -log(factor), factor, and their squares."""
-    place, exists = _places(extent, row, column)
-    mean = tl.load(mean_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    rho = tl.load(rho_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    eps = _padded(extent, place, noise).to(COMPUTE)
-    _, sigma, a = _softplus(rho)
-    theta = mean + sigma * eps
-    if low:
-        tl.store(theta_at.to(tl.pointer_type(LOW)) + place, theta.to(LOW), mask=exists)
-    else:
-        tl.store(theta_at.to(tl.pointer_type(ELEMENT)) + place, theta.to(ELEMENT), mask=exists)
-    term = tl.zeros_like(theta)
-    square = tl.zeros_like(theta)
-    if SUMS:
-        term -= tl.minimum(rho, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        square = theta * theta
-        if PRIOR == _NORMAL:
-            term += 0.5 * WIDE * (sigma * sigma + mean * mean)
-        else:
-            term -= 0.5 * eps * eps
-        if PRIOR == _WEIGHTS:
-            cost, b, _ = _mixture(square, WIDE, NARROW, OFFSET)
-            term += cost
-            a *= b
-        term = tl.where(exists, term, 0.0)
-        square = tl.where(exists, square, 0.0)
-        a = tl.where(exists, a, 1.0)
-    return term, a, square
+    """Of a weight with this square: the log of the narrow component over the wide one, d, and exp(-|d|)."""
+    d = OFFSET + 0.5 * (WIDE - NARROW) * square
+    return d, _exp(-tl.abs(d))
 
 
 @triton.jit
 def _forward(
-    seed, means, rhos, thetas, table, partials, sums,
+    seed, means, rhos, thetas, table, tiles, partials, sums,
     WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
-    ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
+    ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr, VECTORS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile, R rows at a time: theta = mean + sigma eps, its share of the KL, and its sums of squares by group."""
-    k, line, down, tile_column, column = _tile(table, C, N, F)
-    extent = _extent(line)
-    rows, columns, _, _, _ = extent
-    across, low, first = tl.load(line + 1).to(tl.int32), tl.load(line + 13) != 0, tl.load(line + 5)
-    kind, partial = tl.load(line + 8), partials + tl.load(line + 11)
-    mean_at, rho_at, theta_at = _address(means, k, N), _address(rhos, k, N), _address(thetas, k, N)
+    k, line, down, tile_column = _tile(table, tiles, F)
+    extent = _extent(line, VECTORS)
+    rows, columns = extent[0], extent[1]
+    across, first, low = tl.load(line + 1).to(tl.int32), tl.load(line + 5), tl.load(line + 13) != 0
+    kind, partial, fold = tl.load(line + 8), partials + tl.load(line + 11), tl.load(line + 15).to(tl.int32)
+    column = tile_column * C + tl.arange(0, C)
+    part = column // tl.load(line + 16).to(tl.int32)  # which of the rows that are folded into one
+    mean_at = _element(_address(means, k, N), ELEMENT, VECTORS)
+    rho_at = _element(_address(rhos, k, N), ELEMENT, VECTORS)
+    address = _address(thetas, k, N)
     number = tl.load(seed)
-    terms = tl.zeros((R // 4, C), COMPUTE)
-    squares = tl.zeros((R // 4, C), COMPUTE)
+    terms = tl.zeros((R, C), COMPUTE)
+    squares = tl.zeros((R, C), COMPUTE)
     for step in range(STEPS):
-        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
-        n0, n1, n2, n3 = _normals(number, first + (quad[:, None] * columns + column[None, :]))
-        t0, a0, q0 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n0, 4 * quad, column,
-                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-        t1, a1, q1 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n1, 4 * quad + 1, column,
-                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-        t2, a2, q2 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n2, 4 * quad + 2, column,
-                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-        t3, a3, q3 = _draw_rows(extent, mean_at, rho_at, theta_at, low, n3, 4 * quad + 3, column,
-                                WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        row = (down * STEPS + step) * R + tl.arange(0, R)
+        place, exists = _places(extent, row, column)
+        mean = tl.load(mean_at + place, mask=exists, other=0.0).to(COMPUTE)
+        rho = tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE)
+        eps = _noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
+        _e, sigma, a = _softplus(rho)
+        theta = mean + sigma * eps
+        if low:
+            tl.store(_element(address, LOW, VECTORS) + place, theta.to(LOW), mask=exists)
+        else:
+            tl.store(_element(address, ELEMENT, VECTORS) + place, theta.to(ELEMENT), mask=exists)
         if SUMS:
-            terms += (t0 + t1) + (t2 + t3) - _log((a0 * a1) * (a2 * a3))  # a quarter of the logarithms
+            square = tl.where(exists, theta * theta, 0.0)
+            term = -2 * tl.minimum(rho, 0.0, propagate_nan=tl.PropagateNan.ALL)  # twice its share
+            if PRIOR == _NORMAL:
+                term += WIDE * (sigma * sigma + mean * mean)
+            else:
+                term -= eps * eps
+            if PRIOR == _WEIGHTS:
+                d, rest = _mixture(square, WIDE, NARROW, OFFSET)
+                term += WIDE * square - 2 * tl.maximum(d, 0.0)
+                a *= 1 + rest
+            terms += tl.where(exists, term - 1.3862943611198906 * _log2(a), 0.0)
             if PRIOR == _GROUPS:
-                squares += (q0 + q1) + (q2 + q3)
+                squares += square
                 if kind == _BY_ROW:
-                    by_row = partial + tile_column + 4 * quad * across
-                    tl.store(by_row, tl.sum(q0, 1), mask=4 * quad < rows)
-                    tl.store(by_row + across, tl.sum(q1, 1), mask=4 * quad + 1 < rows)
-                    tl.store(by_row + 2 * across, tl.sum(q2, 1), mask=4 * quad + 2 < rows)
-                    tl.store(by_row + 3 * across, tl.sum(q3, 1), mask=4 * quad + 3 < rows)
+                    for j in range(fold):
+                        total = tl.sum(tl.where(part[None, :] == j, square, 0.0), 1)
+                        tl.store(partial + (row * fold + j) * across + tile_column, total, mask=row < rows)
     if SUMS:
-        tl.store(sums + tl.program_id(0), tl.sum(tl.sum(terms, 1), 0).to(tl.float64))
+        tl.store(sums + tl.program_id(0), 0.5 * tl.sum(tl.sum(terms, 1), 0).to(tl.float64))
         if PRIOR == _GROUPS:
             if kind == _BY_COLUMN:
                 tl.store(partial + down * columns + column, tl.sum(squares, 0), mask=column < columns)
@@ -303,115 +327,102 @@ def _total(sums, constant, out, count, B: tl.constexpr):
     tl.store(out, tl.sum(total, 0) + tl.load(constant))
 
 
-@triton.jit
-def _gradient_rows(
-    extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, noise, row, column, by_row, by_column, d_kl,
-    WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
-    ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """d_mean and d_rho of one row of every quad. by_row, by_column: coefficients of the groups, one of them zero."""
-    place, exists = _places(extent, row, column)
-    mean = tl.load(mean_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    rho = tl.load(rho_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists, other=0.0).to(COMPUTE)
-    eps = _padded(extent, place, noise).to(COMPUTE)
-    if low:
-        d = tl.load(theta_at.to(tl.pointer_type(LOW)) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
-    else:
-        d = tl.load(theta_at.to(tl.pointer_type(ELEMENT)) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
-    e, sigma, a = _softplus(rho)
-    inverse = 1 / ((1 + e) * a)
-    slope = tl.where(rho < 0, e, 1.0) * (inverse * a)
-    d_mean = d
-    if SUMS:
-        theta = mean + sigma * eps
-        if PRIOR == _GROUPS:
-            d_mean += (by_row[:, None] + by_column[None, :]) * theta
-        if PRIOR == _WEIGHTS:
-            _, _, factor = _mixture(theta * theta, WIDE, NARROW, OFFSET)
-            d_mean += d_kl * factor * theta
-        d_rho = slope * eps * d_mean
-        if PRIOR == _NORMAL:
-            d_mean += d_kl * WIDE * mean
-            d_rho += d_kl * WIDE * sigma * slope
-        d_rho -= d_kl * inverse
-    else:
-        d_rho = slope * eps * d_mean
-    tl.store(d_mean_at + place, d_mean.to(ELEMENT), mask=exists)
-    tl.store(d_rho_at + place, d_rho.to(ELEMENT), mask=exists)
-
-
 @triton.jit(do_not_specialize=["present"])
 def _backward(
-    seed, means, rhos, d_thetas, present, d_means, d_rhos, table, coefficients, d_kl,
+    seed, means, rhos, d_thetas, present, d_means, d_rhos, table, tiles, coefficients, d_kl,
     WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr, PRIOR: tl.constexpr, SUMS: tl.constexpr,
-    ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr,
+    ELEMENT: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr, VECTORS: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_mean and d_rho, with noise made again. Bit k of `present`: tensor k has a gradient."""
-    k, line, down, _, column = _tile(table, C, N, F)
-    extent = _extent(line)
-    rows, columns, count, _, _ = extent
+    k, line, down, tile_column = _tile(table, tiles, F)
+    extent = _extent(line, VECTORS)
+    rows, columns, count = extent[0], extent[1], extent[2]
     low, first, kind = tl.load(line + 13) != 0, tl.load(line + 5), tl.load(line + 8)
     given = ((present >> k) & 1) * count  # elements of a gradient, none or all
-    mean_at, rho_at, theta_at = _address(means, k, N), _address(rhos, k, N), _address(d_thetas, k, N)
-    d_mean_at, d_rho_at = d_means + tl.load(line + 12), d_rhos + tl.load(line + 12)
+    mean_at = _element(_address(means, k, N), ELEMENT, VECTORS)
+    rho_at = _element(_address(rhos, k, N), ELEMENT, VECTORS)
+    address = _address(d_thetas, k, N)
+    offset = tl.multiple_of(tl.load(line + 12), 4)
+    d_mean_at, d_rho_at = d_means + offset, d_rhos + offset
     number = tl.load(seed)
     g = tl.load(d_kl).to(COMPUTE)
-    by_column = tl.zeros((C,), COMPUTE)
+    column = tile_column * C + tl.arange(0, C)
+    base, fold = tl.load(line + 16).to(tl.int32), tl.load(line + 15).to(tl.int32)
+    part = column // base
     coefficient = coefficients + tl.load(line + 9)
-    with_rows = tl.where(kind == _BY_ROW, rows, 0)  # of one of the two nothing is loaded
-    with_columns = tl.where(kind == _BY_ROW, 0, columns)
+    by_column = tl.zeros((C,), COMPUTE)
     if SUMS and PRIOR == _GROUPS:
-        group = tl.where(kind == _BY_COLUMN, column // tl.load(line + 10).to(tl.int32), 0)
-        by_column = 2 * g * tl.load(coefficient + group, mask=column < with_columns, other=0.0)
+        group = tl.where(kind == _BY_COLUMN, (column - part * base) // tl.load(line + 10).to(tl.int32), 0)
+        wanted = tl.where(kind == _BY_ROW, 0, columns)
+        by_column = 2 * g * tl.load(coefficient + group, mask=column < wanted, other=0.0)
     for step in range(STEPS):
-        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
-        n0, n1, n2, n3 = _normals(number, first + (quad[:, None] * columns + column[None, :]))
-        c0 = tl.zeros((R // 4,), COMPUTE)
-        c1, c2, c3 = c0, c0, c0
-        if SUMS and PRIOR == _GROUPS:
-            c0 = 2 * g * tl.load(coefficient + 4 * quad, mask=4 * quad < with_rows, other=0.0)
-            c1 = 2 * g * tl.load(coefficient + 4 * quad + 1, mask=4 * quad + 1 < with_rows, other=0.0)
-            c2 = 2 * g * tl.load(coefficient + 4 * quad + 2, mask=4 * quad + 2 < with_rows, other=0.0)
-            c3 = 2 * g * tl.load(coefficient + 4 * quad + 3, mask=4 * quad + 3 < with_rows, other=0.0)
-        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n0, 4 * quad, column, c0,
-                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n1, 4 * quad + 1, column, c1,
-                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n2, 4 * quad + 2, column, c2,
-                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
-        _gradient_rows(extent, mean_at, rho_at, theta_at, d_mean_at, d_rho_at, given, low, n3, 4 * quad + 3, column, c3,
-                       by_column, g, WIDE, NARROW, OFFSET, PRIOR, SUMS, ELEMENT, LOW, COMPUTE)  # fmt: skip
+        row = (down * STEPS + step) * R + tl.arange(0, R)
+        place, exists = _places(extent, row, column)
+        mean = tl.load(mean_at + place, mask=exists, other=0.0).to(COMPUTE)
+        rho = tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE)
+        if low:
+            d = tl.load(_element(address, LOW, VECTORS) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
+        else:
+            d = tl.load(_element(address, ELEMENT, VECTORS) + place, mask=exists & (place < given), other=0.0).to(
+                COMPUTE
+            )
+        eps = _noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
+        e, sigma, a = _softplus(rho)
+        inverse = _inverse((1 + e) * a)
+        slope = tl.where(rho < 0, e, 1.0) * (inverse * a)
+        d_mean = d
+        d_rho = tl.zeros((R, C), COMPUTE)
+        if SUMS:
+            theta = mean + sigma * eps
+            if PRIOR == _GROUPS:
+                if kind == _BY_ROW:
+                    for j in range(fold):
+                        by_row = 2 * g * tl.load(coefficient + row * fold + j, mask=row < rows, other=0.0)
+                        d_mean += tl.where(part[None, :] == j, by_row[:, None], 0.0) * theta
+                else:
+                    d_mean += by_column[None, :] * theta
+            if PRIOR == _WEIGHTS:
+                log_odds, rest = _mixture(theta * theta, WIDE, NARROW, OFFSET)
+                share = tl.where(log_odds < 0, rest, 1.0) * _inverse(1 + rest)
+                d_mean += g * (WIDE + (NARROW - WIDE) * share) * theta
+            d_rho = slope * eps * d_mean
+            if PRIOR == _NORMAL:
+                d_mean += g * WIDE * mean
+                d_rho += g * WIDE * sigma * slope
+            d_rho -= g * inverse
+        else:
+            d_rho = slope * eps * d_mean
+        tl.store(d_mean_at + place, d_mean.to(ELEMENT), mask=exists)
+        tl.store(d_rho_at + place, d_rho.to(ELEMENT), mask=exists)
 
 
 @triton.jit
-def _noise_rows(extent, out, noise, row, column):
-    place, exists = _places(extent, row, column)
-    tl.store(out + place, _padded(extent, place, noise), mask=exists)
-
-
-@triton.jit
-def _noise(seed, outs, table, R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr):
+def _noise(
+    seed, outs, table, tiles,
+    VECTORS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
     """One tile of the noise itself."""
-    k, line, down, _, column = _tile(table, C, N, F)
-    extent = _extent(line)
-    _, columns, _, _, _ = extent
-    out = _address(outs, k, N).to(tl.pointer_type(tl.float32))
+    k, line, down, tile_column = _tile(table, tiles, F)
+    extent = _extent(line, VECTORS)
+    out = _element(_address(outs, k, N), tl.float32, VECTORS)
+    first, number = tl.load(line + 5), tl.load(seed)
     for step in range(STEPS):
-        quad = (down * STEPS + step) * (R // 4) + tl.arange(0, R // 4)
-        n0, n1, n2, n3 = _normals(tl.load(seed), tl.load(line + 5) + (quad[:, None] * columns + column[None, :]))
-        _noise_rows(extent, out, n0, 4 * quad, column)
-        _noise_rows(extent, out, n1, 4 * quad + 1, column)
-        _noise_rows(extent, out, n2, 4 * quad + 2, column)
-        _noise_rows(extent, out, n3, 4 * quad + 3, column)
+        row = (down * STEPS + step) * R + tl.arange(0, R)
+        place, exists = _places(extent, row, tile_column * C + tl.arange(0, C))
+        tl.store(out + place, _noise_of(extent, number, first, row, tile_column, place, R, C), mask=exists)
 
 
-def _tile_options(launch: Launch) -> dict[str, int]:
-    """A tile is worked on a few rows at a time, so that its numbers fit into registers."""
+def _tile_options(launch: Launch, *tensors: Sequence[Tensor]) -> dict[str, int]:
+    """A tile is worked on a few rows at a time, so that its numbers fit into registers.
+
+    Four neighbours are loaded at once where all of these tensors lie at multiples of 16 bytes.
+    """
     rows = min(launch.rows, max(4, _AT_ONCE // launch.columns))
+    vectors = launch.vectors and not any(t.data_ptr() & 15 for part in tensors for t in part)
     return {
-        "R": rows, "C": launch.columns, "STEPS": launch.rows // rows, "N": len(launch.which), "F": len(FIELDS),
-        "num_warps": _WARPS,
+        "VECTORS": vectors, "R": rows, "C": launch.columns, "STEPS": launch.rows // rows, "N": len(launch.which),
+        "F": len(FIELDS), "num_warps": _WARPS,
     }  # fmt: skip
 
 
@@ -419,7 +430,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _options(spec: Spec, launch: Launch, sums: bool) -> dict[str, Any]:
+def _options(spec: Spec, launch: Launch, sums: bool, *tensors: Sequence[Tensor]) -> dict[str, Any]:
     """The constants of the two kernels over weights."""
     prior = spec.prior
     wide = narrow = offset = 0.0
@@ -433,7 +444,7 @@ def _options(spec: Spec, launch: Launch, sums: bool) -> dict[str, Any]:
     return {
         "WIDE": wide, "NARROW": narrow, "OFFSET": offset, "PRIOR": _KINDS[prior.kind], "SUMS": sums,
         "ELEMENT": _ELEMENTS[spec.dtype], "LOW": _ELEMENTS[spec.low_dtype], "COMPUTE": compute,
-        **_tile_options(launch),
+        **_tile_options(launch, *tensors),
     }  # fmt: skip
 
 
@@ -489,9 +500,10 @@ class _Draw(torch.autograd.Function):
         with _on(spec.device):
             for launch in made.launches:
                 if launch.tiles:
+                    own = _pick(means, launch), _pick(rhos, launch), _pick(weights, launch)
                     _forward[(launch.tiles,)](
-                        seed, _pick(means, launch), _pick(rhos, launch), _pick(weights, launch), launch.table, partials,
-                        shares[launch.first_sum :], **_options(spec, launch, sums),
+                        seed, *own, launch.table, launch.places, partials, shares[launch.first_sum :],
+                        **_options(spec, launch, sums, *own),
                     )  # fmt: skip
                 if grouped and launch.programs:
                     _group[(launch.programs,)](
@@ -520,9 +532,10 @@ class _Draw(torch.autograd.Function):
             for launch in made.launches:
                 if launch.tiles:
                     present = sum(1 << j for j, k in enumerate(launch.which) if d_weights[k] is not None)
+                    own = _pick(means, launch), _pick(rhos, launch), _pick(given, launch)
                     _backward[(launch.tiles,)](
-                        ctx.seed, _pick(means, launch), _pick(rhos, launch), _pick(given, launch), present, d_means,
-                        d_rhos, launch.table, ctx.coefficients, scale, **_options(spec, launch, sums),
+                        ctx.seed, *own, present, d_means, d_rhos, launch.table, launch.places, ctx.coefficients, scale,
+                        **_options(spec, launch, sums, *own),
                     )  # fmt: skip
         used = [sums or d is not None for d in d_weights]
         parts = [
@@ -556,5 +569,6 @@ def noise(seed: Tensor, spec: Spec) -> list[Tensor]:
     with _on(spec.device):
         for launch in made.launches:
             if launch.tiles:
-                _noise[(launch.tiles,)](seed, _pick(outs, launch), launch.table, **_tile_options(launch))
+                own = _pick(outs, launch)
+                _noise[(launch.tiles,)](seed, own, launch.table, launch.places, **_tile_options(launch, own))
     return outs
