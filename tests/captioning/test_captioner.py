@@ -296,10 +296,11 @@ class TestTask:
 
 
 class TestDecoder:
-    @pytest.mark.parametrize("kind", ["bayes", "sharpened"])
+    @pytest.mark.parametrize("kind", ["bayes", "tied", "sharpened"])
     def test_a_drawn_copy_is_the_draw(self, inputs, kind):
         tokens, features = inputs
-        model = bayesian() if kind == "bayes" else br.PosteriorSharpening(bayesian())
+        model = bayesian(captioner(tied=kind == "tied"))
+        model = br.PosteriorSharpening(model) if kind == "sharpened" else model
         model.eval()
         with br.draw(getattr(model, "q", model), seed=8):
             expected, _ = model(tokens, features=features)
@@ -307,6 +308,21 @@ class TestDecoder:
         assert copy is not model
         torch.testing.assert_close(copy(tokens, features=features)[0], expected)
         assert caption_search.drawn(model, None) is model
+
+    def test_weights_and_units_of_a_draw_together(self, inputs):
+        """Bayes by Backprop with dropout of units: the copy has drawn weights, and masks that are held word by word."""
+        tokens, features = inputs
+        model = bayesian(captioner(image_dropout=0.5, output_dropout=0.3)).eval()
+        copy = caption_search.drawn(model, Draw(8))
+        with caption_search.holding(copy, Draw(8)):
+            one, state = copy(tokens[:2], features=features)
+            two, _ = copy(tokens[2:], state)
+        found = torch.cat([one, two])
+        with caption_search.holding(copy, None):
+            without, _ = copy(tokens, features=features)
+        assert not torch.allclose(found, without)
+        with br.draw(copy, seed=8):
+            torch.testing.assert_close(copy(tokens, features=features)[0], found)
 
     def test_beams_of_an_image_share_its_noise(self):
         model = captioner(**VARIATIONAL).eval()
