@@ -68,6 +68,8 @@ class Step:
         if settings.average_from is not None:
             self.moments["average"] = _zeros(both)
             self.moments["averaged"] = [torch.zeros((), device=device)]
+        # plain SGD with clipping: one kernel over all parameters on CUDA
+        self.fused = self.on_cuda and not self.moments.keys() - {"average", "averaged"} and not settings.l2
         self.pieces: list[Callable[[], object]] = [self._work]
         if self.ranks.several:
             self.flat = torch.zeros(sum(p.numel() for p in both), dtype=both[0].dtype, device=device)
@@ -166,25 +168,21 @@ class Step:
     @torch.no_grad()
     def _apply(self, gradients: list[Tensor]) -> None:
         main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
-        fused = self.on_cuda and not self.moments.keys() - {"average", "averaged"} and not self.settings.l2
-        if fused:
-            step = kernels.kernel("update", self.device.type)
-            settings = self.settings
+        # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
+        rows = self.task.batch_size / self.ranks.count
+        if self.fused:
+            step, settings = kernels.kernel("update", self.device.type), self.settings
             norm = step(self.params, main, rate=self.lr, clip=settings.clip, decay=settings.weight_decay)
+            if extra:
+                step(self.etas, extra, rate=self.lr / rows**2, clip=self.eta_clip * rows)
+            if "average" in self.moments:
+                self._average(self.params + self.etas)
         else:
             main, norm = _clipped(main, self.settings.clip)
-        if extra:
-            # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
-            rows = self.task.batch_size / self.ranks.count
-            extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
-            torch._foreach_div_(extra, rows)
-        if not fused:
+            if extra:
+                extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
+                torch._foreach_div_(extra, rows)
             self._update(self.params + self.etas, main + extra)
-        elif extra:
-            torch._foreach_mul_(extra, self.lr)
-            torch._foreach_sub_(self.etas, extra)
-        if fused and "average" in self.moments:
-            self._average(self.params + self.etas)
         self.totals[-1].add_(norm.double())
 
     def _noise(self) -> AbstractContextManager[Any]:

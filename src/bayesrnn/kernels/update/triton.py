@@ -23,28 +23,35 @@ _AT_ONCE = 48  # tensors per launch
 
 
 @triton.jit
-def _place(table, N: tl.constexpr, B: tl.constexpr):
-    """The tensor of this program, the elements of its block, and which of them exist."""
-    program = tl.program_id(0)
-    k = 0
-    for j in tl.static_range(1, N):
-        k += (program >= tl.load(table + 2 * j)).to(tl.int32)
-    at = (program - tl.load(table + 2 * k).to(tl.int32)) * B + tl.arange(0, B)
-    return k, at, at < tl.load(table + 2 * k + 1)
+def _place(blocks, program, B: tl.constexpr):
+    """The tensor of this block, the block's elements, and how many of its tensor's there are from its first on."""
+    own = blocks + 3 * program
+    return tl.load(own), tl.load(own + 1) * B + tl.arange(0, B), tl.load(own + 2)
 
 
 @triton.jit
-def _select(pointers, k, N: tl.constexpr, ELEMENT: tl.constexpr):
+def _select(pointers, k, N: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
     found = pointers[0].to(tl.int64)
     for j in tl.static_range(1, N):
         found = tl.where(k == j, pointers[j].to(tl.int64), found)
-    return found.to(tl.pointer_type(ELEMENT))
+    pointer = found.to(tl.pointer_type(ELEMENT))
+    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
 
 
 @triton.jit
-def _squares(gradients, table, sums, N: tl.constexpr, B: tl.constexpr, ELEMENT: tl.constexpr):
-    k, at, exists = _place(table, N, B)
-    g = tl.load(_select(gradients, k, N, ELEMENT) + at, mask=exists, other=0.0).to(tl.float32)
+def _load(pointer, left, B: tl.constexpr):
+    """A block; without a mask where it is whole, so that neighbours are loaded together."""
+    if left >= B:
+        found = tl.load(pointer).to(tl.float32)
+    else:
+        found = tl.load(pointer, mask=tl.arange(0, B) < left, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _squares(gradients, blocks, sums, N: tl.constexpr, B: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
+    k, at, left = _place(blocks, tl.program_id(0), B)
+    g = _load(_select(gradients, k, N, ELEMENT, ALIGNED) + at, left, B)
     tl.store(sums + tl.program_id(0), tl.sum(g * g, 0).to(tl.float64))
 
 
@@ -65,14 +72,19 @@ def _scale(sums, rate, out, count, CLIP: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _step(
-    weights, gradients, table, scale,
-    DECAY: tl.constexpr, N: tl.constexpr, B: tl.constexpr, ELEMENT: tl.constexpr,
+    weights, gradients, blocks, scale,
+    DECAY: tl.constexpr, N: tl.constexpr, B: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    k, at, exists = _place(table, N, B)
-    place = _select(weights, k, N, ELEMENT) + at
-    w = tl.load(place, mask=exists, other=0.0).to(tl.float32)
-    g = tl.load(_select(gradients, k, N, ELEMENT) + at, mask=exists, other=0.0).to(tl.float32)
-    tl.store(place, (w - tl.load(scale + 1) * g - DECAY * w).to(ELEMENT), mask=exists)
+    # from the last block to the first: the gradients that were read last are still in the cache
+    k, at, left = _place(blocks, tl.num_programs(0) - 1 - tl.program_id(0), B)
+    place = _select(weights, k, N, ELEMENT, ALIGNED) + at
+    w = _load(place, left, B)
+    g = _load(_select(gradients, k, N, ELEMENT, ALIGNED) + at, left, B)
+    new = (w - tl.load(scale + 1) * g - DECAY * w).to(ELEMENT)
+    if left >= B:
+        tl.store(place, new)
+    else:
+        tl.store(place, new, mask=tl.arange(0, B) < left)
 
 
 class _Launch(NamedTuple):
@@ -80,7 +92,8 @@ class _Launch(NamedTuple):
     tensors: int
     blocks: int
     first_sum: int
-    table: Tensor
+    places: Tensor
+    """Of each block: its tensor, its number there, and the elements from its first on."""
 
 
 @lru_cache(maxsize=64)
@@ -88,17 +101,23 @@ def _plan(sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[_Launch, 
     """Kept, since a CUDA graph cannot make the tables while it is recorded."""
     launches, total = [], 0
     for first in range(0, len(sizes), _AT_ONCE):
-        lines, blocks = [], 0
-        for n in sizes[first : first + _AT_ONCE]:
-            lines.append((blocks, n))
-            blocks += -(-n // _BLOCK)
-        table = torch.tensor(lines, dtype=torch.int64, device=device)
-        launches.append(_Launch(first, len(lines), blocks, total, table))
-        total += blocks
+        part = sizes[first : first + _AT_ONCE]
+        lines = [torch.empty(0, 3, dtype=torch.int64)]
+        for k, n in enumerate(part):
+            number = torch.arange(-(-n // _BLOCK))
+            lines.append(torch.stack([torch.full_like(number, k), number, n - number * _BLOCK], 1))
+        places = torch.cat(lines)
+        launches.append(_Launch(first, len(part), len(places), total, places.to(device, torch.int32)))
+        total += len(places)
     return tuple(launches), total
 
 
 _ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def _aligned(tensors: Sequence[Tensor]) -> bool:
+    """Whether all lie at multiples of 16 bytes, so that four neighbours can be loaded at once."""
+    return not any(t.data_ptr() & 15 for t in tensors)
 
 
 def clipped_step(
@@ -117,20 +136,20 @@ def clipped_step(
     element = _ELEMENTS[params[0].dtype]
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         for launch in launches:
-            part = tuple(dense[launch.first : launch.first + launch.tensors])
+            part = dense[launch.first : launch.first + launch.tensors]
             if launch.blocks:
                 _squares[(launch.blocks,)](
-                    part, launch.table, sums[launch.first_sum :], N=launch.tensors, B=_BLOCK, ELEMENT=element,
-                    num_warps=8,
+                    tuple(part), launch.places, sums[launch.first_sum :], N=launch.tensors, B=_BLOCK, ELEMENT=element,
+                    ALIGNED=_aligned(part), num_warps=8,
                 )  # fmt: skip
         _scale[(1,)](sums, rate, scale, blocks, CLIP=clip, B=1024, num_warps=8)
         for launch in launches:
-            own = tuple(p.detach() for p in params[launch.first : launch.first + launch.tensors])
-            part = tuple(dense[launch.first : launch.first + launch.tensors])
+            own = [p.detach() for p in params[launch.first : launch.first + launch.tensors]]
+            part = dense[launch.first : launch.first + launch.tensors]
             if launch.blocks:
                 _step[(launch.blocks,)](
-                    own, part, launch.table, scale, DECAY=decay, N=launch.tensors, B=_BLOCK, ELEMENT=element,
-                    num_warps=8,
+                    tuple(own), tuple(part), launch.places, scale, DECAY=decay, N=launch.tensors, B=_BLOCK,
+                    ELEMENT=element, ALIGNED=_aligned([*own, *part]), num_warps=8,
                 )  # fmt: skip
     torch.autograd.graph.increment_version(list(params))
     return scale[0]
