@@ -191,13 +191,44 @@ def test_seeds_of_one_setting_are_one_column(tmp_path):
 def test_other_tasks(tmp_path):
     text, pictures = page_of(tmp_path, SENTIMENT, DIGITS, FORECAST)
     ids = Reader(text).ids
-    assert {"coverage", "selective"} <= set(ids)
-    assert {"curve-valid-rmse.png", "curve-valid-error.png", "curve-valid-crps.png", "coverage.png"} <= set(pictures)
+    assert {"sentiment-coverage", "sentiment-selective", "forecast-coverage"} <= set(ids)
+    curves = {"sentiment-curve-valid-rmse.png", "digits-curve-valid-error.png", "forecast-curve-valid-crps.png"}
+    assert curves | {"sentiment-coverage.png", "forecast-coverage.png"} <= set(pictures)
     assert "90% intervals hold 91.0%" in text
     assert "90% intervals hold 93.0%" in text
     assert "test error 1.6 (paper 1.36)" in text
     assert "end: test RMSE" in text
-    assert "curve-kl.png" in pictures  # of the digits, not of the reviews, whose KL is nothing
+    assert "digits-curve-kl.png" in pictures
+    assert "sentiment-curve-kl.png" not in pictures  # of the digits, not of the reviews, whose KL is nothing
+
+
+def test_tasks_are_chapters_and_are_not_compared(tmp_path):
+    """Captions have a perplexity too; it is not the better for being lower than that of newspapers."""
+    captions = record(recipe="caption-bbb", settings={"task": "captioning", "description": "of images"})
+    captions["metrics"] = {"valid_perplexity": 15.0, "test_perplexity": 16.0}
+    plain = record(recipe="plain", settings={**record()["settings"], "model": {"hidden": 9}})
+    plain["metrics"] = {"valid_perplexity": 120.0, "test_perplexity": 118.0}
+    text, pictures = page_of(tmp_path, record(), captions, plain)
+    page = Reader(text)
+    assert re.findall(r'<h2 class="chapter">(.*?)</h2>', text) == ["Language", "Captioning"]
+    assert [key for key in page.ids if key.endswith("-measures")] == ["language-measures", "captioning-measures"]
+    assert text.count('class="best"') == 2  # of the two language models, in both rows
+    assert {"language-curve-valid-perplexity.png", "captioning-curve-valid-perplexity.png"} <= set(pictures)
+    assert "caption-bbb: of images" in text
+    assert "<h2 id=" not in text
+    elsewhere, _ = page_of(tmp_path, record(), {**plain, "data": "other"})
+    assert 'class="best"' not in elsewhere
+    assert 'class="chapter"' not in elsewhere
+
+
+def test_more_runs_than_colours_are_still_told_apart():
+    names = [f"run {k}" for k in range(30)]
+    looks = [figures.look(name, dict.fromkeys(names), names) for name in names]
+    assert len({(look["color"], str(look["linestyle"]), look["marker"]) for look in looks}) == 30
+    for a in looks:
+        for b in looks:
+            if a is not b and a["color"] == b["color"]:
+                assert a["linestyle"] != b["linestyle"]
 
 
 def test_a_task_that_is_not_known_here(tmp_path):

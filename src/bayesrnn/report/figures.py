@@ -17,12 +17,16 @@ _SIZE = (4.6, 3.3)
 
 
 def look(name: str, named: Mapping[str, Any], order: Sequence[str] | None) -> dict[str, Any]:
-    """Colour, line and marker of a name: by its place in ``order``, so that it looks the same in every plot."""
+    """Colour, line and marker of a name: by its place in ``order``, so that it looks the same in every plot.
+
+    A colour that comes again, with the seventh name, comes with another line and another marker.
+    """
     index = list(order if order is not None and name in order else named).index(name)
+    again = index // len(COLOURS)
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "linestyle": STYLES[index % len(STYLES)],
-        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": STYLES[(index + again) % len(STYLES)],
+        "marker": MARKERS[(index + 2 * again) % len(MARKERS)],
     }
 
 
@@ -50,6 +54,8 @@ def _legend(made: "Figure", axes: "Axes") -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         short = [label if len(label) <= 46 else label[:45] + "…" for label in labels]
+        width, height = made.get_size_inches()
+        made.set_size_inches(width, height + 0.18 * max(0, len(short) - 3))  # the plot keeps its room
         made.legend(handles, short, loc="outside upper left", ncols=1, frameon=False, fontsize=8.5, handlelength=3)
 
 

@@ -16,16 +16,18 @@ _LINES = (0, 1, 2, 3, 5)
 
 _STYLE = """
 <style>
+.chapter { font-size: 1.35rem; border-top: 2px solid var(--line); padding-top: 1.2rem; margin-top: 3rem; }
+h3 { margin-top: 2rem; }
 nav ul { display: flex; flex-wrap: wrap; gap: .2rem .9rem; padding: 0; list-style: none; }
-nav a { color: inherit; display: inline-block; padding: .25rem 0; }
+nav a, nav strong { color: inherit; display: inline-block; padding: .25rem 0; }
 a:focus-visible, summary:focus-visible, .wide:focus-visible { outline: 3px solid #0060A8; outline-offset: 2px; }
 .figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); }
 .figures figure { margin: 0; }
 section > figure { max-width: 34rem; }
 .wide td { min-width: 4.5rem; }
 .wide thead th:first-child, .wide tbody th { position: sticky; left: 0; background: var(--paper); text-align: left;
-  min-width: 8.5rem; max-width: 18rem; white-space: normal; overflow-wrap: break-word; padding-left: 0; }
-.text td { max-width: 20rem; overflow-wrap: anywhere; }
+  min-width: min(15rem, 36vw); max-width: 18rem; white-space: normal; overflow-wrap: break-word; padding-left: 0; }
+.text td { min-width: 7.5rem; max-width: 20rem; overflow-wrap: break-word; }
 .figure { white-space: nowrap; }
 .paper { color: var(--soft); font-size: .85rem; white-space: nowrap; }
 .best { font-weight: 700; }
@@ -49,37 +51,63 @@ def build(groups: Sequence[Group], measured: Mapping[str, Measured], *, title: s
         groups: what to compare, in order.
         measured: by the labels of groups, what was computed from weights; may be empty.
     """
-    page = Page()
-    for section in (
-        sections.summary,
-        sections.curves,
-        sections.measures,
-        uncertain.reliability,
-        uncertain.coverage,
-        uncertain.selective,
-        uncertain.entropy_gap,
-        uncertain.signal_to_noise,
-        uncertain.pruning,
-        uncertain.patterns,
-        uncertain.words,
-        sections.configuration,
-        sections.environment,
-    ):
-        section(page, groups, measured)
-    links = "".join(f'<li><a href="#{key}">{html.escape(name)}</a></li>' for key, name, _ in page.sections)
-    body = [
-        f'<meta name="generator" content="{GENERATOR}">',
-        _style(),
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav>',
-        *(
-            f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{html.escape(name)}</h2>\n'
-            f"{content}\n</section>"
-            for key, name, content in page.sections
-        ),
-    ]
+    chapters = _chapters(groups, measured)
+    several = len(chapters) > 1
+    body = [f'<meta name="generator" content="{GENERATOR}">', _style(), '<nav aria-label="Sections">']
+    body += [_links(page) for page in chapters]
+    body.append("</nav>")
+    for page in chapters:
+        if several:
+            body.append(f'<h2 class="chapter">{html.escape(page.chapter.capitalize())}</h2>')
+        body += [_section(*section, level=3 if several else 2) for section in page.sections]
     count = sum(len(group.runs) for group in groups)
     footer = f"Made by bayesrnn report from {count} run{'s' if count > 1 else ''}."
-    return pages.page(title, body, footer=footer), page.pictures
+    pictures = {name: png for page in chapters for name, png in page.pictures.items()}
+    return pages.page(title, body, footer=footer), pictures
+
+
+_SECTIONS = (
+    sections.summary,
+    sections.curves,
+    sections.measures,
+    uncertain.reliability,
+    uncertain.coverage,
+    uncertain.selective,
+    uncertain.entropy_gap,
+    uncertain.signal_to_noise,
+    uncertain.pruning,
+    uncertain.patterns,
+    uncertain.words,
+    sections.configuration,
+    sections.environment,
+)
+
+
+def _chapters(groups: Sequence[Group], measured: Mapping[str, Measured]) -> list[Page]:
+    """One for each task: figures of different tasks have nothing to say to each other."""
+    tasks = list(dict.fromkeys(group.first.task for group in groups))
+    made = []
+    for number, task in enumerate(tasks, 1):
+        page = Page((task or f"task {number}") if len(tasks) > 1 else "")
+        own = [group for group in groups if group.first.task == task]
+        known = {group.label: measured[group.label] for group in own if group.label in measured}
+        for section in _SECTIONS:
+            section(page, own, known)
+        made.append(page)
+    return made
+
+
+def _links(page: Page) -> str:
+    items = "".join(f'<li><a href="#{key}">{html.escape(name)}</a></li>' for key, name, _ in page.sections)
+    first = f"<li><strong>{html.escape(page.chapter.capitalize())}</strong></li>" if page.chapter else ""
+    return f"<ul>{first}{items}</ul>"
+
+
+def _section(key: str, name: str, content: str, *, level: int) -> str:
+    if level == 3:
+        content = content.replace("<h3>", "<h4>").replace("</h3>", "</h4>")
+    heading = f'<h{level} id="{key}-title">{html.escape(name)}</h{level}>'
+    return f'<section id="{key}" aria-labelledby="{key}-title">{heading}\n{content}\n</section>'
 
 
 def _style() -> str:

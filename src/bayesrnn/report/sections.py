@@ -92,7 +92,8 @@ def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measure
 
     keys.sort(key=place)
     lowest = {}
-    for key in (k for k in first if k in keys):
+    same_data = len({str(g.first.environment.get("data")) for g in groups}) == 1
+    for key in (k for k in first if k in keys and same_data):
         means = [statistics.fmean(g.values(key)) if g.values(key) else math.inf for g in groups]
         if sum(math.isfinite(m) for m in means) > 1:
             lowest[key] = means.index(min(means))
@@ -112,15 +113,18 @@ def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measure
         return
     head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
     table = f'<table><thead><tr><th scope="col">measure</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    note = "Of several seeds: mean ± standard deviation. Bold: the lowest of the row, where lower is better."
+    note = "Of several seeds: mean ± standard deviation."
+    if lowest:
+        note += " Bold: the lowest of the row, where lower is better."
     page.add("measures", "Measures", pages.wide(table), pages.paragraphs(note))
 
 
 def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
     settings = [flat(g.first.settings) for g in groups]
     keys = list(dict.fromkeys(k for one in settings for k in one))
-    differing = [k for k in keys if len({repr(one.get(k)) for one in settings}) > 1]
-    parts = []
+    differing = [k for k in keys if k != "description" and len({repr(one.get(k)) for one in settings}) > 1]
+    described = [f"{g.label}: {text}" for g in groups if isinstance(text := g.first.settings.get("description"), str)]
+    parts = [pages.bullets(described)] if described else []
     if len(groups) > 1:
         parts.append(pages.paragraphs("What differs:" if differing else "All settings are the same."))
     else:
