@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 
-from bayesrnn.data.frames import Cut, Frame, choose_lag, gather, linear, ridge_weights, season_of
+from bayesrnn.data.frames import (
+    Cut,
+    Frame,
+    _blocks,
+    _linear_error,
+    choose_lag,
+    gather,
+    linear,
+    ridge_weights,
+    season_of,
+)
+from bayesrnn.data.series import mauna_loa
 from bayesrnn.errors import UserError
 
 
@@ -169,6 +180,33 @@ def test_the_lag_that_a_linear_model_likes():
     assert choose_lag(noise.cumsum(0) * 5 + torch.arange(400).double().view(-1, 1, 1), cut, (0, 1), **options) == 1
     assert choose_lag(noise, cut, (0, 1), **options) == 0
     assert choose_lag(noise, cut, (0, 300), **options) == 0  # a season that is too long is left aside
+
+
+def test_one_block_does_not_decide_on_the_lag():
+    """Of carbon dioxide up to 1995 levels happen to forecast the validation part best; over all blocks they do not."""
+    series = torch.from_numpy(mauna_loa().values).unsqueeze(1)[:447]
+    cut = Cut.of(447, valid=0.15, test=0.15, window=24, horizon=6)
+    options = {"window": 24, "horizon": 6, "log": False}
+    frames = {lag: Frame.fit(series, cut, lag=lag, **options) for lag in (0, 1, 12)}
+    alone = {lag: _linear_error(series, cut, frame, 1.0) for lag, frame in frames.items()}
+    assert min(alone, key=lambda lag: alone[lag]) == 0
+    assert choose_lag(series, cut, (0, 1, 12), **options) == 12
+    series[cut.valid :] = 0.0
+    assert choose_lag(series, cut, (0, 1, 12), **options) == 12  # the test part is not looked at
+
+
+def test_a_short_series_is_judged_by_its_validation_part():
+    chosen = set()
+    for seed in range(4):
+        source = torch.Generator().manual_seed(seed)
+        short = torch.randn(60, 1, 1, generator=source, dtype=torch.float64).cumsum(0)
+        cut, options = Cut(40, 50, 60), {"window": 4, "horizon": 5, "log": False}
+        assert _blocks(cut, 5) == []
+        alone = {lag: _linear_error(short, cut, Frame.fit(short, cut, lag=lag, **options), 1.0) for lag in (0, 1)}
+        best = min(alone, key=lambda lag: alone[lag])
+        assert choose_lag(short, cut, (0, 1), **options) == best
+        chosen.add(best)
+    assert chosen == {0, 1}
 
 
 def test_ridge_is_least_squares_where_nothing_is_penalised():

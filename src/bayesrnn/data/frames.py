@@ -5,6 +5,7 @@ frame = Frame.fit(values, cut, window=24, horizon=4, lag=1)
 x, y = frame.windows(values, origins), frame.targets(values, origins)
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from bayesrnn.errors import UserError
 _LEAST = 20  # training windows
 _SOME = 5  # validation and test windows
 _RIDGE_WINDOWS = 20_000
+_FOLDS = 6  # blocks that decide on the lag
 
 
 @dataclass(frozen=True)
@@ -206,23 +208,52 @@ def season_of(target: Tensor, cut: Cut, suggested: int) -> int:
 def choose_lag(
     values: Tensor, cut: Cut, lags: Sequence[int], *, window: int, horizon: int, log: bool, ridge: float = 1.0
 ) -> int:
-    """The lag with which a linear autoregression of the same window forecasts the validation part best."""
-    errors = {}
-    for lag in lags:
+    """The lag with which a linear autoregression of the same window forecasts best; the test part is not used.
+
+    The second half of what lies before the test part is forecast in blocks, each from all that comes before it. One
+    block alone may favour levels by chance, and a series that drifts is then forecast where nothing was learnt. Where
+    the blocks would be too short, the validation part decides.
+    """
+
+    def errors(cut: Cut, lags: Sequence[int]) -> dict[int, float]:
+        found = {}
+        for lag in lags:
+            try:
+                frame = Frame.fit(values[: cut.valid], cut, window=window, horizon=horizon, lag=lag, log=log)
+            except UserError:
+                if lag == 0:
+                    raise
+                continue  # a season that the series is too short for
+            found[lag] = _linear_error(values[: cut.valid], cut, frame, ridge)
+        return found
+
+    whole = errors(cut, lags)
+    totals = dict.fromkeys(whole, 0.0)
+    for block in _blocks(cut, horizon):
         try:
-            frame = Frame.fit(values, cut, window=window, horizon=horizon, lag=lag, log=log)
+            found = errors(block, list(whole))
         except UserError:
-            if lag == 0:
-                raise
-            continue  # a season that the series is too short for
-        train = _long(cut.origins("train", first=frame.first, horizon=horizon))
-        train = train[:: -(-len(train) // _RIDGE_WINDOWS)]
-        valid = _long(cut.origins("valid", first=frame.first, horizon=horizon))
-        x, y = (frame.windows(values, train), frame.targets(values, train))
-        weights = ridge_weights(x, y, ridge)
-        error = frame.targets(values, valid) - linear(frame.windows(values, valid), weights)
-        errors[lag] = float((error * values.new_tensor(frame.target_spread)).square().mean())
-    return min(errors, key=lambda lag: errors[lag])
+            continue
+        if found.keys() == whole.keys():
+            totals = {lag: totals[lag] + error for lag, error in found.items()}
+    best = totals if any(totals.values()) else whole
+    return min(best, key=lambda lag: best[lag])
+
+
+def _blocks(cut: Cut, horizon: int) -> list[Cut]:
+    """Cuts whose validation parts are, one after the other, the second half of what lies before the test part."""
+    ends = [cut.valid * (_FOLDS + k) // (2 * _FOLDS) for k in range(_FOLDS + 1)]
+    return [Cut(a, b, b) for a, b in itertools.pairwise(ends) if b - a > horizon]
+
+
+def _linear_error(values: Tensor, cut: Cut, frame: Frame, ridge: float) -> float:
+    """Mean square on the validation part of a linear model of the training part."""
+    train = _long(cut.origins("train", first=frame.first, horizon=frame.horizon))
+    train = train[:: -(-len(train) // _RIDGE_WINDOWS)]
+    valid = _long(cut.origins("valid", first=frame.first, horizon=frame.horizon))
+    weights = ridge_weights(frame.windows(values, train), frame.targets(values, train), ridge)
+    error = frame.targets(values, valid) - linear(frame.windows(values, valid), weights)
+    return float((error * values.new_tensor(frame.target_spread)).square().mean())
 
 
 def ridge_weights(x: Tensor, y: Tensor, ridge: float) -> Tensor:
