@@ -153,19 +153,22 @@ def _direction(
     gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
     run = kernels.kernel(cell, x.device.type, **_facts(module, state, noise, sizes))
     with torch.autocast(x.device.type, enabled=False):
-        gx, w_hh = gx.to(state[0].dtype), noise.w_hh.to(state[0].dtype)
+        kind = state[0].dtype
+        gx, w_hh = gx.to(kind), noise.w_hh.to(kind)
+        z_h, z_c = (None if z is None else z.to(kind) for z in (noise.z_h, noise.z_c))
         if cell == "LSTM":
-            w_hr = getattr(module, f"weight_hr{suffix}") if module.proj_size else None
+            w_hr = getattr(module, f"weight_hr{suffix}").to(kind) if module.proj_size else None
             scale = noise.cell_scale
             h, c = (state[0] / scale, state[1]) if scale != 1 else state
             w_hh = w_hh * scale if scale != 1 else w_hh  # the recurrence runs on h / scale
-            rows, h, c = run(gx, h, c, w_hh, w_hr, noise.z_h, noise.z_c, batch_sizes=sizes, reverse=reverse)
+            rows, h, c = run(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=sizes, reverse=reverse)
             out = (rows * scale, h * scale, c) if scale != 1 else (rows, h, c)
         elif cell == "GRU":
-            out = run(gx, *state, w_hh, b_hn, noise.z_h, batch_sizes=sizes, reverse=reverse)
+            b_hn = None if b_hn is None else b_hn.to(kind)
+            out = run(gx, *state, w_hh, b_hn, z_h, batch_sizes=sizes, reverse=reverse)
         else:
-            kind = "tanh" if module.mode == "RNN_TANH" else "relu"
-            out = run(gx, *state, w_hh, noise.z_h, nonlinearity=kind, batch_sizes=sizes, reverse=reverse)
+            function = "tanh" if module.mode == "RNN_TANH" else "relu"
+            out = run(gx, *state, w_hh, z_h, nonlinearity=function, batch_sizes=sizes, reverse=reverse)
     return tuple(out)
 
 
@@ -174,7 +177,7 @@ def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes
     device, z_h = state[0].device.type, noise.z_h
     return {
         "dtype": state[0].dtype,
-        "autocast": torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+        "autocast": _autocast(device),
         "batch": sizes[0],
         "hidden": module.hidden_size,
         "steps": len(sizes),
@@ -185,6 +188,16 @@ def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes
     }
 
 
+def _autocast(device: str) -> torch.dtype | None:
+    """The lower precision that is allowed now, if any."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _dtype(given: torch.dtype, device: str) -> torch.dtype:
+    """What a recurrence computes in: under autocast float32, since only products outside of it are lowered."""
+    return torch.float32 if given == _autocast(device) else given
+
+
 def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
     """Whether a layer takes all steps of this input in one launch, which is faster than torch's own kernel."""
     packed = isinstance(input, PackedSequence)
@@ -193,14 +206,15 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
         return False
     if not isinstance(x, Tensor) or not x.is_cuda:
         return False
-    if x.dtype != module.weight_hh_l0.dtype or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
+    dtype, weight = (_dtype(t.dtype, "cuda") for t in (x, module.weight_hh_l0))
+    if dtype != weight or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
         return False
     rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
     steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
     case = kernels.Case(
         module.mode,
         "cuda",
-        x.dtype,
+        dtype,
         batch=rows,
         hidden=module.hidden_size,
         steps=steps,
@@ -236,13 +250,13 @@ def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) 
     """The initial state as a tuple of (layers * directions, rows, size), zeros where none was given."""
     count = module.num_layers * (2 if module.bidirectional else 1)
     if hx is None:
-        out_size = module.proj_size or module.hidden_size
-        h = torch.zeros(count, rows, out_size, dtype=x.dtype, device=x.device)
+        out_size, dtype = module.proj_size or module.hidden_size, _dtype(x.dtype, x.device.type)
+        h = torch.zeros(count, rows, out_size, dtype=dtype, device=x.device)
         if module.mode != "LSTM":
             return (h,)
-        return h, torch.zeros(count, rows, module.hidden_size, dtype=x.dtype, device=x.device)
+        return h, torch.zeros(count, rows, module.hidden_size, dtype=dtype, device=x.device)
     check_kind_of_state(module, hx)
-    states = tuple(hx) if module.mode == "LSTM" else (hx,)
+    states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in (hx if module.mode == "LSTM" else (hx,)))
     if unbatched:
         if any(s.dim() != 2 for s in states):
             raise RuntimeError("for unbatched 2-D input the state must be 2-D too: (layers * directions, size)")
