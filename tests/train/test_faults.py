@@ -409,6 +409,57 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_text() == "old"
 
 
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [("write", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EROFS), ("unlink", errno.EROFS)],
+)
+def test_a_disk_that_takes_no_more_is_one_line_and_nothing_is_lost(train, tmp_path, whole, monkeypatch, call, code):
+    """From the ninth file on, full or read-only: the run ends, and goes on from its checkpoint when there is room."""
+    count = [0]
+
+    def failing(real):
+        def one(*args, **kwargs):
+            count[0] += 1
+            if count[0] > 8:
+                raise OSError(code, os.strerror(code))
+            return real(*args, **kwargs)
+
+        return one
+
+    with monkeypatch.context() as patched, pytest.raises(UserError) as refused:
+        if call == "write":
+            patched.setattr("builtins.open", failing(open))
+        elif call == "unlink":
+            patched.setattr(run_folder.Path, "unlink", failing_unlink(code))
+        else:
+            patched.setattr(os, call, failing(getattr(os, call)))
+        train("r")
+    assert os.strerror(code) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    if call != "unlink":
+        assert checkpoint.load(tmp_path / "r" / LAST)
+    train("r", resume=True)
+    same(outcome(tmp_path / "r"), whole)
+
+
+def failing_unlink(code):
+    """Of what a finished run takes away."""
+
+    def unlink(path, missing_ok=False):
+        if path.name in (*checkpoint.SPARE, MARKER):
+            raise OSError(code, os.strerror(code))
+        os.unlink(path)
+
+    return unlink
+
+
+def test_lines_that_cannot_be_added_are_one_line(tmp_path):
+    folder = RunFolder(tmp_path, files=["metrics.jsonl"])
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be written \(Is a directory\)"):
+        folder.append("metrics.jsonl", {})
+
+
 def test_a_jump_of_the_clock_changes_nothing(train, tmp_path, whole, monkeypatch):
     hours = iter(range(10**6))
     monkeypatch.setattr(time, "time", lambda: 2e9 + (-1) ** next(hours) * 1e9)

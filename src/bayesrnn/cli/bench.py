@@ -60,7 +60,9 @@ def command(
     record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]))
     console.print(_table(record))
     if out is not None:
-        out.write_text(json.dumps(record, indent=2) + "\n")
+        from bayesrnn.train.run_folder import write_file
+
+        write_file(out, json.dumps(record, indent=2) + "\n")
     if any("failed" in row for row in record["training"]):
         raise UserError("a correctness check failed: the rows that say so have no figures.")
 

@@ -168,14 +168,20 @@ class RunFolder:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line of JSON to a file."""
-        with open(self.path / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with open(self.path / name, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise _unwritten(self.path / name, error) from None
 
     def finish(self, record: dict[str, Any], *, spare: Iterable[str] = ()) -> Path:
         """Write the record, take ``spare`` files and the marker away, and let go: the run is complete."""
         final = self.write(RECORD, json.dumps({"program": "bayesrnn", **record}, indent=2) + "\n")
         for name in (*spare, MARKER):
-            (self.path / name).unlink(missing_ok=True)
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise _unwritten(self.path / name, error) from None
         self.release()
         return final
 
