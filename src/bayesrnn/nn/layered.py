@@ -206,8 +206,9 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
         return False
     if not isinstance(x, Tensor) or not x.is_cuda:
         return False
-    dtype, weight = (_dtype(t.dtype, "cuda") for t in (x, module.weight_hh_l0))
-    if dtype != weight or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
+    weight: Any = module.weight_hh_l0
+    dtype = _dtype(x.dtype, "cuda")
+    if dtype != _dtype(weight.dtype, "cuda") or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
         return False
     rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
     steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
