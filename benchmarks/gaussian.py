@@ -1,6 +1,6 @@
 """Drawing the weights of a language model on a GPU: milliseconds of each part beside the time its bytes need.
 
-python benchmarks/gaussian.py [--tiles]      # --tiles: also other tile shapes and numbers of warps
+python benchmarks/gaussian.py                    # --variants 0 1 …: other tiles and numbers of warps too; --only: these
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 import bayesrnn as br
-from bayesrnn.kernels.gaussian import fused, triton
+from bayesrnn.kernels.gaussian import fused, sharpen, triton
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.update import reference as plain_update
@@ -26,13 +26,15 @@ PRIORS = {
 }
 
 
-VARIANTS = [  # rows of a tile of 128 columns, elements at a time, warps
-    (64, 1024, 8),
+VARIANTS = [  # rows of a tile of 128 columns, elements at a time, warps; (64, 2048, 8) is what is used
     (128, 2048, 8),
     (32, 2048, 8),
-    (64, 2048, 4),
-    (64, 1024, 4),
+    (64, 1024, 8),
     (64, 4096, 8),
+    (64, 1024, 4),
+    (64, 2048, 4),
+    (32, 1024, 4),
+    (32, 512, 4),
 ]
 
 
@@ -97,6 +99,32 @@ def measure(name: str, hidden: int, prior: str, speed: float, **options: object)
     )
 
 
+def second_level(hidden: int, speed: float) -> None:
+    """The second level of sharpening, forward and backward."""
+    sizes, groups = shapes(hidden)
+    device = torch.device("cuda", torch.cuda.current_device())
+    names = tuple(f"w{k}" for k in range(len(sizes)))
+    spec = Spec(names, tuple(sizes), tuple(groups), (None,) * len(sizes), torch.float32, device, Prior("none"))
+    phis, etas, given = ([torch.randn(s, device="cuda").mul_(0.05) for s in sizes] for _ in range(3))
+    for tensor in (*phis, *etas):
+        tensor.requires_grad_()
+    seed, count = torch.tensor([1], device="cuda"), sum(p.numel() for p in phis)
+
+    def both() -> object:
+        total, thetas = sharpen.sharpen(seed, spec, phis, etas, given, sigma0=0.02)
+        return torch.autograd.grad([total, *thetas], etas, [torch.ones_like(total), *given])
+
+    with torch.no_grad():
+        forward = milliseconds(lambda: sharpen.sharpen(seed, spec, phis, etas, given, sigma0=0.02))
+    floor = 16 * count / speed
+    whole = milliseconds(both)
+    print(
+        f"H={hidden} second level of sharpening: forward {forward:.3f} ms, backward {whole - forward:.3f} ms"
+        f" (floors {floor:.3f})",
+        flush=True,
+    )
+
+
 def before(hidden: int) -> None:
     """The same by torch's operations, with the prior's terms."""
     sizes, groups = shapes(hidden)
@@ -142,6 +170,7 @@ def main() -> None:
             measure(f"H={hidden} {prior}", hidden, prior, speed)
         before(hidden)
     if not options.only:
+        second_level(650, speed)
         update(650, speed)
     for k in options.variants:
         rows, triton._AT_ONCE, triton._WARPS = VARIANTS[k]
