@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any, Protocol
 
@@ -33,6 +33,15 @@ class Unfoldable(Exception):
     """A layer's draws cannot be folded into the batch; the caller runs draw after draw instead."""
 
 
+@cache
+def _masks_in_one_launch() -> Callable[..., Tensor] | None:
+    try:
+        from bayesrnn.kernels.masks import masks
+    except ImportError:  # no Triton
+        return None
+    return masks
+
+
 @dataclass(frozen=True)
 class Noise:
     """Multiplicative noise of mean 1: Bernoulli(1-p)/(1-p), or N(1, p/(1-p)), which has the same variance."""
@@ -42,13 +51,29 @@ class Noise:
 
     def sample(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         out = torch.empty(tuple(shape), device=like.device, dtype=torch.float32)  # same numbers in any dtype
+        self._fill(out, generator)
+        return self._scale(out).to(like.dtype)
+
+    def seeded(self, seeds: Sequence[int], shape: Sequence[int], device: torch.device) -> Tensor:
+        """(draws, *shape) of float32, each draw from its seed: on a GPU all in one launch, if Triton is there."""
+        if device.type == "cuda" and self.p < 1 and (masks := _masks_in_one_launch()) is not None:
+            return masks(seeds, shape, self.p, gaussian=self.kind == "gaussian", device=device)
+        out = torch.empty((len(seeds), *shape), device=device, dtype=torch.float32)
+        generator = torch.Generator(device)
+        for seed, part in zip(seeds, out.unbind(), strict=True):
+            self._fill(part, generator.manual_seed(seed))
+        return self._scale(out)
+
+    def _fill(self, out: Tensor, generator: torch.Generator | None) -> None:
         if self.p == 1:
             out.zero_()  # torch's own dropout layers allow it
         elif self.kind == "bernoulli":
-            out.bernoulli_(1 - self.p, generator=generator).div_(1 - self.p)
+            out.bernoulli_(1 - self.p, generator=generator)
         else:
             out.normal_(1.0, (self.p / (1 - self.p)) ** 0.5, generator=generator)
-        return out.to(like.dtype)
+
+    def _scale(self, out: Tensor) -> Tensor:
+        return out.div_(1 - self.p) if self.kind == "bernoulli" and self.p < 1 else out
 
 
 class Source(Protocol):
@@ -103,10 +128,13 @@ class Draw:
         self.seed = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
         self._held: dict[str, Any] = {}
 
-    def _generator(self, key: str, device: torch.device) -> torch.Generator:
-        # Seeded by name, so that neither call order nor other layers matter.
+    def number(self, key: str) -> int:
+        """The seed of the noise of this name: neither call order nor other layers matter."""
         digest = hashlib.blake2b(f"{self.seed}/{key}".encode(), digest_size=8).digest()
-        return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+        return int.from_bytes(digest, "little") >> 1
+
+    def _generator(self, key: str, device: torch.device) -> torch.Generator:
+        return torch.Generator(device).manual_seed(self.number(key))
 
     def stream(self, key: str, device: torch.device) -> torch.Generator:
         """A generator that goes on from call to call."""
@@ -117,23 +145,7 @@ class Draw:
     def units(
         self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
     ) -> Tensor:
-        size = tuple(shape) if shared else (rows, *shape)
-        held = self._held.get(key)
-        if held is None:
-            with _noise_to_keep():
-                held = noise.sample(size, like.new_empty(0, dtype=torch.float32), self._generator(key, like.device))
-        elif not shared and held.shape[0] != rows:
-            raise ValueError(
-                f"this draw was made for a batch of {held.shape[0]} but the input is a batch of {rows}: "
-                "inside one br.draw every call takes the same sequences; start a new draw for another batch"
-            )
-        elif held.shape != size:
-            raise ValueError(
-                f"this draw has noise for units of shape {tuple(held.shape[len(size) - len(shape) :])} but the input "
-                f"has {tuple(shape)}: use one layer for each size, or a new draw"
-            )
-        self._held[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
-        return self._held[key].to(like.dtype)
+        return _held_units([self], self._held, key, noise, shape, like, rows=rows, shared=shared)[0]
 
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
         generator = self.stream(key, like.device)
@@ -149,11 +161,44 @@ class Draw:
         return self._held[key]
 
 
+def _held_units(
+    draws: Sequence[Draw],
+    kept: dict[str, Any],
+    key: str,
+    noise: Noise,
+    shape: Sequence[int],
+    like: Tensor,
+    *,
+    rows: int,
+    shared: bool,
+) -> Tensor:
+    """(draws, rows, *shape), or (draws, *shape) where shared: made at the first call and then `kept` under its key."""
+    size = tuple(shape) if shared else (rows, *shape)
+    held = kept.get(key)
+    if held is None:
+        with _noise_to_keep():
+            held = noise.seeded([draw.number(key) for draw in draws], size, like.device)
+    elif not shared and held.shape[1] != rows:
+        raise ValueError(
+            f"this draw was made for a batch of {held.shape[1]} but the input is a batch of {rows}: "
+            "inside one br.draw every call takes the same sequences; start a new draw for another batch"
+        )
+    elif held.shape[1:] != size:
+        raise ValueError(
+            f"this draw has noise for units of shape {tuple(held.shape[1 + len(size) - len(shape) :])} but the input "
+            f"has {tuple(shape)}: use one layer for each size, or a new draw"
+        )
+    kept[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
+    units: Tensor = kept[key].to(like.dtype)
+    return units
+
+
 class Stacked:
     """Several draws side by side in one folded batch: rows `s*B .. (s+1)*B` belong to draw `s`."""
 
     def __init__(self, draws: Sequence[Draw]) -> None:
         self.draws = list(draws)
+        self._held: dict[str, Any] = {}
 
     def _each(self, key: str, rows: int) -> int:
         each, rest = divmod(rows, len(self.draws))
@@ -165,8 +210,10 @@ class Stacked:
         self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
     ) -> Tensor:
         each = self._each(key, rows)
-        made = [d.units(key, noise, shape, like, rows=each, shared=shared) for d in self.draws]
-        return torch.cat([m.expand(each, *m.shape) for m in made] if shared else made)
+        made = _held_units(self.draws, self._held, key, noise, shape, like, rows=each, shared=shared)
+        if shared:
+            made = made.unsqueeze(1).expand(len(self.draws), each, *shape)
+        return made.reshape(rows, *shape)
 
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
         if batch_dim is None:

@@ -23,6 +23,7 @@ from bayesrnn.prediction import Prediction, Summary
 
 _GIB = 1 << 30
 _SMALL = 1 << 20  # weights up to which draws are batched on a CPU
+_FIRST = 4  # draws of whole weights in the first batch, which shows how much memory one takes
 _AT_ONCE = 1 << 25  # bytes of one batch of draws there, which stay reserved: more is not faster
 
 
@@ -242,27 +243,29 @@ def _weight_draws(
     """Draws of whole weights: batched by vmap on an accelerator and for small models on a CPU, else one by one."""
     q = model if isinstance(model, Bayesian) else None
     vectorised = q is not None and not _has_unit_noise(model) and _gains_from_batches(q)
-    done, chunk = 0, 1
+    done, chunk, known = 0, _FIRST if vectorised else 1, False
     while done < len(seeds):
-        part = seeds[done : done + chunk]
-        if vectorised and q is not None and len(part) > 1:
-            try:
-                outputs = batched_weight_draws(q, x, args, [Draw(seed) for seed in part])
-            except Exception:
-                if next(q.parameters()).device.type != "cpu":
+        part = [Draw(seed) for seed in seeds[done : done + chunk]]
+        with _counting(model) as counter:
+            if vectorised and q is not None and len(part) > 1:
+                try:
+                    outputs = batched_weight_draws(q, x, args, part)
+                except torch.OutOfMemoryError:
                     raise
-                vectorised, chunk = False, 1  # alone each draw ran: the model has something that vmap does not know
-                continue
-            yield outputs
-        else:
-            with _counting(model) as counter:
-                outputs = torch.stack([_one(model, x, args, Draw(seed)) for seed in part])
-            yield outputs
+                except Exception:  # alone each draw may run: the model has something that vmap does not know
+                    vectorised, chunk = False, 1
+                    continue
+            else:
+                outputs = torch.stack([_one(model, x, args, draw) for draw in part])
+        yield outputs
         done += len(part)
-        if vectorised and chunk == 1:
-            weights = sum(p.numel() * p.element_size() for p in model.parameters())
-            limit = memory_limit if next(model.parameters()).device.type != "cpu" else min(memory_limit, _AT_ONCE)
-            chunk = max(1, min(limit // max(counter.bytes + weights, 1), len(seeds)))
+        left = len(seeds) - done
+        if vectorised and q is not None and left and not known:
+            bytes_of_one = counter.bytes + sum(m.numel() * m.element_size() for m in q.means.values())
+            on_cpu = next(model.parameters()).device.type == "cpu"
+            limit = min(memory_limit, _AT_ONCE) if on_cpu else memory_limit
+            most = max(1, limit // max(bytes_of_one, 1))
+            chunk, known = -(-left // -(-left // most)), True  # chunks of one size
 
 
 def _gains_from_batches(q: Bayesian) -> bool:

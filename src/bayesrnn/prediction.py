@@ -127,7 +127,8 @@ class Summary:
 
     def add(self, outputs: Tensor) -> None:
         """`outputs` (draws, *shape), as the model gives them."""
-        if not bool(torch.isfinite(outputs).all()):
+        ends = torch.stack(torch.aminmax(outputs)) if outputs.numel() else outputs  # NaN, if there is one
+        if not bool(torch.isfinite(ends).all()):
             raise FloatingPointError("the model's output has NaN or infinite values: check its weights and the input")
         values = outputs.softmax(-1) if isinstance(self.likelihood, Categorical) else outputs
         n = values.shape[0]

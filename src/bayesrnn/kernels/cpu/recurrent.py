@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,20 +172,20 @@ class _Mapped(torch.autograd.Function):
     """A kernel under `torch.vmap`: over draws of the weights, each computed by one thread. Not differentiable."""
 
     @staticmethod
-    def forward(run: Callable[..., tuple[Tensor, ...]], options: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(run: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         one = [None if t is None else t.unsqueeze(0) for t in tensors]
-        return tuple(t.squeeze(0) for t in run(1, one, *options))
+        return tuple(t.squeeze(0) for t in run(1, one))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Nothing is kept."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, run: Any, options: Any, *tensors: Any) -> tuple[tuple[Tensor, ...], Any]:
+    def vmap(info: Any, in_dims: Any, run: Any, *tensors: Any) -> tuple[tuple[Tensor, ...], Any]:
         """Tensors that all draws share come with one entry in front, the others with one for each draw."""
-        pairs = zip(tensors, in_dims[2:], strict=True)
+        pairs = zip(tensors, in_dims[1:], strict=True)
         stacked = [None if t is None else t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in pairs]
-        outputs = run(info.batch_size, stacked, *options)
+        outputs = run(info.batch_size, stacked)
         return outputs, (0,) * len(outputs)
 
 
@@ -193,7 +194,7 @@ def _for_each(tensor: Any, draws: int) -> Any:
 
 
 def _recurrences(
-    draws: int, tensors: Sequence[Any], cell: str, sizes: Sequence[int], reverse: bool
+    draws: int, tensors: Sequence[Any], *, cell: str, sizes: Sequence[int], reverse: bool
 ) -> tuple[Tensor, ...]:
     gx, h, c, w, bias = (_for_each(t, draws) for t in tensors)
     layer = Layer(cell, h[0], None, None, sizes, reverse)
@@ -229,9 +230,11 @@ def mapped(
     reverse: bool,
 ) -> tuple[Tensor, ...]:
     """One direction of one layer without masks under `torch.vmap`; for predictions, without gradients."""
-    return _Mapped.apply(_recurrences, (cell, tuple(sizes), reverse), gx, h, c, w, bias)  # type: ignore[no-any-return]
+    # options inside the function: torch takes arguments apart, and every number of a list is one
+    run = partial(_recurrences, cell=cell, sizes=sizes, reverse=reverse)
+    return _Mapped.apply(run, gx, h, c, w, bias)  # type: ignore[no-any-return]
 
 
 def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """x (N, F) times w (M, F) transposed plus bias (M,) under `torch.vmap`; as `mapped`, without gradients."""
-    return _Mapped.apply(_products, (), x, w, bias)[0]  # type: ignore[no-any-return]
+    return _Mapped.apply(_products, x, w, bias)[0]  # type: ignore[no-any-return]
