@@ -16,6 +16,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     fuzz         results/fuzz.json                            python tests/fuzz/run.py --inputs 100000 all
     distributed  results/distributed.json                     python benchmarks/distributed.py --out RECORD
     distributed-model   results/RECIPE/1.json                 speeds of links, in report/distributed.py
+    gpu-speed    results/gpu-SIZE.json, gpu-SIZE-bf16.json    bayesrnn bench --device cuda --size SIZE --out RECORD
     torture      results/torture.json                         python -m bayesrnn.train.torture
 
 Nothing between the markers is written by hand.
@@ -36,7 +37,17 @@ from typing import Any
 from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
-from bayesrnn.report import captioning, digits, distributed, forecast, fuzz, language, sentiment, sentiment_plots
+from bayesrnn.report import (
+    captioning,
+    digits,
+    distributed,
+    forecast,
+    fuzz,
+    language,
+    sentiment,
+    sentiment_plots,
+    speed,
+)
 from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,6 +157,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     **{name: lambda root, page, make=make: make(root / "results") for name, make in forecast.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in fuzz.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in distributed.BLOCKS.items()},
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in speed.BLOCKS.items()},
 }
 
 
