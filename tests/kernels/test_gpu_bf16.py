@@ -102,5 +102,7 @@ def test_training_in_bfloat16_follows_training_in_float32(name, tmp_path, launch
             step()
         totals = step.read_totals()
         assert all(p.dtype == torch.float32 for p in step.params)
-        losses.append([totals["nll"], totals["gradient_norm"]])
-    assert losses[0] == pytest.approx(losses[1], rel=3e-2)
+        losses.append((totals["nll"], totals["gradient_norm"]))
+    (nll, norm), (wanted, wanted_norm) = losses
+    assert nll == pytest.approx(wanted, rel=2e-2)
+    assert norm == pytest.approx(wanted_norm, rel=0.1)
