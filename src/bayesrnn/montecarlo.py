@@ -35,7 +35,7 @@ def predict(
     seed: int | None = None,
     likelihood: Likelihood | None = None,
     batch_dim: int | None = None,
-    memory_limit: int = _GIB,
+    memory_limit: int | None = None,
     keep_samples: bool = True,
     progress: bool | Callable[[int, int], None] = False,
 ) -> Prediction:
@@ -56,7 +56,8 @@ def predict(
             Gaussian without observation noise.
         batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
             takes (T, B, …), else 0.
-        memory_limit: bytes that the draws of one chunk may take (roughly).
+        memory_limit: bytes that the draws of one chunk may take (roughly). None: 1 GiB, on a GPU a quarter of what is
+            free if that is more.
         keep_samples: False: keep the running averages only, for outputs too large to hold for every draw; then
             `.samples` and `.interval` are not available.
         progress: True: a progress bar; or a function called with (draws done, draws in all).
@@ -68,7 +69,7 @@ def predict(
         raise ValueError(f"samples must be a whole number of draws, at least 1, got {samples!r}")
     if seed is not None and not isinstance(seed, Integral):
         raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
-    if memory_limit <= 0:
+    if memory_limit is not None and memory_limit <= 0:
         raise ValueError(f"memory_limit must be a positive number of bytes, got {memory_limit!r}")
     for part in _tensors((x, args)):
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
@@ -78,13 +79,23 @@ def predict(
     axis = _batch_dim(model) if batch_dim is None else batch_dim
     with _alone(model), _Progress(progress, samples) as report, torch.no_grad(), _in_eval(model):
         summary: Summary | None = None
-        for outputs in _outputs(model, x, args, seeds, axis, memory_limit):
+        limit = _memory(model) if memory_limit is None else memory_limit
+        for outputs in _outputs(model, x, args, seeds, axis, limit):
             if summary is None:
                 summary = Summary(_likelihood_for(outputs, likelihood), keep_samples)
             summary.add(outputs)
             report(summary.count)
     assert summary is not None
     return summary.prediction()
+
+
+def _memory(model: nn.Module) -> int:
+    first = next(model.parameters(), None)
+    if first is None or first.device.type != "cuda":
+        return _GIB
+    free: int = torch.cuda.mem_get_info(first.device)[0]
+    idle = torch.cuda.memory_reserved(first.device) - torch.cuda.memory_allocated(first.device)
+    return max(_GIB, (free + idle) // 4)
 
 
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
@@ -296,18 +307,35 @@ def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Seque
         with q.placed(weights):
             return _first(q.module(x, *args))
 
-    with draws.bind(q, None), kernels.force(_path_for_vmap(q)), _layered_torch_rnns(q):
+    with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _layered_torch_rnns(q):
         return torch.vmap(run)(stacked)
 
 
-def _path_for_vmap(q: Bayesian) -> str:
-    """Two paths know vmap: the plain one, and the compiled one for the layers that it has."""
+def _path_for_vmap(q: Bayesian, x: Any) -> str:
+    """Of the paths that know vmap: one of the two fast ones, if it has all of the layers, or the plain one."""
     first = next(q.parameters())
     layers: list[Any] = [m for m in q.modules() if isinstance(m, nn.RNNBase)]
     cases = [
-        kernels.Case(layered.cell_of(m), first.device.type, first.dtype, projection=m.proj_size > 0) for m in layers
+        kernels.Case(
+            layered.cell_of(m),
+            first.device.type,
+            first.dtype,
+            batch=_rows(x, m),
+            hidden=m.hidden_size,
+            projection=m.proj_size > 0,
+        )
+        for m in layers
     ]
-    return "compiled" if all(kernels.able("compiled", case) for case in cases) else "reference"
+    paths = ("persistent", "compiled")
+    return next((path for path in paths if all(kernels.able(path, case) for case in cases)), "reference")
+
+
+def _rows(x: Any, layer: nn.RNNBase) -> int | None:
+    """The sequences in an input; None where it does not say."""
+    if isinstance(x, PackedSequence):
+        return int(x.batch_sizes[0])
+    axis = 0 if layer.batch_first else 1
+    return int(x.shape[axis]) if isinstance(x, Tensor) and x.dim() > axis else None
 
 
 @contextmanager

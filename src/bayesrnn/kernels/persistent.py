@@ -187,6 +187,14 @@ def _tiles(length: int, units: int, row_bytes: int, warps: int, memory: int, blo
     return None
 
 
+def _units(hidden: int, processors: int) -> int:
+    """The fewest units per program so that there is a processor for each."""
+    units = 8
+    while -(-hidden // units) > processors:
+        units *= 2
+    return units
+
+
 @functools.cache
 def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, memory: int) -> Plan | None:
     """Units per program, so that the whole grid is resident with its weights; None where it cannot be.
@@ -194,10 +202,7 @@ def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, 
     Products have four parts: the gates, of which fewer than four are filled up with zeros, or, in the backward of
     gates that share their mask, four equal pieces of the sum over all gates.
     """
-    units = 8
-    while -(-hidden // units) > processors:
-        units *= 2
-    rows = 16 if batch <= 16 else 32
+    units, rows = _units(hidden, processors), 16 if batch <= 16 else 32
     warps = 4 if units == 8 or untied else 8
     piece = hidden if untied else -(-gates * hidden // 4)
     forward = _tiles(hidden, units, (8 if untied else 2) * rows, warps, memory, (128, 64, 32))
@@ -207,6 +212,24 @@ def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, 
     programs = -(-hidden // units)
     groups = min(-(-batch // rows), processors // programs)
     return Plan(units, programs, groups, rows, forward, backward)
+
+
+@functools.cache
+def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> Plan:
+    """For draws of the weights that run side by side, each in its own group: most groups that fit; forward only.
+
+    Where `plan` has something for this batch, there is room for one group at least.
+    """
+    fewest, rows = _units(hidden, processors), 16 if batch <= 16 else 32
+    found = None
+    for units in (fewest, *(u for u in (16, 32) if u > fewest)):
+        programs = -(-hidden // units)
+        tiles = _tiles(hidden, units, 2 * rows, 4 if units == 8 else 8, memory, (128, 64, 32))
+        groups = processors // programs
+        if tiles is not None and groups and (found is None or groups > found.groups):
+            found = Plan(units, programs, groups, rows, tiles, tiles)
+    assert found is not None
+    return found
 
 
 def limits(device: torch.device) -> dict[str, int]:

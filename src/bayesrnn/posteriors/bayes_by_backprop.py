@@ -130,13 +130,20 @@ class DiagonalGaussian(nn.Module):
 
     def weights_many(self, means: Mapping[str, Tensor], noises: Sequence[Eps]) -> dict[str, Tensor]:
         """The weights of several draws, (draws, *shape) each, without gradients."""
-        seeds = [int(e.seed) for e in noises if isinstance(e, Seeded) and e.path == "compiled"]
-        rhos = dict(self.rho._items())
-        if len(seeds) == len(noises) and self._path() == "compiled":
-            from bayesrnn.kernels.gaussian import compiled
+        rhos, path = dict(self.rho._items()), self._path()
+        seeded = [e for e in noises if isinstance(e, Seeded) and e.path == path]
+        if len(seeded) == len(noises):
+            parameters = [means[n] for n in rhos], list(rhos.values())
+            if path == "compiled":
+                from bayesrnn.kernels.gaussian import compiled
 
-            means_ = [means[n] for n in rhos]
-            drawn = compiled.draw_many(seeds, self._spec(), means_, list(rhos.values()), pool=self._pool)
+                seeds = [int(e.seed) for e in seeded]
+                drawn = compiled.draw_many(seeds, self._spec(), *parameters, pool=self._pool)
+            else:
+                from bayesrnn.kernels.gaussian import many
+
+                spec = self._spec()
+                drawn = many.draw_many(torch.cat([e.seed for e in seeded]).to(spec.device), spec, *parameters)
             return dict(zip(rhos, drawn, strict=True))
         each = [self.weights(means, noise) for noise in noises]
         return {name: torch.stack([weights[name] for weights in each]) for name in rhos}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.mapped import Mapped, for_each, transformed
 from bayesrnn.kernels.steps import offsets
 
+__all__ = ["CELLS", "Layer", "expect", "mapped", "mapped_product", "own_copy", "serves", "transformed"]
 CELLS = {"lstm": (0, 4), "gru": (1, 3), "tanh": (2, 1), "relu": (3, 1)}
 """Number of the cell in C, and how many gates it has."""
 _WORK = 1 << 16  # multiplications of one step that are worth a thread of their own; chosen, not measured
@@ -46,11 +48,6 @@ def serves(gx: Tensor, *others: Tensor | None) -> bool:
     tensors = [gx, *(t for t in others if t is not None)]
     ordinary = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
     return ordinary and gx.shape[0] > 0 and gx.shape[1] > 0 and build.library() is not None
-
-
-def transformed() -> bool:
-    """Whether a transform such as vmap is at work: then tensors have no memory of their own."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def expect(condition: bool, what: str) -> None:
@@ -168,35 +165,10 @@ def own_copy(state: Tensor | None, like: Tensor) -> Tensor:
     return state.detach().clone(memory_format=torch.contiguous_format)
 
 
-class _Mapped(torch.autograd.Function):
-    """A kernel under `torch.vmap`: over draws of the weights, each computed by one thread. Not differentiable."""
-
-    @staticmethod
-    def forward(run: Callable[..., tuple[Tensor, ...]], *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        one = [None if t is None else t.unsqueeze(0) for t in tensors]
-        return tuple(t.squeeze(0) for t in run(1, one))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, run: Any, *tensors: Any) -> tuple[tuple[Tensor, ...], Any]:
-        """Tensors that all draws share come with one entry in front, the others with one for each draw."""
-        pairs = zip(tensors, in_dims[1:], strict=True)
-        stacked = [None if t is None else t.unsqueeze(0) if d is None else t.movedim(d, 0) for t, d in pairs]
-        outputs = run(info.batch_size, stacked)
-        return outputs, (0,) * len(outputs)
-
-
-def _for_each(tensor: Any, draws: int) -> Any:
-    return None if tensor is None else tensor.expand(draws, *tensor.shape[1:]).contiguous()
-
-
 def _recurrences(
     draws: int, tensors: Sequence[Any], *, cell: str, sizes: Sequence[int], reverse: bool
 ) -> tuple[Tensor, ...]:
-    gx, h, c, w, bias = (_for_each(t, draws) for t in tensors)
+    gx, h, c, w, bias = (for_each(t, draws) for t in tensors)
     layer = Layer(cell, h[0], None, None, sizes, reverse)
     out, h = gx.new_empty(*gx.shape[:2], h.shape[2]), h.clone()
     c = None if c is None else c.clone()
@@ -207,7 +179,7 @@ def _recurrences(
 def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     x, w, bias = tensors
     x = x.contiguous()
-    w, bias = _for_each(w, draws), _for_each(bias, draws)
+    w, bias = for_each(w, draws), for_each(bias, draws)
     rows, inputs, outputs = x.shape[1], x.shape[2], w.shape[1]
     threads = min(build.threads(), draws)
     out = x.new_empty(draws, rows, outputs)
@@ -230,11 +202,10 @@ def mapped(
     reverse: bool,
 ) -> tuple[Tensor, ...]:
     """One direction of one layer without masks under `torch.vmap`; for predictions, without gradients."""
-    # options inside the function: torch takes arguments apart, and every number of a list is one
     run = partial(_recurrences, cell=cell, sizes=sizes, reverse=reverse)
-    return _Mapped.apply(run, gx, h, c, w, bias)  # type: ignore[no-any-return]
+    return Mapped.apply(run, gx, h, c, w, bias)  # type: ignore[no-any-return]
 
 
 def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """x (N, F) times w (M, F) transposed plus bias (M,) under `torch.vmap`; as `mapped`, without gradients."""
-    return _Mapped.apply(_products, x, w, bias)[0]  # type: ignore[no-any-return]
+    return Mapped.apply(_products, x, w, bias)[0]  # type: ignore[no-any-return]

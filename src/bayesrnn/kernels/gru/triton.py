@@ -9,6 +9,8 @@ file what differs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels import persistent
+from bayesrnn.kernels.gru import reference
+from bayesrnn.kernels.mapped import Mapped, for_each, transformed
 from bayesrnn.kernels.persistent import (
     arrive,
     exchanged,
@@ -43,15 +47,27 @@ from bayesrnn.kernels.steps import previous_rows
 def forward_kernel(
     gx, w, b_hn, z_h, starts, h0, exchange, h_state, out, inner, counter,
     first, last, programs, steps, B, H,
-    REVERSE: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr,
+    REVERSE: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr, BIAS: tl.constexpr, DRAWS: tl.constexpr,
     U: tl.constexpr, BT: tl.constexpr, KB: tl.constexpr, KP: tl.constexpr, AHEAD: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Steps `first` to `last`; step -1 puts the masked h0 where all programs read it, and copies the initial state."""
+    """Steps `first` to `last`; step -1 puts the masked h0 where all programs read it, and copies the initial state.
+
+    DRAWS: every group has a draw of the weights of its own, and all B sequences.
+    """
     unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
     copy = B * KP  # numbers in one copy of the exchanged state; there are two sets, for even and odd steps
+    if DRAWS:
+        first_row, stride = 0, BT
+        draw = tl.program_id(1).to(tl.int64)
+        rows = tl.load(starts + steps)
+        gx, out, inner = gx + draw * rows * (3 * H), out + draw * rows * H, inner + draw * rows * H
+        h0, h_state = h0 + draw * B * H, h_state + draw * B * H
+        w, exchange = w + draw * (3 * H) * H, exchange + draw * (2 * B) * KP
+        if BIAS:
+            b_hn += draw * H
     if BIAS:
         bias = tl.load(b_hn + unit, mask=unit < H, other=0.0)
     weights = ()
@@ -285,7 +301,8 @@ class _GRU(torch.autograd.Function):
         persistent.launch(
             forward_kernel, laid, -1, steps,
             (gates, w_hh, b_hn, z_h, starts, h0.contiguous(), exchange, h, out, inner, counter), (steps, batch, hidden),
-            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, BIAS=b_hn is not None, **laid.forward.constants,
+            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, BIAS=b_hn is not None, DRAWS=False,
+            **laid.forward.constants,
         )  # fmt: skip
         ctx.save_for_backward(gates, h0, w_hh, z_h, out, inner, starts)
         ctx.batch_sizes, ctx.reverse, ctx.plan = list(sizes), reverse, laid
@@ -318,6 +335,29 @@ class _GRU(torch.autograd.Function):
         return d_gx, dh, d_w_hh, d_b_hn, None, None, None
 
 
+def _draws(count: int, tensors: Sequence[Any], *, sizes: Sequence[int], reverse: bool) -> tuple[Tensor, ...]:
+    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks."""
+    gx, h0, w, bias = (for_each(t, count) for t in tensors)
+    batch, hidden, steps = h0.shape[1], h0.shape[2], len(sizes)
+    laid = persistent.plan_of_draws(batch, hidden, **persistent.limits(gx.device))
+    each = 2 * batch * laid.forward.padded
+    exchange, counter = persistent.space(count * each, count, gx)
+    h = torch.empty_like(h0)
+    out, inner = (gx.new_empty(*gx.shape[:2], hidden) for _ in range(2))
+    starts = persistent.starts_of(tuple(sizes), gx.device)
+    for at in range(0, count, laid.groups):
+        part = slice(at, at + laid.groups)
+        own = [t[part] for t in (gx, w, h0, h, out, inner)]
+        b_hn = None if bias is None else bias[part]
+        persistent.launch(
+            forward_kernel, replace(laid, groups=own[0].shape[0]), -1, steps,
+            (own[0], own[1], b_hn, None, starts, own[2], exchange[at * each :], *own[3:], counter[at:]),
+            (steps, batch, hidden),
+            REVERSE=reverse, COPIES=1, MASKED=False, BIAS=bias is not None, DRAWS=True, **laid.forward.constants,
+        )  # fmt: skip
+    return out, h
+
+
 def gru(
     gx: Tensor,
     h: Tensor,
@@ -340,4 +380,9 @@ def gru(
     )
     if reason is not None or gx.shape[0] == 0:
         raise ValueError(f"the persistent GRU cannot run this: {reason or 'no steps'}")
+    if transformed():
+        if z_h is not None or torch.is_grad_enabled():
+            return reference.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
+        run = partial(_draws, sizes=batch_sizes, reverse=reverse)
+        return Mapped.apply(run, gx, h, w_hh, b_hn)  # type: ignore[no-any-return]
     return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]

@@ -11,6 +11,8 @@ so that all programs are resident or none is. README.md beside this file has the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels import persistent
+from bayesrnn.kernels.lstm import reference
+from bayesrnn.kernels.mapped import Mapped, for_each, transformed
 from bayesrnn.kernels.persistent import (
     arrive,
     exchanged,
@@ -46,15 +50,25 @@ from bayesrnn.kernels.steps import previous_rows
 def forward_kernel(
     gx, w, z_h, z_c, starts, h0, c0, exchange, h_state, c_state, out, cells, counter,
     first, last, programs, steps, B, H,
-    REVERSE: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr, CELL_MASK: tl.constexpr,
+    REVERSE: tl.constexpr, COPIES: tl.constexpr, MASKED: tl.constexpr, CELL_MASK: tl.constexpr, DRAWS: tl.constexpr,
     U: tl.constexpr, BT: tl.constexpr, KB: tl.constexpr, KP: tl.constexpr, AHEAD: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Steps `first` to `last`; step -1 puts the masked h0 where all programs read it, and copies the initial state."""
+    """Steps `first` to `last`; step -1 puts the masked h0 where all programs read it, and copies the initial state.
+
+    DRAWS: every group has a draw of the weights of its own, and all B sequences.
+    """
     unit = units_of(H, U)
     first_row, stride = tl.program_id(1) * BT, tl.num_programs(1) * BT  # groups of sequences go their own ways
     counter += tl.program_id(1)
     copy = B * KP  # numbers in one copy of the exchanged state; there are two sets, for even and odd steps
+    if DRAWS:
+        first_row, stride = 0, BT
+        draw = tl.program_id(1).to(tl.int64)
+        rows = tl.load(starts + steps)
+        gx, out, cells = gx + draw * rows * (4 * H), out + draw * rows * H, cells + draw * rows * H
+        h0, c0, h_state, c_state = h0 + draw * B * H, c0 + draw * B * H, h_state + draw * B * H, c_state + draw * B * H
+        w, exchange = w + draw * (4 * H) * H, exchange + draw * (2 * B) * KP
     weights = ()
     for k in tl.static_range(KP // KB):
         if COPIES == 4:
@@ -274,7 +288,7 @@ class _LSTM(torch.autograd.Function):
             forward_kernel, laid, -1, steps,
             (gates, w_hh, z_h, z_c, starts, h0.contiguous(), c0.contiguous(), exchange, h, c, out, cells, counter),
             (steps, batch, hidden),
-            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, CELL_MASK=z_c is not None,
+            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, CELL_MASK=z_c is not None, DRAWS=False,
             **laid.forward.constants,
         )  # fmt: skip
         ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, out, cells, starts)
@@ -305,6 +319,28 @@ class _LSTM(torch.autograd.Function):
         return d_gx, dh, dc, d_w_hh, None, None, None, None
 
 
+def _draws(count: int, tensors: Sequence[Any], *, sizes: Sequence[int], reverse: bool) -> tuple[Tensor, ...]:
+    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks."""
+    gx, h0, c0, w = (for_each(t, count) for t in tensors)
+    batch, hidden, steps = h0.shape[1], h0.shape[2], len(sizes)
+    laid = persistent.plan_of_draws(batch, hidden, **persistent.limits(gx.device))
+    each = 2 * batch * laid.forward.padded
+    exchange, counter = persistent.space(count * each, count, gx)
+    h, c = torch.empty_like(h0), torch.empty_like(c0)
+    out, cells = (gx.new_empty(*gx.shape[:2], hidden) for _ in range(2))
+    starts = persistent.starts_of(tuple(sizes), gx.device)
+    for at in range(0, count, laid.groups):
+        part = slice(at, at + laid.groups)
+        own = [t[part] for t in (gx, w, h0, c0, h, c, out, cells)]
+        persistent.launch(
+            forward_kernel, replace(laid, groups=own[0].shape[0]), -1, steps,
+            (own[0], own[1], None, None, starts, own[2], own[3], exchange[at * each :], *own[4:], counter[at:]),
+            (steps, batch, hidden),
+            REVERSE=reverse, COPIES=1, MASKED=False, CELL_MASK=False, DRAWS=True, **laid.forward.constants,
+        )  # fmt: skip
+    return out, h, c
+
+
 def lstm(
     gx: Tensor,
     h: Tensor,
@@ -330,4 +366,9 @@ def lstm(
     )
     if reason is not None or gx.shape[0] == 0:
         raise ValueError(f"the persistent LSTM cannot run this: {reason or 'no steps'}")
+    if transformed():
+        if z_h is not None or z_c is not None or torch.is_grad_enabled():
+            return reference.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
+        run = partial(_draws, sizes=batch_sizes, reverse=reverse)
+        return Mapped.apply(run, gx, h, c, w_hh)  # type: ignore[no-any-return]
     return _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]

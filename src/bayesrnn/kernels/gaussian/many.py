@@ -1,0 +1,74 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The weights of many draws on a GPU in one launch, for predictions: those that `triton.draw` gives for each seed.
+
+A tile's means and sigmas are read once for all draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bayesrnn.kernels.gaussian.plan import Spec, plan
+from bayesrnn.kernels.gaussian.triton import (
+    _ELEMENTS,
+    _address,
+    _element,
+    _extent,
+    _noise_of,
+    _on,
+    _pick,
+    _places,
+    _softplus,
+    _tile,
+    _tile_options,
+)
+
+
+@triton.jit(do_not_specialize=["draws"])
+def _draws(
+    seeds, draws, means, rhos, thetas, table, tiles,
+    ELEMENT: tl.constexpr, COMPUTE: tl.constexpr, VECTORS: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
+    """One tile of every draw, R rows at a time: theta = mean + sigma eps."""
+    k, line, down, tile_column = _tile(table, tiles, F)
+    extent = _extent(line, VECTORS)
+    first, count = tl.load(line + 5), extent[2].to(tl.int64)
+    column = tile_column * C + tl.arange(0, C)
+    mean_at = _element(_address(means, k, N), ELEMENT, VECTORS)
+    rho_at = _element(_address(rhos, k, N), ELEMENT, VECTORS)
+    theta_at = _element(_address(thetas, k, N), ELEMENT, VECTORS)
+    if VECTORS:
+        count = tl.multiple_of(count, 4)
+    for step in range(STEPS):
+        row = (down * STEPS + step) * R + tl.arange(0, R)
+        place, exists = _places(extent, row, column)
+        mean = tl.load(mean_at + place, mask=exists, other=0.0).to(COMPUTE)
+        _, sigma, _ = _softplus(tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE))
+        for j in range(draws):
+            eps = _noise_of(extent, tl.load(seeds + j), first, row, tile_column, place, R, C).to(COMPUTE)
+            tl.store(theta_at + j * count + place, (mean + sigma * eps).to(ELEMENT), mask=exists)
+
+
+def draw_many(seeds: Tensor, spec: Spec, means: Sequence[Tensor], rhos: Sequence[Tensor]) -> list[Tensor]:
+    """The weights of several draws, (draws, *shape) each, without gradients. `seeds`: (draws,) int64 on the device."""
+    made, draws = plan(spec), seeds.shape[0]
+    own_means, own_rhos = ([p.detach().contiguous() for p in part] for part in (means, rhos))
+    weights = [torch.empty(draws, *shape, dtype=spec.dtype, device=spec.device) for shape in spec.shapes]
+    compute = tl.float64 if spec.dtype == torch.float64 else tl.float32
+    with _on(spec.device):
+        for launch in made.launches:
+            if launch.tiles:
+                own = [_pick(part, launch) for part in (own_means, own_rhos, weights)]
+                options = _tile_options(launch, *own)
+                options["VECTORS"] &= spec.dtype.itemsize >= 4  # so that every draw begins on 16 bytes
+                _draws[(launch.tiles,)](
+                    seeds, draws, *own, launch.table, launch.places, ELEMENT=_ELEMENTS[spec.dtype], COMPUTE=compute,
+                    **options,
+                )  # fmt: skip
+    return weights
