@@ -1,4 +1,4 @@
-# make demo: install into .venv and run the quickstart.   make test: install, lint, type-check, test.
+# make demo: install into .venv and run the quickstart.   make test: install, lint, type-check, test.   make test-fast: while working.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -11,14 +11,19 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint bench clean
+# Environments with the oldest and the newest dependencies: some gigabytes.
+BOUNDS ?= .bounds
+
+.PHONY: help demo test test-fast test-bounds lint bench clean
 
 help:
 	@echo "make demo   create $(VENV), install, run 'bayesrnn quickstart' (about 3 minutes on 2 cores)"
 	@echo "make test   create $(VENV), install, lint, type-check, run all tests with coverage"
+	@echo "make test-fast    the same without the tests marked slow, and without coverage: about 2 minutes"
+	@echo "make test-bounds  the fast tests with the oldest and with the newest dependencies allowed, in $(BOUNDS)/"
 	@echo "make lint   ruff and mypy alone"
 	@echo "make bench  the CPU benchmark"
-	@echo "make clean  remove $(VENV), caches and build outputs (runs/ and data/ stay)"
+	@echo "make clean  remove $(VENV), $(BOUNDS), caches and build outputs (runs/ and data/ stay)"
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bayesrnn needs Python 3.11 or newer; say make PYTHON=python3.11")'
@@ -43,9 +48,16 @@ lint: $(VENV)/.installed-test
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(PYTEST_ARGS)
 
+test-fast: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(PYTEST_ARGS)
+
+test-bounds:
+	$(PYTHON) tests/bounds.py lowest --venv $(BOUNDS)/lowest
+	$(PYTHON) tests/bounds.py highest --venv $(BOUNDS)/highest
+
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) $(BOUNDS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

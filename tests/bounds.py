@@ -75,7 +75,10 @@ def main() -> None:
     found = {_name(line): line for line in listing.splitlines() if "==" in line}
     print("\n".join(found[name] for name in (*needed, "triton") if name in found), flush=True)
     fast = [str(python), "-m", "pytest", "-q", "-m", "not slow", "-n", "2", *asked.pytest]
-    sys.exit(subprocess.run(fast, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    if asked.which == "lowest":  # old releases warn of what newer ones beneath them have deprecated
+        environment["PYTEST_ADDOPTS"] = "-W default"
+    sys.exit(subprocess.run(fast, cwd=ROOT, env=environment).returncode)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def pieces():
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_eval_is_one_graph_where_recurrent_layers_are_allowed(name):
     """torch's compiler leaves every recurrent layer out, torch's own too, unless `allow_rnn` is set."""
@@ -75,6 +76,7 @@ def test_eval_breaks_at_recurrent_layers_alone(name):
     assert all("RNN, GRU, or LSTM" in reason for reason in counters["graph_break"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_the_same_draws_gradients_and_kl(name):
     model, x = MODELS[name](), tokens()
@@ -93,6 +95,7 @@ def test_training_gives_the_same_draws_gradients_and_kl(name):
     assert pieces()[0] <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("name", ["variational", "bayes_by_backprop"])
 def test_held_draws_and_the_mean_are_seen_by_compiled_code(name, mode):
@@ -111,6 +114,7 @@ def test_held_draws_and_the_mean_are_seen_by_compiled_code(name, mode):
         assert not torch.equal(compiled(x)[0], compiled(x)[0])  # outside the blocks: fresh draws again
 
 
+@pytest.mark.slow
 def test_predictions_of_a_compiled_model_are_the_model_s():
     model, x = MODELS["variational"]().eval(), tokens()
     compiled = torch.compile(model, backend="eager")

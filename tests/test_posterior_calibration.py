@@ -141,6 +141,7 @@ def chi_square(values, bins, draws):
     return ((counts - expected).square() / expected).sum().item()
 
 
+@pytest.mark.slow
 def test_simulation_based_calibration(simulated):
     """Ranks of the true weights among 31 draws are uniform (Talts et al., arXiv 1804.06788).
 

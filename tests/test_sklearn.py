@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -39,11 +40,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("estimator", "check"), list(checks()))
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
 
 
+@pytest.mark.slow
 def test_the_check_that_needs_an_environment_variable():
     code = f"""
 from sklearn.utils.estimator_checks import estimator_checks_generator
@@ -60,6 +63,8 @@ print(done)
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120, check=False
     )
+    if found.stdout.strip() == "0" and tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9):
+        pytest.skip("this scikit-learn has no such check")
     assert found.stdout.strip() == "2", found.stderr
 
 

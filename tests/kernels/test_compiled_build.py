@@ -62,6 +62,7 @@ def test_it_can_be_switched_off(monkeypatch):
     assert cpu.why_not() == "BAYESRNN_COMPILE=0 switches them off"
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_or_written_at_import(tmp_path):
     python("import bayesrnn as br; br.LSTM; br.BayesByBackprop; br.kernels.cpu", XDG_CACHE_HOME=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
@@ -79,6 +80,7 @@ def test_the_file_is_compiled_once_kept_and_private(compiler, fresh):
     assert compiler() == 2
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_compile_once(compiler, fresh):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = [
@@ -103,6 +105,7 @@ def test_another_source_flag_or_processor_is_another_file(monkeypatch):
     assert build._key(["/bin/sh"], "/lib/libgomp.so") != usual
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_reason_is_said_and_the_layers_run(tmp_path):
     code = """
         import torch, bayesrnn as br
@@ -181,6 +184,7 @@ def test_other_systems_and_an_unknown_openmp_are_reasons(fresh, monkeypatch):
     assert cpu.why_not() in ("no OpenMP", "no C compiler was found: neither cc, gcc nor clang")
 
 
+@pytest.mark.slow
 def test_there_is_one_openmp_library_in_the_process():
     if cpu.library() is None:
         pytest.skip(f"no compiled kernels: {cpu.why_not()}")
@@ -199,6 +203,7 @@ def test_there_is_one_openmp_library_in_the_process():
     assert done.stdout.strip() == "1", done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_process_can_draw_and_run_layers():
     if cpu.library() is None:
         pytest.skip(f"no compiled kernels: {cpu.why_not()}")
@@ -224,6 +229,7 @@ def test_a_forked_process_can_draw_and_run_layers():
     assert python(code, OMP_NUM_THREADS="2").splitlines()[-1] == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
 @pytest.mark.parametrize("architecture", ["x86-64-v3", "x86-64"])
 def test_narrower_vectors_give_the_same_numbers(ready, fresh, architecture):

@@ -36,6 +36,7 @@ def test_the_reference_is_the_formula(clip, decay):
     assert_close(params, [w - rate * scale * g - decay * w for w, g in zip(before, gradients, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED or CUDA, reason="runs here")
 def test_the_kernels_in_the_interpreter():
     pytest.importorskip("triton")

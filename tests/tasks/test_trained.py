@@ -62,6 +62,7 @@ def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
             open_run(tmp_path / "r", CPU)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_model_is_found_without_the_compiler():
     """Every command that opens a run does this: it must not take the seconds that torch's compiler takes to load."""
     import subprocess

@@ -71,6 +71,7 @@ KILLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KILLED)
 def test_killed_and_resumed_is_bit_identical(text_folder, tmp_path, name):
     extra = ["epochs=4", "save_every=9", *KILLED[name]]

@@ -49,6 +49,7 @@ def figures(record):
     return {tuple(row["settings"].values()): row["value"] for row in record["trials"]}
 
 
+@pytest.mark.slow
 def test_a_grid_tries_every_point_and_keeps_the_best_validation_figure(swept, tmp_path):
     record, said = swept(grid=GRID)
     assert points(record) == sorted(itertools.product((2, 5, 7), (0.001, 0.01)))
@@ -75,6 +76,7 @@ def test_the_test_data_is_never_looked_at(swept, monkeypatch):
     assert not [key for row in record["trials"] for key in row if "test" in key]
 
 
+@pytest.mark.slow
 def test_a_search_is_the_same_for_a_seed(swept):
     options = {"search": ["train.lr=1e-4:1e-1:log", "hidden=2:6"], "trials": 4}
     first, second, third = swept("a", **options)[0], swept("b", **options)[0], swept("c", seed=2, **options)[0]
@@ -101,6 +103,7 @@ def test_a_run_that_diverges_is_a_result(swept):
     assert swept(grid=["lr=0.001,1e30"], overrides=["clip=null"])[1] == []  # and is not tried again
 
 
+@pytest.mark.slow
 def test_hopeless_runs_are_given_up(swept):
     # Five good rates, then one that learns nothing: behind the median from the first epoch on.
     grid = ["lr=0.01,0.011,0.012,0.013,0.014,1e-9"]
@@ -113,6 +116,7 @@ def test_hopeless_runs_are_given_up(swept):
     assert pruned["best"]["value"] == whole["best"]["value"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
     expected, _ = swept("whole", grid=GRID)
     real, seen = module._Told.epoch, []
@@ -135,6 +139,7 @@ def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
     assert again["epochs"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch, where):
     """Here: the process id is free. Elsewhere: no heartbeat for longer than the grace period."""
