@@ -23,7 +23,7 @@ if torch.cuda.is_available():
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED:
 
-@pytest.mark.slow
+    @pytest.mark.slow
     def test_in_the_interpreter():
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
         done = subprocess.run(

@@ -29,7 +29,7 @@ GATES = {"LSTM": 4, "GRU": 3}
 if not INTERPRETED:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/kernels/test_gpu_persistent.py runs them on the GPU")
-@pytest.mark.slow
+    @pytest.mark.slow
     def test_in_the_interpreter():
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
         done = subprocess.run(
