@@ -29,6 +29,7 @@ FILES = {
 ADDRESS = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _UNSIGNED_BYTE = 0x08
 _LARGEST = 1 << 30  # bytes of one file's entries: twenty times MNIST
+_DOWNLOAD = 20 << 20  # bytes: twice the largest file
 _BLOCK = 1 << 20
 _DEFLATE = 1032  # no gzip stream grows by more than this
 
@@ -144,15 +145,9 @@ def _read(stream: BinaryIO, count: int) -> bytearray:
 
 def download(folder: str | Path) -> Path:
     """Fetch the four files into a folder and check them against the published md5; those already there stay."""
-    try:
-        import pooch  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise UserError("Downloading needs pooch: pip install pooch, or fetch the files by hand.") from None
+    from bayesrnn.data.download import fetch
+
     where = Path(folder)
     for name, md5 in FILES.values():
-        try:
-            pooch.retrieve(f"{ADDRESS}{name}.gz", known_hash=f"md5:{md5}", fname=f"{name}.gz", path=where)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{name}.gz could not be fetched from {ADDRESS} ({reason}).") from None
+        fetch(f"{ADDRESS}{name}.gz", where / f"{name}.gz", md5=md5, most=_DOWNLOAD)
     return where
