@@ -14,7 +14,7 @@ from bayesrnn.cli import app
 from bayesrnn.data.frames import Cut, Frame
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import forecast as task_file
-from bayesrnn.tasks.forecast import Forecast, ForecastModel, GaussianHeads, Model, Plan
+from bayesrnn.tasks.forecast import Forecast, ForecastModel, GaussianHeads, Model, Plan, prior_cost
 from bayesrnn.tasks.forecaster import Forecaster, by_horizon, is_random, measures, one_draw_for_the_batch, reliability
 from bayesrnn.tasks.mixture import Mixture
 from bayesrnn.tasks.trained import open_run
@@ -367,10 +367,29 @@ class TestTask:
                 loss, _, _ = task.objective(batch, ())
                 output = task.model(batch[0])
             expected = GaussianHeads().nll(output, batch[1]) / 96
+            if task.recipe.model.prior_sigma:
+                expected = expected + prior_cost(task.model, task.recipe.model.prior_sigma) / task.num_data
             if name == "forecast-bbb":
                 expected = expected + br.kl(task.model) / task.num_data
                 assert "log_sigma" not in {n for n, _, _ in task.model.named_posteriors()}
             torch.testing.assert_close(loss, expected)
+
+    def test_a_prior_counts_like_a_kl(self, series):
+        """Its cost is torch's -log N(w; 0, sigma^2), less a constant, over windows times steps ahead."""
+        task = Forecast(recipes.override(recipes.load("forecast"), [*SMALL, "prior_sigma=0.5"]), series, CPU)
+        task.attach(task.build(task.recipe, task.files()).train())
+        assert task.num_data == 3 * len(task.cut.origins("train", first=task.frame.first, horizon=3))
+        with br.mean(task.model):
+            loss, terms, _ = task.objective(task.batch(torch.tensor(0)), ())
+        weights = torch.cat([w.flatten() for name, w in task.model.named_parameters() if name != "log_sigma"])
+        normal = torch.distributions.Normal(0.0, 0.5)
+        cost = (normal.log_prob(torch.zeros(())) - normal.log_prob(weights)).sum()
+        torch.testing.assert_close(loss - terms.loss, cost / task.num_data)
+
+    def test_a_posterior_has_a_prior_of_its_own(self, series):
+        task = Forecast(recipes.override(recipes.load("forecast-bbb"), [*SMALL, "prior_sigma=0.5"]), series, CPU)
+        with pytest.raises(UserError, match=r"model.prior_sigma is for dropout models; .* set it to 0"):
+            task.attach(task.build(task.recipe, task.files()))
 
     def test_it_learns(self, tmp_path):
         """On a wave with noise of 0.4: better than the last season, and near the best score, 0.4 / sqrt(pi)."""

@@ -119,18 +119,22 @@ def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
 
 def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
     """A histogram per series of where values fell in their predictive distributions; flat is right. PNG bytes."""
-    figure = _figure(height=2.4)
-    panels = figure.subplots(1, len(records), sharey=True, squeeze=False)[0]
-    for axes, (name, group) in zip(panels, records.items(), strict=True):
+    columns = min(len(records), 4 if len(records) > 6 else 3)
+    rows = math.ceil(len(records) / columns)
+    figure = _figure(height=0.4 + 2.0 * rows)
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes in panels[len(records) :]:
+        axes.set_visible(False)
+    for axes, (name, group) in zip(panels, records.items(), strict=False):
         bars = [fmean(column) for column in zip(*(r["metrics"]["reliability"]["pit"] for r in group), strict=True)]
         width = 1 / len(bars)
         axes.bar([(i + 0.5) * width for i in range(len(bars))], bars, width=0.9 * width, color=_FORECAST)
         axes.axhline(width, color=_BLACK, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_title(name, fontsize=9)
         axes.set_xticks([0, 0.5, 1])
-        axes.set_xlabel("P(forecast ≤ what came)", fontsize=8)
         _plain(axes)
-    figure.axes[0].set_ylabel("share")
+    figure.supxlabel("P(forecast ≤ what came)", fontsize=9)
+    figure.supylabel("share", fontsize=9)
     return _png(figure)
 
 
@@ -224,15 +228,19 @@ def _block(results: Path) -> str:
 
 
 def _choice(results: Path) -> str:
-    """The settings that were tried, by their validation score."""
+    """The settings that were tried, by their score before the test parts."""
     import json
 
-    found = json.loads((results / "forecast-choice.json").read_text("utf-8"))["recipes"]
+    path = results / "forecast-choice.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing: make it with `python benchmarks/forecast.py choose` and commit it")
+    found = json.loads(path.read_text("utf-8"))["recipes"]
     rows = [
         {
             "recipe": recipe,
             "setting": ", ".join(change.split(".", 1)[1] for change in setting["changes"]),
             "score": setting["geometric_mean"],
+            "coverage": fmean(setting["coverage"].values()),
             "chosen": "chosen" if setting["changes"] == group["chosen"] else "",
         }
         for recipe, group in found.items()
@@ -240,7 +248,8 @@ def _choice(results: Path) -> str:
     ]
     columns = (
         Column("recipe", "recipe"), Column("setting", "setting"),
-        Column("score", "validation CRPS, geometric mean over series", "{:.3f}"), Column("chosen", ""),
+        Column("score", "CRPS before the test parts, geometric mean", "{:.3f}"),
+        Column("coverage", "95% intervals cover, mean", "{:.1%}"), Column("chosen", ""),
     )  # fmt: skip
     return markdown_table(rows, columns)
 

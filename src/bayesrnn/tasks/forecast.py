@@ -28,6 +28,8 @@ class Model:
     """One LSTM, read at its last step. ``noise: varying``: sigma depends on the window, a head of its own says how.
 
     ``linear`` adds a linear autoregression of the window to the means, so that the LSTM learns what is not linear.
+    ``prior_sigma`` is the standard deviation of the weights' prior in a dropout model: w^2 / (2 prior_sigma^2), summed,
+    counts like a KL, over the number of targets, so that short series hold weights tighter than long ones; 0: none.
     """
 
     hidden: int = positive(32)
@@ -38,6 +40,7 @@ class Model:
     recurrent_dropout: float = rate()
     output_dropout: float = rate()
     linear_dropout: float = rate()
+    prior_sigma: float = number(0.0, least=0)
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,12 @@ class GaussianHeads(nn.Module):
         return target.numel()
 
 
+def prior_cost(model: nn.Module, sigma: float) -> Tensor:
+    """-log N(w; 0, sigma^2), up to a constant, of all weights; the noise level is no weight."""
+    squares = [weight.square().sum() for name, weight in model.named_parameters() if name != "log_sigma"]
+    return torch.stack(squares).sum() / (2 * sigma**2)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What the data decided: parts, season, and the frame of windows. Kept in the run folder as frame.json."""
@@ -212,6 +221,8 @@ class Forecast(Task):
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
+        if self.recipe.model.prior_sigma and self.recipe.posterior.kind != "none":
+            raise UserError("model.prior_sigma is for dropout models; a posterior has its own prior, set it to 0.")
         likelihood: Any = GaussianHeads()
         self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.num_data)
         self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
@@ -232,7 +243,10 @@ class Forecast(Task):
     def objective(self, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, Any, State]:
         x, y = batch
         terms, _ = self.bound(lambda: self.model(x), y)
-        return terms.loss, terms, ()
+        loss = terms.loss
+        if self.recipe.model.prior_sigma:
+            loss = loss + prior_cost(self.model, self.recipe.model.prior_sigma) / self.num_data
+        return loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         found = {"train_nll": totals["nll"] / self.examples_per_step}
