@@ -12,8 +12,18 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayesrnn as br
+from bayesrnn.nn import embedding
 
 V, E = 30, 4
+
+
+@pytest.fixture(scope="module", autouse=True, params=["a mask over all words", "a hash of those that occur"])
+def way(request):
+    """Every test of this file holds for both ways to decide, of which the layer takes one by the number of words."""
+    before = embedding._MANY
+    embedding._MANY = 1 << 60 if request.param == "a mask over all words" else 0
+    yield request.param
+    embedding._MANY = before
 
 
 def ones(p, vocabulary=V, **options):
@@ -137,3 +147,36 @@ def test_bad_tokens():
 
 def test_repr_names_the_rate():
     assert "word_dropout=0.5" in repr(br.Embedding(V, E, word_dropout=0.5))
+
+
+def test_a_hash_of_a_sequence_and_a_word_has_independent_bits():
+    # 64 sequences, seeds as they come from draws; 500 words. Over 32,000 numbers each of the 53 bits is set in half of
+    # them (standard error 0.0028), and neighbouring bits agree in half; limits 5.5 of it. A bit that is set in 53 of
+    # 100 is found with power > 0.99.
+    seeds = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)).view(torch.int64)
+    numbers = embedding._hash(torch.arange(500).unsqueeze(1) * embedding._STEP + seeds[:, 0])
+    assert len(numbers.unique()) == numbers.numel()
+    bits = (numbers.unsqueeze(-1) >> torch.arange(53)) & 1
+    assert ((bits.double().mean((0, 1)) - 0.5).abs() < 5.5 * 0.0028).all()
+    assert (((bits[..., 1:] == bits[..., :-1]).double().mean((0, 1)) - 0.5).abs() < 5.5 * 0.0028).all()
+    for shifted in (bits[1:] == bits[:-1], bits[:, 1:] == bits[:, :-1]):  # the next word, the next sequence
+        assert ((shifted.double().mean((0, 1)) - 0.5).abs() < 5.5 * 0.0028).all()
+
+
+def test_a_large_vocabulary_needs_no_mask_of_its_size(way):
+    layer = ones(0.5, 1000)
+    with br.draw(layer, seed=1) as draw:
+        layer(torch.randint(1000, (5, 3)))
+        held = [t.shape[-1] for t in draw._held.values()]
+    assert held == [1000 if way == "a mask over all words" else 2]
+
+
+def test_windows_of_any_length_and_draws_side_by_side_agree_in_a_draw():
+    layer, tokens = ones(0.5).eval(), torch.randint(V, (9, 2))
+    with br.draw(layer, seed=1):
+        whole = layer(tokens)
+        assert torch.equal(torch.cat([layer(tokens[:4]), layer(tokens[4:])]), whole)
+        assert torch.equal(layer(tokens.int()), whole)
+    many = br.predict(layer, tokens, samples=5, seed=3, likelihood=br.Gaussian()).samples
+    cut = br.predict(layer, tokens, samples=5, seed=3, likelihood=br.Gaussian(), memory_limit=1).samples
+    assert torch.equal(many, cut)

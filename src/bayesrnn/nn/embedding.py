@@ -10,6 +10,16 @@ from torch import Tensor
 
 from bayesrnn import draws
 
+_MANY = 1 << 15  # word types from which on a mask over all of them costs more than the tokens that occur
+_STEP = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as a signed number
+
+
+def _hash(x: Tensor) -> Tensor:
+    """53 random bits for every 64-bit number: the last steps of SplitMix64 (Steele et al. 2014)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1)):
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor  # signed numbers: bits that move in are cleared
+    return (x >> 11) & ((1 << 53) - 1)
+
 
 class Embedding(torch.nn.Embedding):
     """`torch.nn.Embedding` that drops word *types*: whole rows of the matrix, anew for every sequence.
@@ -47,15 +57,24 @@ class Embedding(torch.nn.Embedding):
                 f"word dropout needs tokens of shape (T, B), or (B, T) with batch_first=True, got {tuple(input.shape)}"
             )
         tokens = input.unsqueeze(1) if input.dim() == 1 else input.t() if self.batch_first else input
-        rows = tokens.shape[1]
-        types = (self.num_embeddings,)
-        keep = source.units("words", draws.Noise(self.word_dropout), types, out, rows=rows)  # (B, V)
-        kept = keep.gather(1, tokens.t())  # (B, T)
+        kept = self._kept(tokens, out, source).t()  # (B, T)
         if input.dim() == 1:
             kept = kept[0]
         elif not self.batch_first:
             kept = kept.t()
         return out * kept.unsqueeze(-1)
+
+    def _kept(self, tokens: Tensor, like: Tensor, source: draws.Source) -> Tensor:
+        """The multipliers (T, B) of tokens (T, B)."""
+        rows, p = tokens.shape[1], self.word_dropout
+        if self.num_embeddings < _MANY:
+            keep = source.units("words", draws.Noise(p), (self.num_embeddings,), like, rows=rows)  # (B, V)
+            return keep.gather(1, tokens.t().long()).t()
+        # Two normal numbers are a row's seed, and the fate of a type is a hash of it and the type.
+        plain = torch.empty(0, device=like.device)
+        seeds = source.units("words", draws.Noise(0.5, "gaussian"), (2,), plain, rows=rows).view(torch.int64)[:, 0]
+        kept = _hash(tokens.long() * _STEP + seeds) < round((1 - p) * 2**53)
+        return kept.to(like.dtype) / (1 - p)
 
     def dropped_weights(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
         """The matrix, with the probability of keeping a row (for `bayesrnn.kl`)."""
