@@ -41,8 +41,7 @@ def command(
 ) -> None:
     """Print a paper's figures beside ours; with --data, first run every row that has no record yet.
 
-    The tables are gal2016 and fortunato2017, both of Penn Treebank. For records of other recipes beside their papers'
-    figures there is bayesrnn report.
+    The tables are gal2016 and fortunato2017, both of Penn Treebank; for other recipes there is bayesrnn report.
     """
     from bayesrnn import recipes
     from bayesrnn.cli.console import plain_console
