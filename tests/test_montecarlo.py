@@ -477,3 +477,57 @@ def test_threads_that_predict_with_one_model_take_turns():
     assert not wrong
     assert isinstance(q.module.weight, torch.nn.Parameter)
     assert torch.equal(q.module.weight, before)
+
+
+def test_memory_is_a_quarter_of_what_a_gpu_has_free_and_a_gib_elsewhere(monkeypatch):
+    assert montecarlo._memory(nn.Linear(2, 2)) == montecarlo._memory(nn.Sequential()) == 1 << 30
+
+    class OnAGPU:
+        device = torch.device("cuda")
+
+        def parameters(self):
+            return iter([self])
+
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
+    for free, expected in ((10 << 30, 3 << 30), (0, 1 << 30)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 << 30))
+        assert montecarlo._memory(OnAGPU()) == expected
+
+
+def test_draws_of_whole_weights_are_cut_into_few_batches_of_one_size(monkeypatch):
+    q, x = br.BayesByBackprop(nn.Linear(4, 3), init_sigma=0.3).eval(), reals(5, 4)
+    sizes, real = [], montecarlo.batched_weight_draws
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    monkeypatch.setattr(
+        montecarlo,
+        "batched_weight_draws",
+        lambda q, x, args, part: (sizes.append(len(part)), real(q, x, args, part))[1],
+    )
+    whole = br.predict(q, x, samples=30, seed=1)
+    assert sizes == [4, 26]
+    sizes.clear()
+    # one draw: 15 weights and 15 outputs of the layer, which is the whole module, 4 bytes each
+    cut = br.predict(q, x, samples=30, seed=1, memory_limit=10 * 4 * (15 + 15))
+    assert sizes == [4, 9, 9, 8]
+    torch.testing.assert_close(cut.samples, whole.samples)
+    sizes.clear()
+    br.predict(q, x, samples=1, seed=1)
+    assert sizes == []
+
+
+def test_a_model_that_vmap_does_not_know_runs_draw_by_draw(monkeypatch):
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            out = self.layer(x)
+            return out if float(out.sum()) > 0 else -out
+
+    q, x = br.BayesByBackprop(Branching(), init_sigma=0.3).eval(), reals(5, 4)
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    found = br.predict(q, x, samples=3, seed=1, likelihood=br.Gaussian()).samples
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
+    assert torch.equal(found, br.predict(q, x, samples=3, seed=1, likelihood=br.Gaussian()).samples)

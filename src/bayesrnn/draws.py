@@ -145,7 +145,14 @@ class Draw:
     def units(
         self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
     ) -> Tensor:
-        return _held_units([self], self._held, key, noise, shape, like, rows=rows, shared=shared)[0]
+        size = tuple(shape) if shared else (rows, *shape)
+        held = self._held.get(key)
+        if held is None:
+            with _noise_to_keep():
+                held = noise.seeded([self.number(key)], size, like.device)[0]
+        _check_size(held.shape, size, len(shape))
+        self._held[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
+        return self._held[key].to(like.dtype)
 
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
         generator = self.stream(key, like.device)
@@ -161,36 +168,18 @@ class Draw:
         return self._held[key]
 
 
-def _held_units(
-    draws: Sequence[Draw],
-    kept: dict[str, Any],
-    key: str,
-    noise: Noise,
-    shape: Sequence[int],
-    like: Tensor,
-    *,
-    rows: int,
-    shared: bool,
-) -> Tensor:
-    """(draws, rows, *shape), or (draws, *shape) where shared: made at the first call and then `kept` under its key."""
-    size = tuple(shape) if shared else (rows, *shape)
-    held = kept.get(key)
-    if held is None:
-        with _noise_to_keep():
-            held = noise.seeded([draw.number(key) for draw in draws], size, like.device)
-    elif not shared and held.shape[1] != rows:
+def _check_size(held: Sequence[int], size: Sequence[int], dims: int) -> None:
+    """That held noise is of the wanted size, of which the last `dims` are a unit's shape."""
+    if len(size) > dims and held[0] != size[0]:
         raise ValueError(
-            f"this draw was made for a batch of {held.shape[1]} but the input is a batch of {rows}: "
+            f"this draw was made for a batch of {held[0]} but the input is a batch of {size[0]}: "
             "inside one br.draw every call takes the same sequences; start a new draw for another batch"
         )
-    elif held.shape[1:] != size:
+    if tuple(held) != tuple(size):
         raise ValueError(
-            f"this draw has noise for units of shape {tuple(held.shape[1 + len(size) - len(shape) :])} but the input "
-            f"has {tuple(shape)}: use one layer for each size, or a new draw"
+            f"this draw has noise for units of shape {tuple(held[len(size) - dims :])} but the input "
+            f"has {tuple(size[len(size) - dims :])}: use one layer for each size, or a new draw"
         )
-    kept[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
-    units: Tensor = kept[key].to(like.dtype)
-    return units
 
 
 class Stacked:
@@ -210,10 +199,17 @@ class Stacked:
         self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, rows: int, shared: bool = False
     ) -> Tensor:
         each = self._each(key, rows)
-        made = _held_units(self.draws, self._held, key, noise, shape, like, rows=each, shared=shared)
+        size = tuple(shape) if shared else (each, *shape)
+        held = self._held.get(key)
+        if held is None:
+            with _noise_to_keep():
+                held = noise.seeded([draw.number(key) for draw in self.draws], size, like.device)
+        _check_size(held.shape[1:], size, len(shape))
+        self._held[key] = held
         if shared:
-            made = made.unsqueeze(1).expand(len(self.draws), each, *shape)
-        return made.reshape(rows, *shape)
+            held = held.unsqueeze(1).expand(len(self.draws), each, *shape)
+        made: Tensor = held.reshape(rows, *shape)
+        return made.to(like.dtype)
 
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
         if batch_dim is None:

@@ -290,12 +290,8 @@ def _gains_from_batches(q: Bayesian) -> bool:
 
 def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Sequence[Draw]) -> Tensor:
     """All draws of `part` at once: the module mapped over a stack of weights."""
-    device, noises = q.means[q._names[0]].device, []
-    for draw in part:
-        with draws.bind(q, draw):
-            source = draws.source(q)
-            assert source is not None
-            noises.append(source.weights("weights", q.posterior.noise, device))
+    device = q.means[q._names[0]].device
+    noises = [draws.Bound(draw, "").weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
     many = getattr(q.posterior, "weights_many", None)
     if many is not None:
         stacked = many(q.means, noises)

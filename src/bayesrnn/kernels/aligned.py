@@ -53,7 +53,7 @@ def masked_inputs(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) ->
     if mask is None:
         inside[0].copy_(x)
         return made
-    by_gate = mask.view(mask.shape[0], gates, columns).transpose(0, 1)  # (G, B, F)
+    by_gate = mask.reshape(mask.shape[0], gates, columns).transpose(0, 1)  # (G, B, F)
     if is_rectangular(batch_sizes):
         steps = (len(batch_sizes), batch_sizes[0])
         torch.mul(x.reshape(*steps, columns), by_gate.unsqueeze(1), out=inside.unflatten(1, steps))
@@ -65,7 +65,7 @@ def masked_inputs(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) ->
 def filled_weights(weight: Tensor, gates: int) -> Tensor:
     """(G, H', F'): the gates' matrices (G*H, F), zeros beyond H and F; a view where nothing is missing."""
     columns = weight.shape[1]
-    parts = weight.view(gates, -1, columns)
+    parts = weight.reshape(gates, -1, columns)
     height = parts.shape[1]
     if height % _NUMBERS == 0 and columns % _NUMBERS == 0:
         return parts
@@ -114,7 +114,7 @@ def input_gradient(d: Tensor, weight: Tensor, mask: Tensor | None, batch_sizes: 
     if mask is None:
         return found[0]
     gates, rows = found.shape[:2]
-    masks = mask.view(mask.shape[0], gates, columns).transpose(0, 1)  # (G, B, F)
+    masks = mask.reshape(mask.shape[0], gates, columns).transpose(0, 1)  # (G, B, F)
     if is_rectangular(batch_sizes):
         found, masks = found.unflatten(1, (len(batch_sizes), batch_sizes[0])), masks.unsqueeze(1)
     else:
