@@ -221,7 +221,7 @@ class TestCaption:
 
         assert settings(open_run(folder, CPU)) == {"beam": 7, "length_penalty": 0.25}
         (folder / "evaluation.json").write_text("[]")
-        assert settings(open_run(folder, CPU)) == {"beam": 3, "length_penalty": 0.0}
+        assert settings(open_run(folder, CPU)) == {"beam": 3, "length_penalty": 0.5}
 
     def test_a_gallery_without_images(self, runs, pictures, tmp_path):
         page = tmp_path / "page.html"

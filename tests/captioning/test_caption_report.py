@@ -40,7 +40,8 @@ def record(recipe, seed, perplexity, cider, epochs=12):
         "seed": seed,
         "device": "cuda (made up)",
         "versions": {"torch": "2.11"},
-        "overrides": ["train.lr=0.001"],
+        "overrides": ["train.lr=0.003"],
+        "settings": {"model": {"hidden": 512}, "train": {"lr": 0.003}, "evaluate": {"samples": 7}},
         "curves": {"valid_perplexity": valid, "train_perplexity": [0.8 * v for v in valid]},
         "metrics": metrics,
     }
@@ -69,9 +70,12 @@ def test_the_table_has_means_over_seeds_and_people(results):
     assert "15.60 ± 0.10" in rows["Bayes by Backprop, draws"]
     assert "63.0 | 41.0 | 27.0 | – | – |" in rows["published, plain (arXiv 1411.4555)"]
     assert "21.0 | 78.9" in rows["a person, against the others"]
-    assert "perplexity: -1.10 (better, every seed)" in text
-    assert "CIDEr: +3.00 (better, every seed)" in text
-    assert "BLEU-4: +0.00 (the same, seeds overlap)" in text
+    better = "(better, every seed)"
+    said = f"perplexity -1.10 {better}, BLEU-4 +0.00 (the same, seeds overlap), CIDEr +3.00 {better}"
+    assert f"- Bayes by Backprop, mean, against dropout, mean: {said}." in text
+    assert f"- Bayes by Backprop, draws, against dropout, mean: perplexity -0.60 {better}, BLEU-4 -0.50" in text
+    assert text.count("against dropout, mean") == 4, "two methods with as many units, with the mean and with draws"
+    assert "1024 units" not in text
     assert "cuda (made up), torch 2.11" in text
 
 
@@ -79,7 +83,10 @@ def test_the_other_tables(results):
     settings = captioning.BLOCKS["captioning-settings"](results)
     assert settings.count("| 5 / 0.5 |") == 18
     search = captioning.BLOCKS["captioning-search"](results).splitlines()[2:]
-    assert [row.split(" | ")[3] for row in search if row] == ["15.00", "16.00", "17.00"], "best first"
+    rows = [row.split(" | ") for row in search if row.startswith("|")]
+    assert [row[3] for row in rows] == ["15.00", "16.00", "17.00"], "best first"
+    assert {row[1] for row in rows} == {"train.lr=0.003"}, "what differs from the recipe, wherever it came from"
+    assert search[-1] == "Runs: Bayes by Backprop 3."
     doubt = captioning.BLOCKS["captioning-doubt"](results)
     assert "| Bayes by Backprop, mutual information | 71.0 | 67.0 | 63.0 | 59.0 | 55.0 |" in doubt
 
@@ -131,3 +138,19 @@ def test_other_files_are_refused(results):
 def test_the_page_has_a_place_for_every_block():
     text = (ROOT / "docs/captioning.md").read_text("utf-8")
     assert set(re.findall(r"<!-- results:([\w-]+) -->", text)) == set(captioning.BLOCKS)
+
+
+def test_every_recipe_has_a_name_and_every_name_a_recipe():
+    from bayesrnn import recipes
+
+    assert set(captioning.METHODS) == {n for n in recipes.names() if recipes.load(n).task == "captioning"}
+
+
+def test_models_are_compared_with_those_of_their_size(results):
+    for name in ("caption-dropout-wide", "caption-variational-wide"):
+        (results / name).mkdir()
+        (results / name / "1.json").write_text(json.dumps(record(name, 1, 15.0 if "dropout" in name else 14.0, 50.0)))
+    sentences = captioning.findings(captioning.load(results))
+    assert len(sentences) == 6
+    wide = "Variational dropout, 1024 units, mean, against dropout, 1024 units, mean: perplexity -1.00 (better), "
+    assert any(sentence.startswith(wide) for sentence in sentences)

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 
 import pytest
 
@@ -35,7 +36,8 @@ def made_up(name, seed, *, epochs=40, speed=1.0):
         "seed": seed,
         "device": "cpu (here)",
         "versions": {"torch": "2"},
-        "overrides": ["train.epochs=40"] if seed == 2 else [],
+        "recipe": name,
+        "settings": {"train": {"epochs": 40}} if seed == 2 else {},
         "curves": {"test_error": curve},
         "metrics": metrics,
     }
@@ -48,7 +50,16 @@ def results(tmp_path):
         for seed in (1, 2):
             record = made_up(name, seed, speed=2.0 if name == digits.SHARPENED else 1.0)
             (tmp_path / name / f"{seed}.json").write_text(json.dumps(record))
+    compared(tmp_path, sharpened_speed=2.0)
     return tmp_path
+
+
+def compared(folder, sharpened_speed):
+    for name, speed in ((digits.PLAIN, 1.0), (digits.SHARPENED, sharpened_speed)):
+        (folder / digits.PAIR / name).mkdir(parents=True, exist_ok=True)
+        for seed in (1, 2):
+            record = json.dumps(made_up(name, seed, speed=speed, epochs=25))
+            (folder / digits.PAIR / name / f"{seed}.json").write_text(record)
 
 
 def test_every_recipe_has_a_name_and_every_name_a_recipe():
@@ -69,15 +80,15 @@ def test_blocks(results):
     assert "| 1.36 |" in row
     assert "| 0.58 ± 0.01 |" in row
     assert "| LeNet | – |" in main  # no paper figure
-    assert "Changed settings: train.epochs=40." in main
+    assert "Not as in the recipes: train.epochs=40." in main
     assert "MC is below the standard error in 2 of 2 seeds (0.58% against" in main
-    pictures = digits._drawings(digits.load(results))
+    assert "Sharpening" not in main
+    pictures = digits.figures(results)
     for name, block in digits.BLOCKS.items():
         text = block(results)
         assert text != digits.NO_RECORD
         if "![" in text:
-            picture = text.rpartition("(figures/")[2].rstrip(")")
-            assert picture in pictures, name
+            assert re.search(r"\(figures/(\S+)\)", text)[1] in pictures, name
     assert "0.950 ± 0.000" in digits.BLOCKS["digits-unfamiliar"](results)
 
 
@@ -103,19 +114,25 @@ def test_levels_count_only_where_all_runs_got():
     assert digits.levels_reached({}) == []
 
 
-@pytest.mark.parametrize(("slower", "said"), [(False, "never later"), (True, "LATER at")])
-def test_what_is_said_of_sharpening(results, slower, said):
-    if slower:
-        for seed in (1, 2):
-            record = json.dumps(made_up(digits.SHARPENED, seed, speed=0.5))
-            (results / digits.SHARPENED / f"{seed}.json").write_text(record)
-    assert any(said in sentence for sentence in digits.findings(digits.load(results)))
+@pytest.mark.parametrize(("speed", "said"), [(2.0, "never later"), (0.5, "LATER at")])
+def test_what_is_said_of_sharpening(results, speed, said):
+    compared(results, speed)
+    text = digits.BLOCKS["digits-sharpening"](results)
+    assert said in text
+    assert "25 epochs, of which validation chose one" in text
+
+
+def test_sharpening_alone_is_compared_with_nothing(results):
+    for file in (results / digits.PAIR / digits.PLAIN).iterdir():
+        file.unlink()
+    assert digits.BLOCKS["digits-sharpening"](results) == digits.NO_RECORD
+    assert "digits-sharpening.png" not in digits.figures(results)
 
 
 def test_pictures(results, tmp_path):
     paths = digits.write_figures(results, tmp_path / "figures")
     assert [p.name for p in paths] == [
-        "digits-errors.png", "digits-sharpening.png", "digits-pruning.png", "digits-turning.png",
+        "digits-errors.png", "digits-pruning.png", "digits-turning.png", "digits-sharpening.png",
     ]  # fmt: skip
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
 

@@ -7,12 +7,14 @@ validation that chose their settings.
 import io
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
+from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -24,13 +26,21 @@ METHODS = {
     "caption-dropout": "dropout",
     "caption-variational": "variational dropout",
     "caption-bbb": "Bayes by Backprop",
+    "caption-dropout-wide": "dropout, 1024 units",
+    "caption-variational-wide": "variational dropout, 1024 units",
 }
+PAIRS = (
+    ("caption-bbb", "caption-dropout"),
+    ("caption-variational", "caption-dropout"),
+    ("caption-variational-wide", "caption-dropout-wide"),
+)
+"""Methods that are compared in words: a Bayesian one, and the baseline with as many units."""
 SCORES = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "cider": "CIDEr"}
 SIGNS = {"entropy": "entropy", "mutual_information": "mutual information", "surprisal": "surprisal"}
 NOTHING = "Not measured yet: there are no records in `results/`."
 _COLOUR = dict(zip(METHODS, COLOURS, strict=False))
-_STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-"), strict=True))
-_MARK = dict(zip(METHODS, "sD^", strict=True))
+_STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", (0, (5, 1.5)), "-"), strict=True))
+_MARK = dict(zip(METHODS, "sD^vo", strict=True))
 
 Record = Mapping[str, Any]
 Runs = dict[str, list[Record]]
@@ -115,7 +125,9 @@ def settings_table(runs: Runs) -> str:
                     found[how] = f"{metrics[f'beam{suffix}']} / {penalty:g}"
                     found[f"cider_{how}"] = metrics[f"valid_cider{suffix}"]
             found["seconds"] = metrics["train_seconds"]
+            found["changed"] = ", ".join(changed_settings(record)) or None
             rows.append(found)
+    changes = [Column("changed", "not as in the recipe")] if any(row["changed"] for row in rows) else []
     columns = (
         Column("name", "validation"),
         Column("epoch", "best epoch"),
@@ -125,6 +137,7 @@ def settings_table(runs: Runs) -> str:
         Column("draws", "draws"),
         Column("cider_draws", "CIDEr", "{:.1f}"),
         Column("seconds", "seconds of training", "{:,.0f}"),
+        *changes,
     )
     return markdown_table(rows, columns)
 
@@ -133,11 +146,10 @@ def search_table(records: Sequence[Record]) -> str:
     """All runs of the search, best first within each method."""
     rows = []
     for record in records:
-        changed = record.get("overrides") or []
         rows.append(
             {
                 "name": METHODS.get(record["recipe"], record["recipe"]),
-                "changed": ", ".join(changed) or "nothing",
+                "changed": ", ".join(changed_settings(record)) or "nothing",
                 "epoch": record["metrics"]["best_epoch"],
                 "perplexity": record["metrics"]["valid_perplexity"],
                 "seconds": record["metrics"]["train_seconds"],
@@ -147,7 +159,7 @@ def search_table(records: Sequence[Record]) -> str:
     rows.sort(key=lambda row: (order.index(row["name"]) if row["name"] in order else len(order), row["perplexity"]))
     columns = (
         Column("name", "method"),
-        Column("changed", "changed settings"),
+        Column("changed", "not as in the recipe now"),
         Column("epoch", "best epoch"),
         Column("perplexity", "validation perplexity", "{:.2f}"),
         Column("seconds", "seconds of training", "{:,.0f}"),
@@ -175,23 +187,27 @@ def doubt_table(runs: Runs) -> str:
 
 
 def findings(runs: Runs) -> list[str]:
-    """Sentences on what the records say about Bayes by Backprop against dropout."""
-    if not {"caption-dropout", "caption-bbb"} <= runs.keys():
-        return []
+    """Sentences on what the records say about the Bayesian methods against dropout in its standard use, the mean."""
     said = []
-    for key, title, lower in (
-        ("test_perplexity", "perplexity", True),
-        ("test_bleu4", "BLEU-4", False),
-        ("test_cider", "CIDEr", False),
-    ):
-        plain, bayes = (_figures(runs[name], key) for name in ("caption-dropout", "caption-bbb"))
-        if plain and bayes:
-            gain = statistics.fmean(bayes) - statistics.fmean(plain)
-            better = "the same" if gain == 0 else "better" if (gain < 0) == lower else "worse"
-            apart = max(bayes) < min(plain) or min(bayes) > max(plain)
-            seeds = "" if min(len(plain), len(bayes)) < 2 else ", every seed" if apart else ", seeds overlap"
-            said.append(f"Bayes by Backprop against dropout, {title}: {gain:+.2f} ({better}{seeds}).")
-    return said
+    for bayes, plain in PAIRS:
+        if bayes in runs and plain in runs:
+            for suffix, how in (("", "mean"), ("_mc", "draws")):
+                parts = [_compared(runs[bayes], runs[plain], key, suffix) for key in ("perplexity", "bleu4", "cider")]
+                kept = ", ".join(part for part in parts if part)
+                if kept:
+                    said.append(f"{METHODS[bayes]}, {how}, against {METHODS[plain]}, mean: {kept}.")
+    return [sentence[0].upper() + sentence[1:] for sentence in said]
+
+
+def _compared(bayes: Sequence[Record], plain: Sequence[Record], key: str, suffix: str) -> str | None:
+    ours, theirs = _figures(bayes, f"test_{key}{suffix}"), _figures(plain, f"test_{key}")
+    if not ours or not theirs:
+        return None
+    gain = statistics.fmean(ours) - statistics.fmean(theirs)
+    better = "the same" if gain == 0 else "better" if (gain < 0) == (key == "perplexity") else "worse"
+    apart = max(ours) < min(theirs) or min(ours) > max(theirs)
+    seeds = "" if min(len(ours), len(theirs)) < 2 else ", every seed" if apart else ", seeds overlap"
+    return f"{SCORES.get(key, key)} {gain:+.2f} ({better}{seeds})"
 
 
 def _block(make: Callable[[Runs], str]) -> Callable[[Path], str]:
@@ -215,7 +231,10 @@ def _doubt(runs: Runs) -> str:
 
 def _search(results: Path) -> str:
     records = _read(results / "caption-search")
-    return search_table(records) if records else NOTHING
+    if not records:
+        return NOTHING
+    counts = Counter(METHODS.get(record["recipe"], record["recipe"]) for record in records)
+    return f"{search_table(records)}\nRuns: {', '.join(f'{name} {count}' for name, count in counts.items())}."
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {

@@ -1,4 +1,7 @@
-"""Records of digit runs, ``results/digits-*/SEED.json``, as tables, sentences and pictures for the documentation."""
+"""Records of digit runs, ``results/digits-*/SEED.json``, as tables, sentences and pictures for the documentation.
+
+Runs that compare sharpening with its absence, all else equal, are in ``results/digits-sharpening/RECIPE/SEED.json``.
+"""
 
 import io
 import json
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -31,8 +35,10 @@ NAMES = {
 }
 PLAIN, SHARPENED = "digits-bbb-400", "digits-bbb-sharpened-400"
 LEVELS = (5.0, 4.0, 3.0, 2.5, 2.2, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3)
+PAIR = "digits-sharpening"
 NO_RECORD = "No run is recorded yet."
 _TURNED = "digits-lenet-all"
+_SHARPENING = "digits-sharpening.png"
 
 Record = Mapping[str, Any]
 Runs = dict[str, list[Record]]
@@ -199,25 +205,30 @@ def findings(runs: Runs) -> list[str]:
         errors = _figures_of(bbb, "test_error")
         reached = "at most" if statistics.fmean(errors) <= 1.4 else "MORE than"
         said.append(f"Bayes by Backprop, 400 units: {statistics.fmean(errors):.2f}% (mean weights), {reached} 1.4%.")
-    rows = levels_reached(runs)
-    if rows:
-        later = [f"{row['level']:g}%" for row in rows if row[SHARPENED] > row[PLAIN]]
-        verdict = f"LATER at {', '.join(later)}" if later else "never later"
-        said.append(
-            f"Sharpening reaches the {len(rows)} levels from {rows[0]['level']:g}% to {rows[-1]['level']:g}% test "
-            f"error {verdict} (mean of first epochs over seeds)."
-        )
     return said
+
+
+def sharpening_finding(runs: Runs) -> str | None:
+    """Whether each level of error is reached in no more epochs with sharpening."""
+    rows = levels_reached(runs)
+    if not rows:
+        return None
+    later = [f"{row['level']:g}%" for row in rows if row[SHARPENED] > row[PLAIN]]
+    verdict = f"LATER at {', '.join(later)}" if later else "never later"
+    return (
+        f"Sharpening reaches the {len(rows)} levels from {rows[0]['level']:g}% to {rows[-1]['level']:g}% test error "
+        f"{verdict} (mean of first epochs over seeds)."
+    )
 
 
 def sources(runs: Runs) -> str:
     """Where the figures were made, and every setting that is not the recipe's."""
     every = [r for records in runs.values() for r in records]
     devices = sorted({f"{r['device']}, torch {r['versions']['torch']}" for r in every})
-    changed = sorted({o for r in every for o in r.get("overrides") or []})
+    changed = sorted({text for r in every for text in changed_settings(r)})
     samples = sorted({r["metrics"].get("samples") or 0 for r in every} - {0})
     epochs = sorted({len(r["curves"]["test_error"]) for r in every})
-    settings = f" Changed settings: {', '.join(changed)}." if changed else ""
+    settings = f" Not as in the recipes: {', '.join(changed)}." if changed else ""
     return (
         f"{' or '.join(map(str, epochs))} epochs, of which validation chose one; MC: "
         f"{' or '.join(map(str, samples)) or 'no'} draws; ± is the standard deviation over seeds. From `results/`, on "
@@ -231,6 +242,17 @@ def block(results: Path) -> str:
     if not runs:
         return NO_RECORD
     return "\n".join([error_table(runs), *(f"- {sentence}" for sentence in findings(runs)), "", sources(runs)])
+
+
+def sharpening_block(results: Path) -> str:
+    """Epochs to each level of error, plain and sharpened, the picture, and the last figures of both."""
+    runs = load(results / PAIR)
+    found = sharpening_finding(runs)
+    if found is None:
+        return NO_RECORD
+    alt = "Test error per epoch, and the first epoch of each error level"
+    parts = [level_table(runs), f"- {found}\n", f"![{alt}](figures/{_SHARPENING})\n", error_table(runs), sources(runs)]
+    return "\n".join(parts)
 
 
 def _block_of(results: Path, table: Callable[[Runs], str] | None, picture: str | None = None, alt: str = "") -> str:
@@ -254,16 +276,18 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "digits-pruning": lambda results: _block_of(
         results, pruning_table, "digits-pruning.png", "Test error against the share of weights removed"
     ),
-    "digits-sharpening": lambda results: _block_of(
-        results, level_table, "digits-sharpening.png", "Test error per epoch, and the first epoch of each error level"
-    ),
+    "digits-sharpening": sharpening_block,
 }
 """Blocks of docs/digits.md by name: results folder to Markdown."""
 
 
 def figures(results: Path) -> dict[str, bytes]:
     """PNG files by name, of whatever records there are."""
-    return {name: _png(draw, size) for name, (draw, size) in _drawings(load(results)).items()}
+    made = {name: _png(draw, size) for name, (draw, size) in _drawings(load(results)).items()}
+    pair = load(results / PAIR)
+    if sharpening_finding(pair) is not None:
+        made[_SHARPENING] = _png(lambda figure: _draw_sharpening(figure, pair), (9.0, 4.0))
+    return made
 
 
 def write_figures(results: Path, folder: Path) -> list[Path]:
@@ -284,8 +308,6 @@ def _drawings(runs: Runs) -> dict[str, Drawing]:
     found: dict[str, Drawing] = {}
     if any(_figures_of(records, "test_error_mc") for records in runs.values()):
         found["digits-errors.png"] = lambda f: _draw_errors(f, runs), (8.0, 1.4 + 0.36 * len(runs))
-    if PLAIN in runs and SHARPENED in runs:
-        found["digits-sharpening.png"] = lambda f: _draw_sharpening(f, runs), (9.0, 4.0)
     if any(r["metrics"].get("pruning") for records in runs.values() for r in records):
         found["digits-pruning.png"] = lambda f: _draw_pruning(f, runs), (7.2, 4.2)
     turned = next((r for r in runs.get(_TURNED, []) if r["metrics"].get("turning")), None)

@@ -1,0 +1,33 @@
+"""What a record was made with, beside the recipe as it is now."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bayesrnn import recipes
+from bayesrnn.errors import UserError
+
+_SECTIONS = ("model", "posterior", "data", "train")
+
+
+def changed_settings(record: Mapping[str, Any]) -> list[str]:
+    """KEY=VALUE of each setting of training that the recipe has otherwise now, whoever changed it since.
+
+    Of a record without settings, or whose recipe is gone, nothing.
+    """
+    try:
+        now = recipes.flatten(recipes.load(record["recipe"]))
+    except UserError:
+        return []
+    then = {
+        f"{section}.{key}": value
+        for section in _SECTIONS
+        for key, value in record.get("settings", {}).get(section, {}).items()
+    }
+    return [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
+
+
+def _shown(value: Any) -> str:
+    """As it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,34 @@
+from bayesrnn import recipes
+from bayesrnn.report.changes import changed_settings
+
+
+def record(**sections):
+    return {"recipe": "caption-bbb", "overrides": ["train.lr=9"], "settings": sections}
+
+
+def test_what_differs_from_the_recipe_now_whatever_the_overrides_were():
+    now = recipes.load("caption-bbb")
+    same = {"model": {"hidden": now.model.hidden}, "train": {"lr": now.train.lr, "clip": now.train.clip}}
+    assert changed_settings(record(**same)) == []
+    other = {"model": {"hidden": 7, "tied": True}, "train": {"lr": 0.002, "clip": None}}
+    assert changed_settings(record(**other)) == [
+        "model.hidden=7",
+        "model.tied=true",
+        "train.lr=0.002",
+        "train.clip=null",
+    ]
+
+
+def test_other_sections_and_unknown_settings_are_left_out():
+    assert changed_settings(record(evaluate={"samples": 7}, train={"gone": 3}, paper={"row": "x"})) == []
+
+
+def test_nothing_to_compare_with():
+    assert changed_settings({"recipe": "gone", "settings": {"train": {"lr": 9.0}}}) == []
+    assert changed_settings({"recipe": "caption-bbb"}) == []
+
+
+def test_what_is_shown_can_be_given_to_train():
+    shown = changed_settings(record(model={"tied": True}, train={"lr": 0.002, "clip": None, "optimizer": "adam"}))
+    made = recipes.override(recipes.load("caption-bbb"), shown)
+    assert (made.model.tied, made.train.lr, made.train.clip, made.train.optimizer) == (True, 0.002, None, "adam")
