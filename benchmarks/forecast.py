@@ -1,11 +1,12 @@
-"""Forecasting recipes on real series: settings chosen on validation parts, then records of three seeds.
+"""Forecasting recipes on real series: settings chosen before the test parts, then records of three seeds.
 
-    python benchmarks/forecast.py choose     # writes results/forecast-choice.json: every setting's validation CRPS
+    python benchmarks/forecast.py choose     # writes results/forecast-choice.json: every setting's score
     python benchmarks/forecast.py run        # writes results/RECIPE/SERIES/SEED.json
 
 The series are the library's own and some that the statsmodels wheel carries; all are public domain. One setting per
-recipe serves all series: that with the lowest geometric mean, over series, of the validation CRPS. No figure of a test
-part is looked at by ``choose``; ``run`` uses the recipes as they are.
+recipe serves all series: that with the lowest geometric mean of CRPS over them. ``choose`` sees the series without
+their test parts: it trains on the first 70% of the rest, stops by the next 15%, and scores the last 15%, which are part
+of what ``run`` validates on. ``run`` uses the recipes as they are.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import json
 import math
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from bayesrnn import recipes
+from bayesrnn.tasks.forecast import Data, Forecast, Plan, forecaster, read_series
+from bayesrnn.tasks.forecaster import measures
+from bayesrnn.tasks.trained import open_run
 from bayesrnn.train.launch import commit, launch
 from bayesrnn.train.run_folder import RECORD
 
@@ -39,12 +45,25 @@ BORROWED = {
     "unemployment": ("macrodata", "unemp"),
 }
 LONG = ("sunspots-monthly", "co2-weekly")  # take minutes, and no part in the choice
-_DROPOUT = ("model.recurrent_dropout={} model.output_dropout={} model.linear_dropout={}").format
+_DROPOUT = (
+    "model.recurrent_dropout={} model.output_dropout={} model.linear_dropout={} model.prior_sigma={} train.l2={}"
+).format
+_PLAIN = "model.hidden={} model.noise={} train.l2={}".format
 SETTINGS = {
-    "forecast": [_DROPOUT(r, o, w) for r, o in ((0.1, 0.1), (0.1, 0.3), (0.3, 0.3)) for w in (0.0, 0.1)],
-    "forecast-plain": [f"model.hidden={h} model.noise={n}" for h in (32, 64) for n in ("same", "varying")],
-    "forecast-bbb": [f"model.hidden={h} posterior.log_sigma1={s}" for h in (16, 32) for s in (-2.0, -1.0)],
-}
+    "forecast": [
+        _DROPOUT(0.1, 0.1, 0.1, 0.0, 1e-4),
+        _DROPOUT(0.1, 0.02, 0.01, 0.7, 0.0),
+        _DROPOUT(0.1, 0.1, 0.05, 0.7, 0.0),
+        _DROPOUT(0.2, 0.2, 0.05, 0.7, 0.0),
+        _DROPOUT(0.2, 0.2, 0.05, 0.5, 0.0),
+        _DROPOUT(0.1, 0.1, 0.05, 0.5, 0.0),
+    ],
+    "forecast-plain": [
+        _PLAIN(64, "varying", 1e-4), _PLAIN(32, "varying", 1e-4), _PLAIN(64, "same", 1e-4), _PLAIN(64, "varying", 3e-3),
+        _PLAIN(64, "varying", 1e-2),
+    ],
+    "forecast-bbb": [f"model.hidden={h} posterior.log_sigma1={s}" for h, s in ((64, -1.2), (64, -2.0), (32, -2.0))],
+}  # fmt: skip
 
 
 class Quiet:
@@ -80,10 +99,19 @@ def _one_column(rows: list[list[str]], column: str, path: Path) -> Path:
     return path
 
 
-def train(recipe: str, series: str, path: str | None, seed: int, changes: list[str], folder: Path) -> dict[str, Any]:
-    """One run; its record."""
+def train(
+    recipe: str,
+    series: str,
+    path: str | None,
+    seed: int,
+    changes: list[str],
+    folder: Path,
+    *,
+    measure: bool = True,
+) -> dict[str, Any]:
+    """One run, in ``folder/RECIPE/SERIES/SEED``; its record. ``measure=False``: the test part is not scored."""
     out = folder / recipe / series / str(seed)
-    target = [f"data.target={BORROWED[series][1]}"] if path is not None else []
+    target = [f"data.target={BORROWED[series][1]}"] if path is not None and series in BORROWED else []
     words = ["bayesrnn", "train", recipe, *(["--data", Path(path).name] if path else []), "--seed", str(seed)]
     return launch(
         recipe,
@@ -95,29 +123,69 @@ def train(recipe: str, series: str, path: str | None, seed: int, changes: list[s
         device="cpu",
         force=out.exists(),
         command=" ".join([*words, *target, *changes]),
+        measure=measure,
     )
 
 
+def shortened(paths: dict[str, str | None], folder: Path) -> dict[str, str]:
+    """The series without their test parts, as files of the target alone."""
+    found = {}
+    (folder / "shortened").mkdir()
+    for name, path in paths.items():
+        data = Data() if path is None else Data(target=BORROWED[name][1])
+        series = read_series(path, data)
+        cut = Plan.of(series, data).cut
+        kept = folder / "shortened" / f"{name}.csv"
+        kept.write_text(replace(series, values=series.values[: cut.valid]).to_csv(), "utf-8")
+        found[name] = str(kept)
+    return found
+
+
+def scored(out: Path, path: str) -> dict[str, float]:
+    """Scores of a run on the last part of the series it was trained on, walking forward."""
+    cpu = torch.device("cpu")
+    trained = open_run(out, cpu)
+    task, settings = Forecast(trained.recipe, path, cpu), trained.recipe.evaluate
+    walk = forecaster(trained.model, task.plan, task.values, settings).walk(samples=settings.samples, seed=1)
+    rows = walk.rows(task.cut.origins("test", first=task.frame.first, horizon=task.frame.horizon))
+    return measures(walk.forecast[rows], walk.actual[rows], settings.level)
+
+
+def _tried(path: Path, recipe: str) -> list[dict[str, Any]]:
+    """Settings that the record holds already; they are not run again."""
+    found = json.loads(path.read_text("utf-8"))["recipes"] if path.exists() else {}
+    rows: list[dict[str, Any]] = found.get(recipe, {"settings": []})["settings"]
+    return rows
+
+
 def choose(folder: Path, only: list[str]) -> None:
-    paths = {name: path for name, path in files(folder).items() if name not in LONG}
+    """Scores every setting that the record does not hold yet."""
+    paths = shortened({name: path for name, path in files(folder).items() if name not in LONG}, folder)
     target = ROOT / "results/forecast-choice.json"
-    found = json.loads(target.read_text("utf-8")) if target.exists() else {"recipes": {}}
     for recipe in only or SETTINGS:
-        rows = []
+        rows = _tried(target, recipe)
         for setting in SETTINGS[recipe]:
             changes = setting.split()
-            valid = {}
+            if any(row["changes"] == changes for row in rows):
+                continue
+            crps, coverage = {}, {}
             for name, path in paths.items():
-                metrics = [train(recipe, name, path, seed, changes, folder)["metrics"] for seed in CHOICE_SEEDS]
-                valid[name] = sum(m["valid_crps"] for m in metrics) / len(metrics)
-            mean = math.exp(sum(math.log(v) for v in valid.values()) / len(valid))
-            rows.append({"changes": changes, "valid_crps": valid, "geometric_mean": mean})
-            print(recipe, *changes, *(f"{k} {v:.4g}" for k, v in valid.items()), f"mean {mean:.4g}", flush=True)
+                scores = []
+                for seed in CHOICE_SEEDS:
+                    train(recipe, name, path, seed, changes, folder, measure=False)
+                    scores.append(scored(folder / recipe / name / str(seed), path))
+                crps[name] = fmean(s["crps"] for s in scores)
+                coverage[name] = fmean(s["coverage"] for s in scores)
+            mean = math.exp(fmean(math.log(v) for v in crps.values()))
+            rows.append({"changes": changes, "crps": crps, "coverage": coverage, "geometric_mean": mean})
+            told = (f"{k} {v:.4g} ({coverage[k]:.1%})" for k, v in crps.items())
+            print(recipe, *changes, *told, f"mean {mean:.4g}", flush=True)
         best = min(rows, key=lambda row: row["geometric_mean"])
+        found = json.loads(target.read_text("utf-8")) if target.exists() else {"recipes": {}}
         found["recipes"][recipe] = {"chosen": best["changes"], "settings": rows}
-    found |= {"command": "python benchmarks/forecast.py choose", "seeds": list(CHOICE_SEEDS), "commit": commit()}
-    found["torch"] = torch.__version__
-    target.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        found |= {"command": "python benchmarks/forecast.py choose", "seeds": list(CHOICE_SEEDS), "commit": commit()}
+        found["torch"] = torch.__version__
+        target.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
 
 
 def run(folder: Path, only: list[str], series: list[str]) -> None:
