@@ -123,21 +123,17 @@ def input_gradient(d: Tensor, weight: Tensor, mask: Tensor | None, batch_sizes: 
     return out.reshape(rows, columns)
 
 
-def weight_gradients(d: Tensor, x: Tensor, height: int, columns: int) -> tuple[Tensor, Tensor | None]:
-    """Gradients (G*H, F) of the weights and (G*H,) of the bias, from d (G, N, H') and x (G, N, F').
-
-    That of the bias is None where no column was filled up: sum d over its rows instead.
-    """
-    found = product(d.transpose(1, 2), x)[:, :height]
-    bias = found[..., columns].reshape(-1).contiguous() if x.shape[2] > columns else None
-    return found[..., :columns].reshape(-1, columns).contiguous(), bias
+def weight_gradient(d: Tensor, x: Tensor, height: int) -> Tensor:
+    """(G, H, F') from d (G, N, H') and x (G, N, F'): that of the weights, and of the bias in the columns of ones."""
+    return product(d.transpose(1, 2), x)[:, :height]
 
 
 def recurrent_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
     """Gradient (G*H, P) of weights from that of their products, d (N, G*H), and masked inputs h_prev (N, P)."""
-    inputs = masked_inputs(h_prev, mask, batch_sizes)
+    inputs, columns = masked_inputs(h_prev, mask, batch_sizes), h_prev.shape[1]
     gates = inputs.shape[0]
-    return weight_gradients(by_gate(d, gates), inputs, d.shape[1] // gates, h_prev.shape[1])[0]
+    found = weight_gradient(by_gate(d, gates), inputs, d.shape[1] // gates)
+    return found[..., :columns].reshape(-1, columns).contiguous()
 
 
 class Project(torch.autograd.Function):
@@ -167,10 +163,12 @@ class Project(torch.autograd.Function):
         d_x = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             d_x = input_gradient(parts, weights, mask, ctx.batch_sizes, ctx.columns)
+        ones = inputs.shape[2] > ctx.columns
         if ctx.needs_input_grad[1]:
-            d_weight, d_bias = weight_gradients(parts, inputs, ctx.height, ctx.columns)
-        if not ctx.needs_input_grad[2]:
-            d_bias = None
-        elif d_bias is None:
+            found = weight_gradient(parts, inputs, ctx.height)
+            d_weight = found[..., : ctx.columns].reshape(-1, ctx.columns).contiguous()
+            if ones and ctx.needs_input_grad[2]:
+                d_bias = found[..., ctx.columns].reshape(-1).contiguous()
+        if d_bias is None and ctx.needs_input_grad[2]:
             d_bias = d.sum(0)
         return d_x, d_weight, d_bias, None, None
