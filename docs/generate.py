@@ -40,6 +40,7 @@ from bayesrnn.cli.reproduce import compared, records_of
 from bayesrnn.report import (
     captioning,
     digits,
+    digits_plots,
     distributed,
     forecast,
     fuzz,
@@ -192,7 +193,7 @@ def main() -> None:
     check = parser.parse_args().check
     if not check:
         language.write_figures(ROOT / "results", ROOT / "docs/figures")
-        digits.write_figures(ROOT / "results", ROOT / "docs/figures")
+        digits_plots.write_figures(ROOT / "results", ROOT / "docs/figures")
         sentiment_plots.write_figures(ROOT / "results", ROOT / "docs/figures")
         captioning.write_figures(ROOT / "results", ROOT / "docs/figures")
         forecast.write_figures(ROOT / "results", ROOT / "docs/figures")

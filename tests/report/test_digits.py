@@ -4,11 +4,12 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.report import digits
+from bayesrnn.report import digits, digits_plots
 from bayesrnn.tasks.digit_measures import ANGLES, FRACTIONS
 
 KINDS = ("uniform noise", "letters")
@@ -17,7 +18,13 @@ KINDS = ("uniform noise", "letters")
 def made_up(name, seed, *, epochs=40, speed=1.0):
     source = random.Random(f"{name}{seed}")
     curve = [1.3 + 8 / (1 + speed * e) + 0.05 * source.random() for e in range(epochs)]
-    metrics = {"valid_error": min(curve), "test_error": min(curve), "test_nll": 0.05, "test_calibration_error": 0.01}
+    metrics = {
+        "best_epoch": epochs,
+        "valid_error": min(curve),
+        "test_error": min(curve),
+        "test_nll": 0.05,
+        "test_calibration_error": 0.01,
+    }
     random_weights = name not in ("digits-lenet", "digits-mlp-plain")
     area = {"entropy_auroc": 0.9, "mean_entropy": 1.0}
     metrics["unfamiliar"] = [{"kind": k, **area, "mutual_information_auroc": None} for k in KINDS]
@@ -51,6 +58,9 @@ def results(tmp_path):
             record = made_up(name, seed, speed=2.0 if name == digits.SHARPENED else 1.0)
             (tmp_path / name / f"{seed}.json").write_text(json.dumps(record))
     compared(tmp_path, sharpened_speed=2.0)
+    (tmp_path / "digits-search").mkdir()
+    for file, seed in (("a", 1), ("b", 2)):
+        (tmp_path / f"digits-search/{file}.json").write_text(json.dumps(made_up(digits.PLAIN, seed, speed=float(seed))))
     return tmp_path
 
 
@@ -69,7 +79,7 @@ def test_every_recipe_has_a_name_and_every_name_a_recipe():
 
 
 def test_without_records(tmp_path):
-    assert digits.figures(tmp_path) == {}
+    assert digits_plots.figures(tmp_path) == {}
     for block in digits.BLOCKS.values():
         assert block(tmp_path) == digits.NO_RECORD
 
@@ -83,13 +93,27 @@ def test_blocks(results):
     assert "Not as in the recipes: train.epochs=40." in main
     assert "MC is below the standard error in 2 of 2 seeds (0.58% against" in main
     assert "Sharpening" not in main
-    pictures = digits.figures(results)
+    pictures = digits_plots.figures(results)
     for name, block in digits.BLOCKS.items():
         text = block(results)
         assert text != digits.NO_RECORD
         if "![" in text:
             assert re.search(r"\(figures/(\S+)\)", text)[1] in pictures, name
     assert "0.950 ± 0.000" in digits.BLOCKS["digits-unfamiliar"](results)
+
+
+def test_the_search_is_on_validation_best_first(results):
+    rows = [row.split(" | ") for row in digits.BLOCKS["digits-search"](results).splitlines()[2:]]
+    assert [row[1] for row in rows] == ["train.epochs=40", "nothing"]
+    assert float(rows[0][3]) < float(rows[1][3])
+    (results / "digits-search/c.json").write_text("[]")
+    with pytest.raises(UserError, match=r"c\.json is not the record of a digits run"):
+        digits.search_block(results)
+
+
+def test_the_page_has_a_place_for_every_block():
+    text = (Path(__file__).resolve().parents[2] / "docs/digits.md").read_text("utf-8")
+    assert set(re.findall(r"<!-- results:([\w-]+) -->", text)) == set(digits.BLOCKS)
 
 
 def test_first_epochs():
@@ -126,11 +150,11 @@ def test_sharpening_alone_is_compared_with_nothing(results):
     for file in (results / digits.PAIR / digits.PLAIN).iterdir():
         file.unlink()
     assert digits.BLOCKS["digits-sharpening"](results) == digits.NO_RECORD
-    assert "digits-sharpening.png" not in digits.figures(results)
+    assert "digits-sharpening.png" not in digits_plots.figures(results)
 
 
 def test_pictures(results, tmp_path):
-    paths = digits.write_figures(results, tmp_path / "figures")
+    paths = digits_plots.write_figures(results, tmp_path / "figures")
     assert [p.name for p in paths] == [
         "digits-errors.png", "digits-pruning.png", "digits-turning.png", "digits-sharpening.png",
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
@@ -255,8 +255,8 @@ def _new(width: float, height: float) -> "Figure":
     return figure
 
 
-def _plain(axes: "Axes") -> None:
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+def _plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
+    axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -292,26 +292,31 @@ def curves(runs: Runs) -> bytes:
     axes.set_ylabel("perplexity per word (log scale)")
     axes.plot([], [], color="#444444", ls=(0, (1, 1)), lw=1.0, label="training, with noise")
     _plain(axes)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return _png(figure)
 
 
 def scores(runs: Runs) -> bytes:
     """Perplexity, BLEU-4 and CIDEr on test images: a mark per seed, filled for the mean, open for draws."""
-    figure = _new(7.2, 3.2)
+    figure = _new(8.4, 1.6 + 0.42 * len(runs))
     keys = {"perplexity": "perplexity (lower is better)", "bleu4": "BLEU-4", "cider": "CIDEr"}
+    shared: Any = None
     for column, (key, title) in enumerate(keys.items(), 1):
-        axes = figure.add_subplot(1, 3, column)
+        axes = figure.add_subplot(1, 3, column, sharey=shared)
         for row, (name, records) in enumerate(runs.items()):
             for suffix, shift, face in (("", -0.12, _COLOUR[name]), ("_mc", 0.12, "white")):
                 values = _figures(records, f"test_{key}{suffix}")
                 axes.plot(
-                    [row + shift] * len(values), values, _MARK[name], color=_COLOUR[name], markerfacecolor=face, ms=8
+                    values, [row + shift] * len(values), _MARK[name], color=_COLOUR[name], markerfacecolor=face, ms=8
                 )
         axes.set_title(title, fontsize=10)
-        axes.set_xticks(range(len(runs)), [METHODS[name].replace(" ", "\n") for name in runs], fontsize=8)
-        axes.set_xlim(-0.5, len(runs) - 0.5)
-        _plain(axes)
+        _plain(axes, grid="x")
+        if shared is None:
+            shared = axes
+            axes.set_yticks(range(len(runs)), [METHODS[name] for name in runs])
+            axes.set_ylim(len(runs) - 0.5, -0.5)
+        else:
+            axes.tick_params(labelleft=False)
     for label, face in (("posterior mean", "#444444"), ("average over draws", "white")):
         axes.plot([], [], "o", color="#444444", markerfacecolor=face, label=label)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)

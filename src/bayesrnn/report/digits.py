@@ -1,24 +1,18 @@
 """Records of digit runs, ``results/digits-*/SEED.json``, as tables, sentences and pictures for the documentation.
 
-Runs that compare sharpening with its absence, all else equal, are in ``results/digits-sharpening/RECIPE/SEED.json``.
+Runs that compare sharpening with its absence, all else equal, are in ``results/digits-sharpening/RECIPE/SEED.json``;
+those among which validation chose the settings in ``results/digits-search/*.json``.
 """
 
-import io
 import json
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.report.changes import changed_settings
-from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NAMES = {
     "digits-lenet": "LeNet",
@@ -37,8 +31,8 @@ PLAIN, SHARPENED = "digits-bbb-400", "digits-bbb-sharpened-400"
 LEVELS = (5.0, 4.0, 3.0, 2.5, 2.2, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3)
 PAIR = "digits-sharpening"
 NO_RECORD = "No run is recorded yet."
-_TURNED = "digits-lenet-all"
-_SHARPENING = "digits-sharpening.png"
+TURNED = "digits-lenet-all"
+SHARPENING = "digits-sharpening.png"
 
 Record = Mapping[str, Any]
 Runs = dict[str, list[Record]]
@@ -46,19 +40,23 @@ Runs = dict[str, list[Record]]
 
 def load(results: Path) -> Runs:
     """Records by recipe, in the order of the tables; only those that exist."""
-    runs: Runs = {}
-    for name in NAMES:
-        for path in sorted((results / name).glob("*.json")):
-            try:
-                record = json.loads(path.read_text("utf-8"))
-                float(record["metrics"]["test_error"]), record["curves"]["test_error"][0], record["seed"]
-            except (OSError, ValueError, KeyError, TypeError, IndexError):
-                raise UserError(f"{path} is not the record of a digits run.") from None
-            runs.setdefault(name, []).append(record)
-    return runs
+    found = {name: _read(results / name) for name in NAMES}
+    return {name: records for name, records in found.items() if records}
 
 
-def _figures_of(records: Sequence[Record], key: str) -> list[float]:
+def _read(folder: Path) -> list[Record]:
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+            float(record["metrics"]["test_error"]), record["curves"]["test_error"][0], record["seed"]
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            raise UserError(f"{path} is not the record of a digits run.") from None
+        records.append(record)
+    return records
+
+
+def figures_of(records: Sequence[Record], key: str) -> list[float]:
     return [r["metrics"][key] for r in records if r["metrics"].get(key) is not None]
 
 
@@ -81,10 +79,10 @@ def error_table(runs: Runs) -> str:
             {
                 "name": NAMES[name],
                 "paper": paper.test_error,
-                "valid": _mean(_figures_of(records, "valid_error")),
-                "test": _mean(_figures_of(records, "test_error")),
-                "valid_mc": _mean(_figures_of(records, "valid_error_mc")),
-                "test_mc": _mean(_figures_of(records, "test_error_mc")),
+                "valid": _mean(figures_of(records, "valid_error")),
+                "test": _mean(figures_of(records, "test_error")),
+                "valid_mc": _mean(figures_of(records, "valid_error_mc")),
+                "test_mc": _mean(figures_of(records, "test_error_mc")),
                 "seeds": len(records),
             }
         )
@@ -107,7 +105,7 @@ def calibration_table(runs: Runs) -> str:
         row: dict[str, Any] = {"name": NAMES[name]}
         for key, pattern in (("test_nll", "{:.4f}"), ("test_calibration_error", "{:.4f}")):
             for suffix in ("", "_mc"):
-                row[key + suffix] = _mean(_figures_of(records, key + suffix), pattern)
+                row[key + suffix] = _mean(figures_of(records, key + suffix), pattern)
         rows.append(row)
     columns = (
         Column("name", "test images"),
@@ -183,7 +181,7 @@ def pruning_table(runs: Runs) -> str:
 def findings(runs: Runs) -> list[str]:
     """What the records say about the claims, each a sentence with its numbers."""
     said = []
-    both = [r["metrics"] for r in runs.get(_TURNED, []) if r["metrics"].get("test_error_mc") is not None]
+    both = [r["metrics"] for r in runs.get(TURNED, []) if r["metrics"].get("test_error_mc") is not None]
     if both:
         standard, mc = ([m[key] for m in both] for key in ("test_error", "test_error_mc"))
         below = sum(b < a for a, b in zip(standard, mc, strict=True))
@@ -192,7 +190,7 @@ def findings(runs: Runs) -> list[str]:
             f"Dropout after every convolution: MC is below the standard error in {below} of {len(mc)} seeds "
             f"({statistics.fmean(mc):.2f}% against {statistics.fmean(standard):.2f}%), {reached} 0.7%."
         )
-    ip = _figures_of(runs.get("digits-lenet-ip", []), "test_error")
+    ip = figures_of(runs.get("digits-lenet-ip", []), "test_error")
     if both and ip:
         hurts = "hurts" if statistics.fmean(standard) > statistics.fmean(ip) else "does NOT hurt"
         helps = "helps" if statistics.fmean(mc) < statistics.fmean(ip) else "does NOT help"
@@ -202,7 +200,7 @@ def findings(runs: Runs) -> list[str]:
         )
     bbb = runs.get(PLAIN)
     if bbb:
-        errors = _figures_of(bbb, "test_error")
+        errors = figures_of(bbb, "test_error")
         reached = "at most" if statistics.fmean(errors) <= 1.4 else "MORE than"
         said.append(f"Bayes by Backprop, 400 units: {statistics.fmean(errors):.2f}% (mean weights), {reached} 1.4%.")
     return said
@@ -244,6 +242,31 @@ def block(results: Path) -> str:
     return "\n".join([error_table(runs), *(f"- {sentence}" for sentence in findings(runs)), "", sources(runs)])
 
 
+def search_block(results: Path) -> str:
+    """Validation errors of the runs that settings were chosen from, best first within each recipe."""
+    rows: list[dict[str, Any]] = []
+    for record in _read(results / "digits-search"):
+        metrics = record["metrics"]
+        rows.append(
+            {
+                "name": NAMES[record["recipe"]],
+                "changed": ", ".join(changed_settings(record)) or "nothing",
+                "epoch": metrics["best_epoch"],
+                "valid": metrics["valid_error"],
+                "valid_mc": metrics.get("valid_error_mc"),
+            }
+        )
+    rows.sort(key=lambda row: (row["name"], row["valid"]))
+    columns = (
+        Column("name", "validation error, %"),
+        Column("changed", "not as in the recipe now"),
+        Column("epoch", "best epoch"),
+        Column("valid", "standard", "{:.2f}"),
+        Column("valid_mc", "MC", "{:.2f}"),
+    )
+    return markdown_table(rows, columns).rstrip("\n") if rows else NO_RECORD
+
+
 def sharpening_block(results: Path) -> str:
     """Epochs to each level of error, plain and sharpened, the picture, and the last figures of both."""
     runs = load(results / PAIR)
@@ -251,14 +274,26 @@ def sharpening_block(results: Path) -> str:
     if found is None:
         return NO_RECORD
     alt = "Test error per epoch, and the first epoch of each error level"
-    parts = [level_table(runs), f"- {found}\n", f"![{alt}](figures/{_SHARPENING})\n", error_table(runs), sources(runs)]
+    parts = [level_table(runs), f"- {found}\n", f"![{alt}](figures/{SHARPENING})\n", error_table(runs), sources(runs)]
     return "\n".join(parts)
+
+
+def pictures(runs: Runs) -> list[str]:
+    """Names of the pictures that these records are enough for; :mod:`bayesrnn.report.digits_plots` draws them."""
+    found = []
+    if any(figures_of(records, "test_error_mc") for records in runs.values()):
+        found.append("digits-errors.png")
+    if any(r["metrics"].get("pruning") for records in runs.values() for r in records):
+        found.append("digits-pruning.png")
+    if any(r["metrics"].get("turning") for r in runs.get(TURNED, [])):
+        found.append("digits-turning.png")
+    return found
 
 
 def _block_of(results: Path, table: Callable[[Runs], str] | None, picture: str | None = None, alt: str = "") -> str:
     runs = load(results)
     parts = [table(runs).rstrip("\n")] if table is not None and runs else []
-    if picture is not None and picture in _drawings(runs):
+    if picture is not None and picture in pictures(runs):
         parts.append(f"![{alt}](figures/{picture})")
     return "\n\n".join(parts) or NO_RECORD
 
@@ -276,185 +311,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "digits-pruning": lambda results: _block_of(
         results, pruning_table, "digits-pruning.png", "Test error against the share of weights removed"
     ),
+    "digits-search": search_block,
     "digits-sharpening": sharpening_block,
 }
 """Blocks of docs/digits.md by name: results folder to Markdown."""
-
-
-def figures(results: Path) -> dict[str, bytes]:
-    """PNG files by name, of whatever records there are."""
-    made = {name: _png(draw, size) for name, (draw, size) in _drawings(load(results)).items()}
-    pair = load(results / PAIR)
-    if sharpening_finding(pair) is not None:
-        made[_SHARPENING] = _png(lambda figure: _draw_sharpening(figure, pair), (9.0, 4.0))
-    return made
-
-
-def write_figures(results: Path, folder: Path) -> list[Path]:
-    """Write the pictures into the folder; returns their paths."""
-    made = figures(results)
-    if made:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, png in made.items():
-        (folder / name).write_bytes(png)
-    return [folder / name for name in made]
-
-
-Drawing = tuple[Callable[["Figure"], None], tuple[float, float]]
-
-
-def _drawings(runs: Runs) -> dict[str, Drawing]:
-    """What can be drawn of these records: how, and how large."""
-    found: dict[str, Drawing] = {}
-    if any(_figures_of(records, "test_error_mc") for records in runs.values()):
-        found["digits-errors.png"] = lambda f: _draw_errors(f, runs), (8.0, 1.4 + 0.36 * len(runs))
-    if any(r["metrics"].get("pruning") for records in runs.values() for r in records):
-        found["digits-pruning.png"] = lambda f: _draw_pruning(f, runs), (7.2, 4.2)
-    turned = next((r for r in runs.get(_TURNED, []) if r["metrics"].get("turning")), None)
-    if turned is not None:
-        found["digits-turning.png"] = lambda f: _draw_turning(f, turned), (9.0, 6.0)
-    return found
-
-
-def _png(draw: Callable[["Figure"], None], size: tuple[float, float]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
-
-
-def _tidy(axes: "Axes", x: str, y: str, *, grid: str = "y") -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_errors(figure: "Figure", runs: Runs) -> None:
-    axes = figure.add_subplot()
-    for key, colour, marker, label, shift in (
-        ("test_error", COLOURS[0], "o", "one standard pass", 0.14),
-        ("test_error_mc", COLOURS[1], "D", "draws averaged (MC)", -0.14),
-    ):
-        seen = False
-        for row, records in enumerate(reversed(runs.values())):
-            values = _figures_of(records, key)
-            if values:
-                y = row + shift
-                axes.plot(values, [y] * len(values), marker, color=colour, markersize=4, alpha=0.45, linestyle="")
-                axes.plot(
-                    statistics.fmean(values), y, marker, color=colour, markersize=8, linestyle="",
-                    label=None if seen else label,
-                )  # fmt: skip
-                seen = True
-    axes.set_yticks(range(len(runs)), [NAMES[name] for name in reversed(runs)])
-    axes.set_ylim(-0.6, len(runs) - 0.4)
-    _tidy(axes, "test error, % (large: mean over seeds)", "", grid="x")
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
-
-
-def _mean_curve(records: Sequence[Record]) -> list[float]:
-    curves = [r["curves"]["test_error"] for r in records]
-    return [statistics.fmean(values) for values in zip(*curves, strict=False)]
-
-
-def _draw_sharpening(figure: "Figure", runs: Runs) -> None:
-    left, right = figure.subplots(1, 2)
-    kinds = ((PLAIN, COLOURS[0], "o", "plain"), (SHARPENED, COLOURS[1], "D", "sharpened"))
-    for name, colour, _, label in kinds:
-        for record in runs[name]:
-            curve = record["curves"]["test_error"]
-            left.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=0.7, alpha=0.35)
-        curve = _mean_curve(runs[name])
-        style = "-" if name == PLAIN else (0, (5, 1.5))
-        left.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=2, linestyle=style, label=label)
-    left.set_xscale("log")
-    left.xaxis.set_major_formatter("{x:g}")
-    left.set_yscale("log")
-    _plain_ticks(left, [1, 1.2, 1.4, 1.7, 2, 2.5, 3, 4, 5, 7, 10, 15, 20])
-    _tidy(left, "epoch (log scale)", "test error, % (log scale)")
-    left.legend(frameon=False)
-    rows = levels_reached(runs)
-    for name, colour, marker, label in kinds:
-        right.plot(
-            [row["level"] for row in rows], [row[name] for row in rows], marker=marker, color=colour, label=label,
-            linewidth=1.3, markersize=6,
-        )  # fmt: skip
-    right.invert_xaxis()
-    if rows:
-        right.set_yscale("log")
-        _plain_ticks(right, [m * 10**e for e in range(3) for m in (1, 2, 3, 5)])
-    _tidy(right, "test error reached, %", "first epoch, mean over seeds (log scale)")
-
-
-def _plain_ticks(axes: "Axes", ticks: Sequence[float]) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def _draw_pruning(figure: "Figure", runs: Runs) -> None:
-    axes = figure.add_subplot()
-    pruned = {name: [r for r in records if r["metrics"].get("pruning")] for name, records in runs.items()}
-    styles = zip(COLOURS, "oDs^v", ("-", (0, (5, 1.5)), (0, (1, 1)), "-.", "-"), strict=False)
-    for (name, records), (colour, marker, style) in zip([i for i in pruned.items() if i[1]], styles, strict=False):
-        rows = records[0]["metrics"]["pruning"]
-        mean = [statistics.fmean(r["metrics"]["pruning"][k]["test_error"] for r in records) for k in range(len(rows))]
-        kept = [100 * (1 - row["fraction"]) for row in rows]
-        axes.plot(kept, mean, marker=marker, linestyle=style, color=colour, label=NAMES[name], markersize=5)
-    axes.set_xscale("log")
-    axes.invert_xaxis()
-    axes.set_yscale("log")
-    _plain_ticks(axes, [1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 90])
-    ticks = [100, 50, 25, 10, 5, 2, 1]
-    axes.set_xticks(ticks, [f"{t}%" for t in ticks])
-    axes.minorticks_off()
-    _tidy(axes, "weights left, highest |mean| / sigma kept (log scale)", "test error, % (log scale)")
-    axes.legend(frameon=False, fontsize=9)
-
-
-def _draw_turning(figure: "Figure", record: Record) -> None:
-    """Every draw a short line, as wide as the angle allows; classes side by side within an angle."""
-    rows = record["metrics"]["turning"]
-    outputs = [[_softmax(draw) for draw in row["logits"]] for row in rows]
-    means = [[statistics.fmean(draw[c] for draw in draws) for c in range(10)] for draws in outputs]
-    shown = sorted(sorted(range(10), key=lambda c: -max(m[c] for m in means))[:4])
-    top, bottom = figure.subplots(2, 1, sharex=True)
-    step = rows[1]["angle"] - rows[0]["angle"]
-    width = 0.8 * step / len(shown)
-    for at, c in enumerate(shown):
-        shift = (at - (len(shown) - 1) / 2) * width
-        for axes, values in (
-            (top, [[draw[c] for draw in row["logits"]] for row in rows]),
-            (bottom, [[draw[c] for draw in draws] for draws in outputs]),
-        ):
-            for row, of_draws in zip(rows, values, strict=True):
-                axes.plot(
-                    [row["angle"] + shift] * len(of_draws), of_draws, linestyle="", marker="_", markersize=7,
-                    color=COLOURS[at], alpha=0.5, markeredgewidth=1.2,
-                )  # fmt: skip
-            middle = [statistics.median(v) for v in values]
-            angles = [row["angle"] + shift for row in rows]
-            axes.plot(
-                angles, middle, color=COLOURS[at], linewidth=1, marker="osD^"[at], markersize=3.5, label=f"class {c}"
-            )
-    _tidy(top, "", "softmax input")
-    _tidy(bottom, "degrees that a test image of a 1 is turned by", "softmax output")
-    bottom.set_xticks([row["angle"] for row in rows])
-    handles, labels = top.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(shown), frameon=False)
-
-
-def _softmax(logits: Sequence[float]) -> list[float]:
-    top = max(logits)
-    powers = [math.exp(v - top) for v in logits]
-    return [p / sum(powers) for p in powers]
