@@ -332,6 +332,8 @@ def test_fold_of_torch_dropout_has_the_same_law_as_torch_itself():
     [
         (Tagger(nn.LSTM(4, 5, num_layers=2)), tokens(6, 3)),
         (Tagger(br.GRU(4, 5, bidirectional=True)), tokens(6, 3)),
+        (Tagger(nn.LSTM(4, 5), br.Embedding(9, 4, padding_idx=1)), tokens(6, 3)),
+        (nn.Embedding(9, 4), tokens(6)),
         (nn.RNN(4, 5, batch_first=True), reals(3, 6, 4)),
         (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), reals(3, 4)),
         (nn.Sequential(nn.Conv1d(4, 5, 3), nn.Flatten()), reals(3, 4, 6)),
@@ -346,6 +348,7 @@ def test_batched_weight_draws_equal_sequential_ones(module, x):
             with br.draw(q, seed=seed):
                 out = q(x)
             torch.testing.assert_close(batched[k], out[0] if isinstance(out, tuple) else out, rtol=1e-4, atol=1e-5)
+    assert not any("forward" in m.__dict__ for m in q.modules())
     plain = q(x)  # and the fused kernels are back
     torch.testing.assert_close(
         plain[0] if isinstance(plain, tuple) else plain, montecarlo._first(q.mean_module().eval()(x))

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import draws, kernels
 from bayesrnn.draws import Draw, Stacked, Unfoldable
 from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
-from bayesrnn.nn import Dropout, SequenceDropout, layered
+from bayesrnn.nn import Dropout, Embedding, SequenceDropout, layered
 from bayesrnn.nn.plain import folded_torch_noise, seeded_torch_noise
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import Prediction, Summary
@@ -303,7 +304,7 @@ def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Seque
         with q.placed(weights):
             return _first(q.module(x, *args))
 
-    with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _layered_torch_rnns(q):
+    with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _known_to_vmap(q):
         return torch.vmap(run)(stacked)
 
 
@@ -335,16 +336,30 @@ def _rows(x: Any, layer: nn.RNNBase) -> int | None:
 
 
 @contextmanager
-def _layered_torch_rnns(model: nn.Module) -> Iterator[None]:
-    """torch's recurrent layers run layer by layer, in operations that vmap knows."""
-    changed = [m for m in model.modules() if isinstance(m, nn.RNNBase) and not hasattr(m, "rates")]
+def _known_to_vmap(model: nn.Module) -> Iterator[None]:
+    """torch's recurrent layers run layer by layer, and embeddings pick their rows, in operations that vmap knows.
+
+    It knows `F.embedding` too, but copies all of a stack of weights for it.
+    """
     with ExitStack() as stack:
-        for module in changed:
-            module.__dict__["forward"] = lambda input, hx=None, m=module: layered.run(
-                m, layered.Rates(), input, hx, None
-            )
-            stack.callback(module.__dict__.pop, "forward", None)
+        for module in model.modules():
+            forward: Any = None
+            if isinstance(module, nn.RNNBase) and not hasattr(module, "rates"):
+                forward = partial(_layer_by_layer, module)
+            elif type(module) in (nn.Embedding, Embedding) and module.max_norm is None:
+                forward = partial(_picked, module)
+            if forward is not None and "forward" not in module.__dict__:
+                module.__dict__["forward"] = forward
+                stack.callback(module.__dict__.pop, "forward", None)
         yield
+
+
+def _layer_by_layer(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    return layered.run(module, layered.Rates(), input, hx, None)
+
+
+def _picked(module: nn.Embedding, input: Tensor) -> Tensor:
+    return module.weight.index_select(0, input.flatten()).view(*input.shape, module.embedding_dim)
 
 
 def _has_unit_noise(model: nn.Module) -> bool:
