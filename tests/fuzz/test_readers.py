@@ -205,7 +205,7 @@ def test_token_files_are_read_as_numbers_of_words_alone(tmp_path, kind):
 
 
 def test_absurd_headers_take_no_memory(tmp_path):
-    """A PNG of 81 megapixels, one of a pixel's height, a .npy header of 4 GB and one of 10^18 values."""
+    """A PNG of 81 megapixels, one of a pixel's height; .npy: a header of 4 GB, 10^18 values, sizes that crash numpy."""
     import resource
 
     import numpy as np
@@ -223,8 +223,8 @@ def test_absurd_headers_take_no_memory(tmp_path):
     file.write_bytes(b"\x93NUMPY\2\0" + b"\xff" * 4 + b"{")
     with pytest.raises(UserError, match=r"not a .npy file of numbers"):
         read_features(file)
-    for kind in ("'<f4'", "'|V0'"):
-        header = f"{{'descr': {kind}, 'fortran_order': False, 'shape': ({10**18},), }}\n"
+    for kind, shape in (("<f4", f"({10**9}, {10**9})"), ("|V0", f"({10**18},)"), ("|V0", "(-1, )"), ("|O", "(1, 1)")):
+        header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n"
         file.write_bytes(readers.npy_of(header, b"1234"))
         with pytest.raises(UserError, match=r"not a .npy file of numbers|one row of floating-point features"):
             read_features(file)

@@ -8,6 +8,8 @@ import hashlib
 import importlib
 import io
 import json
+import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,7 +34,13 @@ _BATCH = 32
 _PIXELS = 64 << 20  # of an image; decoded it takes four bytes for each
 _LONGEST = 50  # times the shorter side: scaling the shorter one up would make any more too large
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM")
-_NPY, _HEADER = b"\x93NUMPY", 10_000
+_HEADER = 1000  # bytes; numpy writes 128
+_NPY = re.compile(
+    rb"\x93NUMPY(?:\x01\0..|[\x02\x03]\0....)"
+    rb"\{'descr': '([^']{1,9})', 'fortran_order': (False|True), 'shape': \(([\d, ]{0,60})\), \} *\n",
+    re.DOTALL,
+)
+_KINDS = ("<f2", "<f4", "<f8", ">f2", ">f4", ">f8")
 
 
 @dataclass(frozen=True)
@@ -53,38 +61,45 @@ class Features:
 def read_features(file: str | Path) -> Features:
     """A ``.npy`` file of shape (N, F) with the N image names in ``filenames.json`` beside it."""
     file = Path(file)
-    values = _mapped(file)
+    values = _array(file)
     names = feature_names(file.parent)
     if names is None:
         raise UserError(f"There is no filenames.json beside {file}; it says which image each row belongs to.")
-    if values.ndim != 2 or not np.issubdtype(values.dtype, np.floating):
-        raise UserError(f"{file} must hold one row of floating-point features per image, got {values.shape}.")
     if len(values) != len(names):
         raise UserError(f"{file} has {len(values)} rows but filenames.json names {len(names)} images.")
-    values = np.array(values)
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+    usable = np.abs(values) <= np.finfo(np.float32).max
+    if not usable.all():
+        row = int(np.flatnonzero(~usable.all(1))[0])
         raise UserError(f"{file} has NaN or infinite features in row {row} ({names[row]}); compute them again.")
     return Features(names, values)
 
 
-def _mapped(file: Path) -> np.ndarray:
-    """A .npy file's array, mapped: a header that promises more than the file has takes no memory."""
+def _array(file: Path) -> np.ndarray:
+    """The array of a .npy file of floating-point numbers with two axes.
+
+    The header is read here, and only as numpy writes it: numpy itself would evaluate it, take memory for what it
+    promises, and can crash on it (sizes of zero bytes).
+    """
     try:
         with open(file, "rb") as source:
-            start = source.read(12)
-        # Of version 1 two bytes are its length, later four, which numpy would take memory for.
-        if start[:6] != _NPY or (start[6:7] > b"\1" and int.from_bytes(start[8:12], "little") > _HEADER):
-            raise UserError(f"{file} is not a .npy file of numbers.")
-        with warnings.catch_warnings():  # of numpy, on headers that it can just about read
-            warnings.simplefilter("error")
-            return np.load(file, mmap_mode="r", allow_pickle=False)
+            start = source.read(_HEADER)
+            size = os.fstat(source.fileno()).st_size
+            found = _NPY.match(start)
+            if found is None:
+                raise UserError(f"{file} is not a .npy file of numbers.")
+            kind, order, shape = (part.decode("ascii") for part in found.groups())
+            axes = [int(n) for n in shape.split(",") if n.strip()]
+            if len(axes) != 2 or kind not in _KINDS:
+                raise UserError(
+                    f"{file} must hold one row of floating-point features per image, got ({shape}) of {kind!r}."
+                )
+            if size - found.end() != axes[0] * axes[1] * int(kind[2]):
+                raise UserError(f"{file} is not a .npy file of numbers: it has more or fewer than its header says.")
+            source.seek(found.end())
+            values = np.fromfile(source, kind, axes[0] * axes[1])
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror or 'not a whole .npy file'}).") from None
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # numpy reads the header as Python, which can go wrong in any way
-        raise UserError(f"{file} is not a .npy file of numbers ({first_line(error)}).") from None
+        raise UserError(f"{file} cannot be read ({error.strerror}).") from None
+    return values.reshape(axes, order="F" if order == "True" else "C")
 
 
 def feature_file(folder: Path, given: str = "") -> Path:
