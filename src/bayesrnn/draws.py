@@ -34,7 +34,10 @@ class Unfoldable(Exception):
 
 
 @cache
-def _masks_in_one_launch() -> Callable[..., Tensor] | None:
+def _in_one_launch(kind: str) -> Callable[..., Tensor] | None:
+    """What makes the masks of several draws at once on this kind of device, if anything does."""
+    if kind != "cuda":
+        return None
     try:
         from bayesrnn.kernels.masks import masks
     except ImportError:  # no Triton
@@ -56,7 +59,8 @@ class Noise:
 
     def seeded(self, seeds: Sequence[int], shape: Sequence[int], device: torch.device) -> Tensor:
         """(draws, *shape) of float32, each draw from its seed: on a GPU all in one launch, if Triton is there."""
-        if device.type == "cuda" and self.p < 1 and (masks := _masks_in_one_launch()) is not None:
+        masks = _in_one_launch(device.type)
+        if masks is not None and self.p < 1:
             return masks(seeds, shape, self.p, gaussian=self.kind == "gaussian", device=device)
         out = torch.empty((len(seeds), *shape), device=device, dtype=torch.float32)
         generator = torch.Generator(device)
@@ -155,17 +159,27 @@ class Draw:
         return self._held[key].to(like.dtype)
 
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
-        generator = self.stream(key, like.device)
-        if batch_dim is None:
-            return noise.sample(shape, like, generator)
-        size = (shape[batch_dim], *(n for d, n in enumerate(shape) if d != batch_dim))
-        return noise.sample(size, like, generator).movedim(0, batch_dim)
+        first = batch_dim or 0
+        size = (*shape[first : first + 1], *shape[:first], *shape[first + 1 :])
+        if _in_one_launch(like.device.type) is not None:
+            made = _next_steps([self], self._held, key, noise, size, like)[0]
+        else:
+            made = noise.sample(size, like, self.stream(key, like.device))
+        return made.movedim(0, first) if first else made
 
     def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:
         if key not in self._held:
             with _noise_to_keep():
                 self._held[key] = make(self._generator(key, device))
         return self._held[key]
+
+
+def _next_steps(
+    draws: Sequence[Draw], kept: dict[str, Any], key: str, noise: Noise, size: Sequence[int], like: Tensor
+) -> Tensor:
+    """(draws, *size), new at every call: the number of the call is part of the name that noise is seeded by."""
+    calls = kept[key] = kept.get(key, 0) + 1
+    return noise.seeded([draw.number(f"{key}/{calls}") for draw in draws], size, like.device).to(like.dtype)
 
 
 def _check_size(held: Sequence[int], size: Sequence[int], dims: int) -> None:
@@ -214,8 +228,12 @@ class Stacked:
     def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
         if batch_dim is None:
             raise Unfoldable(f"{key} has no batch axis to fold draws into")
-        size = list(shape)
-        size[batch_dim] = self._each(key, shape[batch_dim])
+        each = self._each(key, shape[batch_dim])
+        if _in_one_launch(like.device.type) is not None:
+            rest = (*shape[:batch_dim], *shape[batch_dim + 1 :])
+            made = _next_steps(self.draws, self._held, key, noise, (each, *rest), like)
+            return made.reshape(-1, *rest).movedim(0, batch_dim)
+        size = (*shape[:batch_dim], each, *shape[batch_dim + 1 :])
         return torch.cat([d.steps(key, noise, size, like, batch_dim=batch_dim) for d in self.draws], dim=batch_dim)
 
     def weights(self, key: str, make: Callable[[torch.Generator | None], Any], device: torch.device) -> Any:

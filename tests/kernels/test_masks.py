@@ -89,23 +89,49 @@ if INTERPRETED or torch.cuda.is_available():
             assert along.abs().max().item() < 5 / math.sqrt(6_000 - lag)
 
 
-class OnAGPU:
-    """Stands for a CUDA device, whose masks are made on the CPU here."""
-
-    type = "cuda"
-
-
-def test_one_launch_serves_all_draws_where_there_is_a_gpu(monkeypatch):
+@pytest.fixture
+def launches(monkeypatch):
+    """The CPU makes masks at once, as a GPU does, by torch's generators; and how often it did."""
     calls = []
 
-    def counted(seeds, shape, p, *, gaussian, device):
-        calls.append((len(seeds), tuple(shape), p, gaussian))
-        return torch.ones(len(seeds), *shape)
+    def made(seeds, shape, p, *, gaussian, device):
+        calls.append(len(seeds))
+        noise = Noise(p, "gaussian" if gaussian else "bernoulli")
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return torch.stack([noise.sample(shape, torch.empty(0), g) for g in generators])
 
-    monkeypatch.setattr(draws, "_masks_in_one_launch", lambda: counted)
-    noise = Noise(0.3, "gaussian")
-    assert noise.seeded([1, 2, 3], (4, 5), OnAGPU()).shape == (3, 4, 5)
-    assert calls == [(3, (4, 5), 0.3, True)]
+    monkeypatch.setattr(draws, "_in_one_launch", lambda kind: made)
+    return calls
+
+
+def test_one_launch_serves_all_draws(launches):
+    layer = br.LSTM(5, 6, 2, input_dropout=0.3, recurrent_dropout=0.2)
+    br.predict(layer, torch.randn(3, 2, 5), samples=9, seed=1)
+    assert launches == [1] * 4 + [9] * 4  # the first draw alone, then the others with the first for comparison
+
+
+@pytest.mark.parametrize("batch_dim", [0, 1])
+def test_noise_of_single_steps_at_once(launches, batch_dim):
+    """torch's dropout: the same numbers alone and side by side, new at every call."""
+    noise, like = Noise(0.4), torch.empty(0)
+    shape, each = ([6, 3, 5], [2, 3, 5]) if batch_dim == 0 else ([3, 6, 5], [3, 2, 5])
+    stacked, singles = Stacked([Draw(seed) for seed in (4, 9, 2)]), [Draw(seed) for seed in (4, 9, 2)]
+    first, second = (stacked.steps("a", noise, shape, like, batch_dim=batch_dim) for _ in range(2))
+    assert first.shape == tuple(shape)
+    assert not torch.equal(first, second)
+    assert launches == [3, 3]
+    for found in (first, second):
+        alone = [draw.steps("a", noise, each, like, batch_dim=batch_dim) for draw in singles]
+        assert torch.equal(found, torch.cat(alone, dim=batch_dim))
+    assert singles[0].steps("b", noise, (7,), like, batch_dim=None).shape == (7,)
+
+
+def test_plain_dropout_at_once_does_not_depend_on_the_chunks(launches):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.4), torch.nn.Linear(8, 3))
+    x = torch.randn(5, 4)
+    whole = br.predict(model, x, samples=8, seed=3).samples
+    assert launches == [1, 8]
+    torch.testing.assert_close(br.predict(model, x, samples=8, seed=3, memory_limit=1).samples, whole)
 
 
 @pytest.mark.parametrize("kind", ["bernoulli", "gaussian"])
