@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
+import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.kernels import aligned, projection, recurrent
 from bayesrnn.kernels.steps import per_row
@@ -53,6 +54,32 @@ def test_outputs_and_gradients_are_the_reference_s(sizes, features, hidden, gate
     assert_close(found, outcome(projection.reference, leaves, mask, sizes), rtol=1e-10, atol=1e-12)
     assert found[0].is_contiguous()  # the recurrences work in it
     assert found[2].is_contiguous()
+
+
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize(("features", "hidden"), [(5, 3), (4, 4)])
+def test_the_output_may_be_worked_in(masks, features, hidden):
+    leaves, mask = make([2, 2], features, hidden, masks=masks)
+    out = aligned.Project.apply(*leaves, mask, [2, 2])
+    expected = torch.autograd.grad(out.sum() * 3, leaves, retain_graph=True)
+    assert_close(torch.autograd.grad(out.mul_(3).sum(), leaves), expected)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_on_every_path(cell, tied, monkeypatch):
+    torch.manual_seed(0)
+    layer = getattr(br, cell)(5, 6, 2, input_dropout=0.3, recurrent_dropout=0.3, tied=tied, dtype=torch.float64)
+    x = torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True)
+
+    def outcome(path):
+        with br.draw(layer, seed=1), kernels.force(path):
+            out = layer(x)[0]
+            return [out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])]
+
+    expected = outcome("reference")
+    monkeypatch.setattr(aligned, "serves", lambda x, height: True)
+    assert_close(outcome("loop"), expected)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -100,12 +100,12 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, height: int) -> Tens
         transposed = weight[0].t()
         return torch.mm(x[0], transposed) if bias is None else torch.addmm(bias, x[0], transposed)
     found = product(x, weight.transpose(1, 2))[..., :height].transpose(0, 1)  # (N, G, H)
-    out = x.new_empty(rows, gates, height)
+    out = x.new_empty(rows, gates * height)  # no view is given away: recurrences work in it
     if bias is None:
-        out.copy_(found)
+        out.view(rows, gates, height).copy_(found)
     else:
-        torch.add(found, bias.view(gates, height), out=out)
-    return out.view(rows, gates * height)
+        torch.add(found, bias.view(gates, height), out=out.view(rows, gates, height))
+    return out
 
 
 def input_gradient(d: Tensor, weight: Tensor, mask: Tensor | None, batch_sizes: Sequence[int], columns: int) -> Tensor:
