@@ -37,6 +37,7 @@ def seeded():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in ALL if blocks(p, "python")], ids=name)
 def test_examples_run(page, seeded, tmp_path, monkeypatch):
     """In order, in one namespace: a page builds on its earlier examples."""
@@ -68,6 +69,7 @@ def commands():
                     yield pytest.param(words, id=f"{name(page)}:{line}: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", list(commands()))
 def test_commands(words, tmp_path):
     program, *arguments = words

@@ -168,6 +168,7 @@ def test_parts_without_a_plain_form_are_refused():
         export.to_torch(3)
 
 
+@pytest.mark.slow
 def test_the_plain_module_runs_where_there_is_no_bayesrnn(tmp_path):
     """Pickled here, run in a process in which importing bayesrnn is an error."""
     (tmp_path / "mine.py").write_text(
@@ -273,6 +274,7 @@ class Several(nn.Module):
         return [model(*each) for model, each in zip(self.models, inputs, strict=True)]
 
 
+@pytest.mark.slow
 def test_onnx_gives_the_same_numbers(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
@@ -292,6 +294,7 @@ def test_onnx_gives_the_same_numbers(tmp_path):
         assert_same([torch.from_numpy(g) for g in got], leaves(q(case)), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_onnx_of_a_lone_layer_without_a_state_in_double(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     model = br.GRU(4, 5, batch_first=True, input_dropout=0.2).eval().double()
@@ -317,6 +320,7 @@ def test_what_cannot_be_exported_is_said(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_not_kept(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setitem(export._GATES, "LSTM", (0, 1, 2, 3))

@@ -46,6 +46,7 @@ def test_added_variants(benchmark):
         benchmark.variants(["caption-bbb"])
 
 
+@pytest.mark.slow
 def test_search_then_final(benchmark, pictures, tmp_path, monkeypatch, capsys):
     """All of it, without processes: what would be called is called here."""
     from typer.testing import CliRunner
@@ -76,6 +77,7 @@ def test_search_then_final(benchmark, pictures, tmp_path, monkeypatch, capsys):
     assert len(calls) == len(benchmark.VARIANTS["caption-dropout"]) + 2, "finished runs are kept"
 
 
+@pytest.mark.slow
 def test_scores_without_weights(benchmark, runs, pictures, tmp_path, monkeypatch, capsys):
     """A run that was evaluated where pycocoevalcap is missing: record and captions are enough for the rest."""
     pytest.importorskip("pycocoevalcap.bleu.bleu")

@@ -67,6 +67,7 @@ torch.save((model["decoder"](hidden), h, c), "outputs.pt")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pruned", [False, True])
 def test_plain_weights_and_their_description_are_enough(run, pruned):
     """Rebuilt in a process in which importing bayesrnn is an error."""
@@ -85,6 +86,7 @@ def test_plain_weights_and_their_description_are_enough(run, pruned):
     torch.testing.assert_close(torch.load(run / "outputs.pt"), expected)
 
 
+@pytest.mark.slow
 def test_exported_program(run):
     inputs, expected = numbers(run)
     result = invoke("export", run, "--format", "exported", "--out", run / "lm.pt2")
@@ -101,6 +103,7 @@ def test_exported_program(run):
         assert not any(b'"use_pickle": true' in archive.read(n) for n in configs)
 
 
+@pytest.mark.slow
 def test_onnx(run):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -90,6 +90,7 @@ def test_a_killed_run_is_recognised(tmp_path):
     assert "unfinished run; start it over with --force" in result.stderr
 
 
+@pytest.mark.slow
 def test_as_a_command_piped_and_forced_gives_the_same_numbers(run, tmp_path):
     out, _ = run
     (tmp_path / ".unfinished").write_text("1\n")

@@ -13,6 +13,7 @@ def invoke(*args):
     return CliRunner().invoke(app, [str(a) for a in args])
 
 
+@pytest.mark.slow
 def test_a_grid_of_two_settings_is_a_table_and_a_picture(line_recipe, tmp_path):
     out = tmp_path / "sweep"
     grid = ["--grid", "model.hidden=2,5", "--grid", "dropout=0,0.5", "--device", "cpu", "--out", out]

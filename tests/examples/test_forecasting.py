@@ -20,6 +20,7 @@ def alone():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_bands_hold_most_of_what_came(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["forecast_with_bands.py", str(tmp_path / "bands.png")])
     runpy.run_path(str(EXAMPLES / "forecast_with_bands.py"), run_name="__main__")
@@ -36,6 +37,7 @@ def test_faults_are_found(capsys):
     assert "spike: 8 of 8 found" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_words(capsys):
     """One epoch: the table is there; draws disagree, and the parts add up."""
     found = runpy.run_path(str(EXAMPLES / "ambiguous_words.py"))["main"](epochs=1)

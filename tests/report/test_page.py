@@ -450,6 +450,7 @@ parent.postMessage(JSON.stringify({inner: innerWidth, page: document.documentEle
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome to open the page with")
 @pytest.mark.parametrize("width", [400, 1200])
 def test_in_a_browser(report, tmp_path, width):

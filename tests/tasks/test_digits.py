@@ -208,6 +208,7 @@ class TestSharpening:
             assert abs(expected - float(eta.grad.view(-1)[place])) < 1e-6 * max(abs(expected), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_trains_and_is_evaluated(name, folder, tmp_path):
     told = Quiet()
@@ -229,6 +230,7 @@ def test_every_recipe_trains_and_is_evaluated(name, folder, tmp_path):
     assert ("pruning" in found) == ("bbb" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
