@@ -2,10 +2,24 @@
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 
-from bayesrnn.report.forecast import comparison_table, forecast_plot, pit_plot, records_by_series, walk_plot
+from bayesrnn import recipes
+from bayesrnn.report.forecast import (
+    BLOCKS,
+    ahead_plot,
+    comparison_table,
+    findings,
+    forecast_plot,
+    pit_plot,
+    records_by_series,
+    walk_plot,
+    write_figures,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def record(seed=1, crps=0.5, epistemic=0.2):
@@ -23,8 +37,12 @@ def record(seed=1, crps=0.5, epistemic=0.2):
         "level": 0.95, "test_crps": crps, "test_coverage": 0.95, "test_width": 4.0, "valid_crps": 0.4,
         "epistemic_share": epistemic, "naive_crps": 1.25, "naive_coverage": 0.9, "naive_width": 9.0,
         "reliability": {"pit": [0.1] * 10}, "walk": walk,
+        "ahead": {"past": walk["actual"], "date": [str(i) for i in range(n + 4)], "direct": 2, **{
+            key: walk[key][:4] for key in ("mean", "low", "high", "aleatoric", "epistemic")
+        }},
     }  # fmt: skip
-    return {"seed": seed, "metrics": metrics, "series": {"columns": ["level"]}}
+    about = {"device": "a machine", "versions": {"torch": "2.11"}, "series": {"columns": ["level"]}}
+    return {"seed": seed, "metrics": metrics, **about}
 
 
 def size(png):
@@ -40,7 +58,9 @@ def test_pictures():
     plain = forecast_plot([1.0] * 10, {**rows, "epistemic": [0.0, 0.0]}, labels, name="level", level=0.9, direct=2)
     assert size(plain) == (1080, 570)
     assert size(walk_plot(record()))[0] == 1080
-    assert size(pit_plot({"a": [record()], "b": [record(), record(2)]}))[0] == 1080
+    assert size(ahead_plot(record())) == (1080, 570)
+    assert size(pit_plot({"a": [record()], "b": [record(), record(2)]})) == (1080, 360)
+    assert size(pit_plot({name: [record()] for name in "abcde"})) == (1080, 660)  # two rows of three
 
 
 def test_pictures_are_the_same_again():
@@ -72,3 +92,58 @@ def test_the_table(results):
     assert lines[3] == "| mauna_loa | plain LSTM | 0.75 ± 0.071 | 95.0% | 4 | – | 0.4 | 2 |"
     assert lines[4] == "| mauna_loa | last value | 1.25 | 90.0% | 9 | – | – | – |"
     assert len(lines) == 2 + 2 * 3
+
+
+def test_findings_compare_with_the_plain_model(results):
+    first, second = findings(results)
+    assert first == (
+        "- variational dropout: CRPS below the plain LSTM's on 2 of 2 series (mauna_loa, zoo), by more than the seeds' "
+        "spread on 0 (none); 95% intervals cover 92% to 98% on 2 (mauna_loa, zoo)."
+    )
+    assert "on 0 of 0 series (none)" in second
+    for path in (results / "forecast-plain" / "zoo").iterdir():
+        path.write_text(json.dumps(record(1, 0.1, 0.0)))
+    assert "on 1 of 2 series (mauna_loa)," in findings(results)[0]
+    for path in (results / "forecast-plain" / "zoo").iterdir():
+        path.write_text(json.dumps(record(1, 0.9, 0.0)))
+    assert "by more than the seeds' spread on 1 (zoo);" in findings(results)[0]
+
+
+def test_blocks_of_the_page(results, tmp_path):
+    text = BLOCKS["forecast"](results)
+    assert text.startswith("| series |")
+    assert text.endswith("Written by `python benchmarks/forecast.py run`: a machine, torch 2.11, 1 thread.")
+    with pytest.raises(SystemExit, match="results/forecast is missing: make it with"):
+        BLOCKS["forecast"](tmp_path / "nothing")
+    with pytest.raises(SystemExit, match=r"forecast-choice.json is missing: make it with"):
+        BLOCKS["forecast-choice"](results)
+    rows = [
+        {"changes": [f"model.hidden={h}"], "geometric_mean": h / 10, "coverage": {"a": 0.9, "b": 1.0}} for h in (5, 4)
+    ]
+    choice = {"recipes": {"forecast": {"chosen": ["model.hidden=4"], "settings": rows}}}
+    (results / "forecast-choice.json").write_text(json.dumps(choice))
+    lines = BLOCKS["forecast-choice"](results).splitlines()
+    assert lines[2:] == [
+        "| forecast | hidden=5 | 0.500 | 95.0% |  |",
+        "| forecast | hidden=4 | 0.400 | 95.0% | chosen |",
+    ]
+
+
+def test_figures_are_written_from_records(results, tmp_path):
+    written = write_figures(results, tmp_path / "figures")
+    assert {path.name for path in written} == {
+        "forecast-ahead-mauna_loa.png", "forecast-pit.png"
+    }  # fmt: skip
+    assert write_figures(tmp_path / "nothing", tmp_path / "others") == []
+    assert not (tmp_path / "others").exists()
+
+
+def test_recipes_are_the_chosen_settings():
+    """What results/forecast-choice.json found best is what the recipes say."""
+    found = json.loads((ROOT / "results/forecast-choice.json").read_text("utf-8"))["recipes"]
+    assert set(found) == {"forecast", "forecast-plain", "forecast-bbb"}
+    for name, group in found.items():
+        recipe = recipes.load(name)
+        assert recipes.override(recipe, group["chosen"]) == recipe
+        best = min(group["settings"], key=lambda row: row["geometric_mean"])
+        assert best["changes"] == group["chosen"]

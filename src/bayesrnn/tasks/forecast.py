@@ -198,6 +198,8 @@ class Forecast(Task):
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
         settings: Data = recipe.data
+        if recipe.model.prior_sigma and recipe.posterior.kind != "none":
+            raise UserError("model.prior_sigma is for dropout models; a posterior has its own prior, set it to 0.")
         self.series = read_series(data, settings)
         with naming(Path(data).name) if data is not None else nullcontext():
             plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
@@ -221,8 +223,6 @@ class Forecast(Task):
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
-        if self.recipe.model.prior_sigma and self.recipe.posterior.kind != "none":
-            raise UserError("model.prior_sigma is for dropout models; a posterior has its own prior, set it to 0.")
         likelihood: Any = GaussianHeads()
         self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.num_data)
         self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
