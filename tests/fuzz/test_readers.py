@@ -223,7 +223,13 @@ def test_absurd_headers_take_no_memory(tmp_path):
     file.write_bytes(b"\x93NUMPY\2\0" + b"\xff" * 4 + b"{")
     with pytest.raises(UserError, match=r"not a .npy file of numbers"):
         read_features(file)
-    for kind, shape in (("<f4", f"({10**9}, {10**9})"), ("|V0", f"({10**18},)"), ("|V0", "(-1, )"), ("|O", "(1, 1)")):
+    for kind, shape in (
+        ("<f4", f"({10**9}, {10**9})"),
+        ("|V0", f"({10**18},)"),
+        ("|V0", "(-1, )"),
+        ("<f4", "(3 4)"),
+        ("|O", "(1, 1)"),
+    ):
         header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n"
         file.write_bytes(readers.npy_of(header, b"1234"))
         with pytest.raises(UserError, match=r"not a .npy file of numbers|one row of floating-point features"):
