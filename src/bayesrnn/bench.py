@@ -266,15 +266,13 @@ def take_turns(steps: dict[str, Callable[[], Any]], seconds: float, *, cuda: boo
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def training(options: Options, say: Say) -> list[dict[str, Any]]:
+def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     """One row for each size and kind."""
-    rows: list[dict[str, Any]] = []
     cuda = options.cuda
     for size in options.sizes:
         base = plain_step(size, options)
         for kind in options.kinds:
             row: dict[str, Any] = {**asdict(size), "title": size.title, "kind": kind}
-            rows.append(row)
             if KINDS[kind] is None:
                 step, row["graph"] = plain_step(size, options, dropout=0.5), cuda
             else:
@@ -282,6 +280,7 @@ def training(options: Options, say: Say) -> list[dict[str, Any]]:
                 if row["error"] > _TOLERANCE[options.precision]:
                     row["failed"] = f"the check is red: relative error {row['error']:.2g} against the reference"
                     say(f"{size.title}, {kind}: {row['failed']}; not timed")
+                    yield row
                     continue
                 step, reason = engine_step(kind, size, options)
                 row["graph"] = cuda and not reason
@@ -303,16 +302,15 @@ def training(options: Options, say: Say) -> list[dict[str, Any]]:
             del step, both
             if cuda:
                 torch.cuda.empty_cache()
-    return rows
+            yield row
 
 
-def prediction(options: Options, say: Say) -> list[dict[str, Any]]:
+def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     """Many draws for one sequence, against one pass with one draw."""
     import bayesrnn as br
     from bayesrnn.tasks import language
 
     size, device = options.sizes[0], torch.device(options.device)
-    rows = []
     x = torch.randint(size.words, (WINDOW, 1), device=device)
     for kind in ("variational, tied", "Bayes by Backprop"):
         if kind not in options.kinds:
@@ -328,22 +326,21 @@ def prediction(options: Options, say: Say) -> list[dict[str, Any]]:
             br.predict(model, x, samples=options.draws, seed=1, keep_samples=False)
 
         took = take_turns({"one": one, "many": many}, options.seconds, cuda=options.cuda)
-        rows.append(
-            {"kind": kind, **asdict(size), "batch": 1, "draws": options.draws, "one_milliseconds": took["one"],
-             "milliseconds": took["many"], "passes": took["many"] / took["one"]}
-        )  # fmt: skip
+        row = {
+            "kind": kind, **asdict(size), "batch": 1, "draws": options.draws, "one_milliseconds": took["one"],
+            "milliseconds": took["many"], "passes": took["many"] / took["one"],
+        }  # fmt: skip
         say(
             f"prediction, {kind}, {size.hidden} units, one sequence: {options.draws} draws take {took['many']:.1f} ms, "
-            f"as long as {rows[-1]['passes']:.1f} passes with one draw ({took['one']:.2f} ms)"
+            f"as long as {row['passes']:.1f} passes with one draw ({took['one']:.2f} ms)"
         )
-    return rows
+        yield row
 
 
-def peers(options: Options, say: Say) -> list[dict[str, Any]]:
+def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     """One Bayesian LSTM layer of each installed peer against ours: forward, KL and backward, launched one by one."""
     import bayesrnn as br
 
-    rows = []
     device = torch.device(options.device)
     for size in options.sizes:
         x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
@@ -361,9 +358,9 @@ def peers(options: Options, say: Say) -> list[dict[str, Any]]:
                 say(f"{name} is not installed: no row")
                 continue
             took = take_turns({"ours": our_step, name: theirs}, options.seconds, cuda=options.cuda)
-            rows.append({"peer": name, **asdict(size), "ratio": took[name] / took["ours"], "milliseconds": took})
-            say(f"one Bayesian LSTM layer, {size.title}: {rows[-1]['ratio']:.1f}x as fast as {name}")
-    return rows
+            ratio = took[name] / took["ours"]
+            say(f"one Bayesian LSTM layer, {size.title}: {ratio:.1f}x as fast as {name}")
+            yield {"peer": name, **asdict(size), "ratio": ratio, "milliseconds": took}
 
 
 def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
@@ -390,10 +387,13 @@ def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
     return step
 
 
-def run(options: Options, say: Say, command: str = "") -> dict[str, Any]:
-    """All of it, as a record."""
+def run(
+    options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
+) -> dict[str, Any]:
+    """All of it, as a record; `keep` is given what there is of it after each row, so that nothing measured is lost."""
     from bayesrnn import kernels
     from bayesrnn.train.engine import environment, set_precision
+    from bayesrnn.train.launch import commit
 
     device = torch.device(options.device)
     set_precision(options.precision, device)
@@ -401,6 +401,7 @@ def run(options: Options, say: Say, command: str = "") -> dict[str, Any]:
     facts: dict[str, Any] = {"device": device, "batch": size.batch, "hidden": size.hidden}
     record: dict[str, Any] = {
         "command": command,
+        "commit": commit(),
         **environment(device),
         "threads": torch.get_num_threads(),
         "precision": options.precision if device.type == "cuda" else "fp32",
@@ -412,7 +413,11 @@ def run(options: Options, say: Say, command: str = "") -> dict[str, Any]:
         },
     }
     say(f"{record['device']}, torch {torch.__version__}, {record['precision']}")
-    record["training"] = training(options, say)
-    record["prediction"] = prediction(options, say) if options.draws else []
-    record["peers"] = peers(options, say) if options.peers else []
+    parts = {"training": training, "prediction": prediction, "peers": peers}
+    asked = {"training": True, "prediction": options.draws > 0, "peers": options.peers}
+    record |= {name: [] for name in parts}
+    for name, rows in parts.items():
+        for row in rows(options, say) if asked[name] else ():
+            record[name].append(row)
+            keep(record)
     return record

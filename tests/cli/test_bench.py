@@ -93,3 +93,16 @@ def test_turns_are_shared_and_the_median_counts():
     found = bench.take_turns(steps, 0.0, cuda=False)
     assert set(found) == {"a", "b"}
     assert order == ["a", "b"] * 6  # one to warm up, five to count
+
+
+def test_rows_are_kept_as_they_come(monkeypatch, tmp_path):
+    def stopped(options, say):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(bench, "prediction", stopped)
+    out = tmp_path / "bench.json"
+    assert run("--kind", "plain", "--draws", "3", "--out", str(out)).exit_code != 0
+    record = json.loads(out.read_text())
+    assert [row["kind"] for row in record["training"]] == ["plain"]
+    assert record["prediction"] == []

@@ -57,12 +57,14 @@ def command(
         console.print(text, soft_wrap=True)
         console.file.flush()
 
-    record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]))
-    console.print(_table(record))
-    if out is not None:
-        from bayesrnn.train.run_folder import write_file
+    def keep(record: dict[str, Any]) -> None:
+        if out is not None:
+            from bayesrnn.train.run_folder import write_file
 
-        write_file(out, json.dumps(record, indent=2) + "\n")
+            write_file(out, json.dumps(record, indent=2) + "\n")
+
+    record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]), keep)
+    console.print(_table(record))
     if any("failed" in row for row in record["training"]):
         raise UserError("a correctness check failed: the rows that say so have no figures.")
 
