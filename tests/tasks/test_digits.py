@@ -109,7 +109,7 @@ class TestObjective:
         assert_close(terms.nll, loss * 16)
 
     def test_the_kl_counts_once_per_epoch(self, folder):
-        task = task_of(folder, "digits-bbb-400")
+        task = task_of(folder, "digits-bbb-400", "kl_weight=1")
         assert (task.steps, task.batch_size) == (10, 16)
         for position in range(task.steps):
             loss, terms, _ = task.objective(task.batch(torch.tensor(position)), ())
@@ -117,10 +117,16 @@ class TestObjective:
 
     @pytest.mark.parametrize("weighting", ["uniform", "geometric"])
     def test_a_weighted_kl(self, folder, weighting):
-        task = task_of(folder, "digits-bbb-400", "kl_weight=0.1", f"kl_weighting={weighting}")
+        task = task_of(folder, "digits-bbb-400", "kl_weight=0.25", f"kl_weighting={weighting}")
         share = 1 / 10 if weighting == "uniform" else float(digits.kl_share(torch.tensor(2), 10))
         loss, terms, _ = task.objective(task.batch(torch.tensor(2)), ())
-        assert_close(loss, (terms.nll + 0.1 * share * terms.kl) / 16)
+        assert_close(loss, (terms.nll + 0.25 * share * terms.kl) / 16)
+
+    def test_of_a_sharpened_posterior_the_weight_is_on_the_first_level_only(self, folder):
+        task = task_of(folder, "digits-bbb-sharpened-400", "kl_weight=0.25")
+        loss, terms, _ = task.objective(task.batch(torch.tensor(2)), ())
+        assert float(terms.sharpening) > 0
+        assert_close(loss, (terms.nll + terms.sharpening + 0.25 * terms.kl / 10) / 16)
 
     @pytest.mark.parametrize("name", ["digits-bbb-400", "digits-bbb-sharpened-400"])
     def test_geometric_shares_of_the_kl(self, folder, name):
@@ -129,7 +135,7 @@ class TestObjective:
         assert_close(shares[:-1] / shares[1:], torch.full((9,), 2.0))
         assert_close(digits.kl_share(torch.tensor(0), 781), torch.tensor(0.5))
         assert float(digits.kl_share(torch.tensor(780), 781)) == 0.0  # too small for a float, not NaN
-        task = task_of(folder, name, "kl_weighting=geometric")
+        task = task_of(folder, name, "kl_weighting=geometric", "kl_weight=1")
         for position in (0, 3):
             loss, terms, _ = task.objective(task.batch(torch.tensor(position)), ())
             expected = terms.nll + terms.sharpening + shares[position] * terms.kl
