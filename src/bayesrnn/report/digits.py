@@ -68,6 +68,10 @@ def _mean(values: Sequence[float], pattern: str = "{:.2f}") -> str | None:
     return pattern.format(statistics.fmean(values)) + spread
 
 
+def _epochs(records: Sequence[Record]) -> str:
+    return ", ".join(map(str, sorted({len(r["curves"]["test_error"]) for r in records})))
+
+
 def error_table(runs: Runs) -> str:
     """Errors of the weights with the lowest validation error, with one pass and with draws, beside the papers'."""
     from bayesrnn import recipes
@@ -83,6 +87,7 @@ def error_table(runs: Runs) -> str:
                 "test": _mean(figures_of(records, "test_error")),
                 "valid_mc": _mean(figures_of(records, "valid_error_mc")),
                 "test_mc": _mean(figures_of(records, "test_error_mc")),
+                "epochs": _epochs(records),
                 "seeds": len(records),
             }
         )
@@ -93,6 +98,7 @@ def error_table(runs: Runs) -> str:
         Column("valid_mc", "validation, MC"),
         Column("test", "test, standard"),
         Column("test_mc", "test, MC"),
+        Column("epochs", "epochs"),
         Column("seeds", "seeds"),
     )
     return markdown_table(rows, columns)
@@ -225,12 +231,10 @@ def sources(runs: Runs) -> str:
     devices = sorted({f"{r['device']}, torch {r['versions']['torch']}" for r in every})
     changed = sorted({text for r in every for text in changed_settings(r)})
     samples = sorted({r["metrics"].get("samples") or 0 for r in every} - {0})
-    epochs = sorted({len(r["curves"]["test_error"]) for r in every})
     settings = f" Not as in the recipes: {', '.join(changed)}." if changed else ""
     return (
-        f"{' or '.join(map(str, epochs))} epochs, of which validation chose one; MC: "
-        f"{' or '.join(map(str, samples)) or 'no'} draws; ± is the standard deviation over seeds. From `results/`, on "
-        f"{'; '.join(devices)}.{settings}"
+        f"Of all epochs validation chose one; MC: {' or '.join(map(str, samples)) or 'no'} draws; ± is the standard "
+        f"deviation over seeds. From `results/`, on {'; '.join(devices)}.{settings}"
     )
 
 
