@@ -229,6 +229,7 @@ def test_absurd_headers_take_no_memory(tmp_path):
         ("|V0", "(-1, )"),
         ("<f4", "(3 4)"),
         ("|O", "(1, 1)"),
+        ("<é", "(1,)"),
     ):
         header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n"
         file.write_bytes(readers.npy_of(header, b"1234"))

@@ -37,7 +37,7 @@ _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "PPM")
 _HEADER = 1000  # bytes; numpy writes 128
 _NPY = re.compile(
     rb"\x93NUMPY(?:\x01\0..|[\x02\x03]\0....)"
-    rb"\{'descr': '([^']{1,9})', 'fortran_order': (False|True), 'shape': \(((?:\d{1,15}(?:, ?|(?=\))))*)\), \} *\n",
+    rb"\{'descr': '([\w<>=|]{1,9})', 'fortran_order': (False|True), 'shape': \(((?:\d{1,15}(?:, ?|(?=\))))*)\), \} *\n",
     re.DOTALL,
 )
 _KINDS = ("<f2", "<f4", "<f8", ">f2", ">f4", ">f8")
