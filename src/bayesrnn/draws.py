@@ -153,8 +153,13 @@ class Draw:
         held = self._held.get(key)
         if held is None:
             with _noise_to_keep():
-                held = noise.seeded([self.number(key)], size, like.device)[0]
-        _check_size(held.shape, size, len(shape))
+                if _in_one_launch(like.device.type) is not None:
+                    held = noise.seeded([self.number(key)], size, like.device)[0]
+                else:
+                    plain = like.new_empty(0, dtype=torch.float32)
+                    held = noise.sample(size, plain, self._generator(key, like.device))
+        else:
+            _check_size(held.shape, size, len(shape))
         self._held[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
         return self._held[key].to(like.dtype)
 
@@ -218,8 +223,9 @@ class Stacked:
         if held is None:
             with _noise_to_keep():
                 held = noise.seeded([draw.number(key) for draw in self.draws], size, like.device)
-        _check_size(held.shape[1:], size, len(shape))
-        self._held[key] = held
+            self._held[key] = held
+        else:
+            _check_size(held.shape[1:], size, len(shape))
         if shared:
             held = held.unsqueeze(1).expand(len(self.draws), each, *shape)
         made: Tensor = held.reshape(rows, *shape)
