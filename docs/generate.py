@@ -138,7 +138,7 @@ def _published(table: str, root: Path, page: Path) -> str:
         Column("row", "recipe"), Column("measure", "perplexity, or nats"), Column("paper", "paper", "{:.2f}"),
         Column("ours", "ours"), Column("seeds", "seeds"),
     )  # fmt: skip
-    return "\n".join([markdown_table(rows, columns), f"From `results/`: {'; '.join(sources)}."])
+    return "\n".join([markdown_table(rows, columns), f"From `results/`: {'; '.join(dict.fromkeys(sources))}."])
 
 
 def _apart(part: dict[str, Any]) -> str:

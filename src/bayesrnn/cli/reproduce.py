@@ -92,12 +92,21 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line per published figure: the paper's, and the mean (± sd over seeds) of ours."""
+    """One line per published figure: the paper's, and the mean (± sd over seeds) of ours; one set for each settings."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        alike.setdefault(tuple(sorted(record.get("overrides") or [])), []).append(record)
+    lines = []
+    for changed, same in sorted(alike.items()) or [((), [])]:
+        row = f"{name} ({', '.join(changed)})" if changed else name
+        lines += [{"row": row, **line} for line in _lines(recipe, same)]
+    return lines
+
+
+def _lines(recipe: "Recipe", records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     import statistics
 
     sharpened = recipe.posterior.kind == "sharpened"
-    changed = sorted({change for record in records for change in record.get("overrides") or []})
-    row = f"{name} ({', '.join(changed)})" if changed else name
     lines = []
     for published, key, label in MEASURES:
         paper = getattr(recipe.paper, published)
@@ -110,7 +119,7 @@ def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list
         if ours:
             spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
             text = f"{statistics.fmean(ours):.2f}{spread}"
-        lines.append({"row": row, "measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
+        lines.append({"measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
     return lines
 
 
