@@ -38,6 +38,7 @@ class Tagger(nn.Module):
 
 if not INTERPRETED:
 
+    @pytest.mark.slow
     @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests below run it on the GPU")
     def test_in_the_interpreter():
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]

@@ -25,6 +25,7 @@ WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 if not INTERPRETED:
 
+    @pytest.mark.slow
     @pytest.mark.skipif(torch.cuda.is_available(), reason="this file's GPU tests run them on the GPU")
     def test_in_the_interpreter():
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
