@@ -27,7 +27,8 @@ def command(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Folder of the data; of a language model train, valid and test text (default: Python's docs)."
+            help="Folder or file of the data: for language models a folder with train, valid and test text (default: "
+            "Python's docs), for forecasts a CSV file (default: carbon dioxide at Mauna Loa)."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the run to. Default: runs/RECIPE/SEED.")] = None,
