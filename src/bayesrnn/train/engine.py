@@ -246,6 +246,7 @@ class Run:
                 )
             if every and self.done % every == 0 and self.done < steps:
                 self._checked_totals()
+                self.seconds = before + time.perf_counter() - started
                 self._save()
 
     def _checked_totals(self) -> dict[str, float]:
