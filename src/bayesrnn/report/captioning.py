@@ -4,7 +4,6 @@ Records are ``results/caption-METHOD/SEED.json``, and ``results/caption-search/*
 validation that chose their settings.
 """
 
-import io
 import json
 import statistics
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
 from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.figures import png
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -261,12 +261,6 @@ def _plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _png(figure: "Figure") -> bytes:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})
-    return data.getvalue()
-
-
 def curves(runs: Runs) -> bytes:
     """Validation (and training) perplexity per epoch; one line per seed."""
     figure = _new(7.2, 4.2)
@@ -293,7 +287,7 @@ def curves(runs: Runs) -> bytes:
     axes.plot([], [], color="#444444", ls=(0, (1, 1)), lw=1.0, label="training, with noise")
     _plain(axes)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 def scores(runs: Runs) -> bytes:
@@ -320,7 +314,7 @@ def scores(runs: Runs) -> bytes:
     for label, face in (("posterior mean", "#444444"), ("average over draws", "white")):
         axes.plot([], [], "o", color="#444444", markerfacecolor=face, label=label)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 def lengths(runs: Runs) -> bytes:
@@ -344,7 +338,7 @@ def lengths(runs: Runs) -> bytes:
         axes.set_xlabel("length penalty; thicker: wider beam")
         _plain(axes)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 def doubt(runs: Runs) -> bytes:
@@ -366,7 +360,7 @@ def doubt(runs: Runs) -> bytes:
             axes.set_ylabel("CIDEr")
         _plain(axes)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return _png(figure)
+    return png(figure)
 
 
 _DOUBT = "captioning-doubt.png"

@@ -1,9 +1,9 @@
 """Pictures of digit runs for the documentation, from the records that :mod:`bayesrnn.report.digits` reads."""
 
-import io
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from bayesrnn.report.digits import (
     pictures,
     sharpening_finding,
 )
+from bayesrnn.report.figures import drawn, write
 from bayesrnn.report.plots import COLOURS
 
 if TYPE_CHECKING:
@@ -37,33 +38,16 @@ def figures(results: Path) -> dict[str, bytes]:
         "digits-pruning.png": (_draw_pruning, (7.2, 4.2)),
         "digits-turning.png": (_draw_turning, (9.0, 6.0)),
     }
-    made = {name: _png(draws[name][0], runs, draws[name][1]) for name in pictures(runs)}
+    made = {name: drawn(partial(draws[name][0], runs=runs), draws[name][1]) for name in pictures(runs)}
     pair = load(results / PAIR)
     if sharpening_finding(pair) is not None:
-        made[SHARPENING] = _png(_draw_sharpening, pair, (9.0, 4.0))
+        made[SHARPENING] = drawn(partial(_draw_sharpening, runs=pair), (9.0, 4.0))
     return made
 
 
 def write_figures(results: Path, folder: Path) -> list[Path]:
     """Write the pictures into the folder; returns their paths."""
-    made = figures(results)
-    if made:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, png in made.items():
-        (folder / name).write_bytes(png)
-    return [folder / name for name in made]
-
-
-def _png(draw: Callable[["Figure", Runs], None], runs: Runs, size: tuple[float, float]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure, runs)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
+    return write(figures(results), folder)
 
 
 def _tidy(axes: "Axes", x: str, y: str, *, grid: str = "y") -> None:

@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,6 +49,26 @@ def png(made: "Figure") -> bytes:
     out = io.BytesIO()
     made.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
+
+
+def drawn(draw: Callable[["Figure"], None], size: tuple[float, float]) -> bytes:
+    """A picture of the documentation: what ``draw`` makes of an empty figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=size, dpi=130, layout="constrained")
+    FigureCanvasAgg(made)
+    draw(made)
+    return png(made)
+
+
+def write(pictures: Mapping[str, bytes], folder: Path) -> list[Path]:
+    """Write pictures by name into a folder; returns their paths."""
+    if pictures:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        (folder / name).write_bytes(picture)
+    return [folder / name for name in pictures]
 
 
 def _legend(made: "Figure", axes: "Axes") -> None:

@@ -1,12 +1,12 @@
 """Plots of forecasts: bands that show both kinds of uncertainty apart, and whether they hold what they promise."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from bayesrnn.report.figures import png
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -25,12 +25,6 @@ def _figure(width: float = 7.2, height: float = 3.8) -> "Figure":
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _png(figure: "Figure") -> bytes:
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
 
 
 def _plain(axes: "Axes") -> None:
@@ -85,7 +79,7 @@ def forecast_plot(
     _date_ticks(axes, labels)
     _plain(axes)
     figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    return _png(figure)
+    return png(figure)
 
 
 def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
@@ -114,7 +108,7 @@ def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
     for axes in (top, below):
         _plain(axes)
     figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9)
-    return _png(figure)
+    return png(figure)
 
 
 def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
@@ -135,7 +129,7 @@ def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
         _plain(axes)
     figure.supxlabel("P(forecast ≤ what came)", fontsize=9)
     figure.supylabel("share", fontsize=9)
-    return _png(figure)
+    return png(figure)
 
 
 def ahead_plot(record: Mapping[str, Any]) -> bytes:

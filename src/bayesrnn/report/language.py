@@ -1,12 +1,12 @@
 """Tables and pictures of language-model runs for the documentation, from the records in results/."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn import recipes
+from bayesrnn.report.figures import drawn, write
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -61,35 +61,19 @@ def figures(results: Path) -> dict[str, bytes]:
     """PNG files by name, of whatever records there are."""
     runs, made = load(results), {}
     if runs:
-        made["ptb-curves.png"] = _png(lambda f: _draw_curves(f, runs), (8.6, 4.8))
+        made["ptb-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (8.6, 4.8))
     pruned = [json.loads(p.read_text("utf-8")) for p in sorted((results / "pruning").glob("*.json"))]
     if pruned:
-        made["ptb-pruning.png"] = _png(lambda f: _draw_pruning(f, pruned), (6.4, 3.8))
+        made["ptb-pruning.png"] = drawn(lambda f: _draw_pruning(f, pruned), (6.4, 3.8))
     gaps = {n: r[0]["metrics"] for n, r in runs.items() if "entropy_gap_mean" in r[0]["metrics"]}
     if gaps:
-        made["ptb-entropy-gap.png"] = _png(lambda f: _draw_gaps(f, gaps), (6.4, 3.8))
+        made["ptb-entropy-gap.png"] = drawn(lambda f: _draw_gaps(f, gaps), (6.4, 3.8))
     return made
 
 
 def write_figures(results: Path, folder: Path) -> list[Path]:
     """Write the pictures into the folder; returns their paths."""
-    made = figures(results)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, png in made.items():
-        (folder / name).write_bytes(png)
-    return [folder / name for name in made]
-
-
-def _png(draw: Callable[["Figure"], None], size: tuple[float, float]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
+    return write(figures(results), folder)
 
 
 def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> None:

@@ -1,11 +1,11 @@
 """Pictures of sentiment runs for the documentation, from the records that :mod:`bayesrnn.report.sentiment` reads."""
 
-import io
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bayesrnn.report.figures import drawn, write
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.sentiment import CELLS, GRID, VARIANTS, Runs, any_spread, curve_of, grid, levels_of, load
 
@@ -23,10 +23,10 @@ def figures(results: Path) -> dict[str, bytes]:
     runs, (_, points) = load(results), grid(results)
     made = {}
     if runs:
-        made["sentiment-curves.png"] = _png(lambda f: _draw_curves(f, runs), (9.0, 4.2))
-        made["sentiment-intervals.png"] = _png(lambda f: _draw_coverage(f, runs), (9.0, 4.2))
+        made["sentiment-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (9.0, 4.2))
+        made["sentiment-intervals.png"] = drawn(lambda f: _draw_coverage(f, runs), (9.0, 4.2))
     if any_spread(runs):
-        made["sentiment-uncertainty.png"] = _png(lambda f: _draw_uncertainty(f, runs), (9.0, 4.2))
+        made["sentiment-uncertainty.png"] = drawn(lambda f: _draw_uncertainty(f, runs), (9.0, 4.2))
     if points:
         made["sentiment-grid.png"] = _grid_picture(points)
     return made
@@ -34,24 +34,7 @@ def figures(results: Path) -> dict[str, bytes]:
 
 def write_figures(results: Path, folder: Path) -> list[Path]:
     """Write the pictures into the folder; returns their paths."""
-    made = figures(results)
-    if made:
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, png in made.items():
-        (folder / name).write_bytes(png)
-    return [folder / name for name in made]
-
-
-def _png(draw: Callable[["Figure"], None], size: tuple[float, float]) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
+    return write(figures(results), folder)
 
 
 def _tidy(axes: "Axes", title: str, x: str, y: str | None) -> None:
