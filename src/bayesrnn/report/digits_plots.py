@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,11 +37,15 @@ def figures(results: Path) -> dict[str, bytes]:
         "digits-pruning.png": (_draw_pruning, (7.2, 4.2)),
         "digits-turning.png": (_draw_turning, (9.0, 6.0)),
     }
-    made = {name: drawn(partial(draws[name][0], runs=runs), draws[name][1]) for name in pictures(runs)}
+    made = {name: drawn(_of(draws[name][0], runs), draws[name][1]) for name in pictures(runs)}
     pair = load(results / PAIR)
     if sharpening_finding(pair) is not None:
-        made[SHARPENING] = drawn(partial(_draw_sharpening, runs=pair), (9.0, 4.0))
+        made[SHARPENING] = drawn(_of(_draw_sharpening, pair), (9.0, 4.0))
     return made
+
+
+def _of(draw: Callable[["Figure", Runs], None], runs: Runs) -> Callable[["Figure"], None]:
+    return lambda figure: draw(figure, runs)
 
 
 def write_figures(results: Path, folder: Path) -> list[Path]:
