@@ -176,6 +176,36 @@ def test_calibration_shapes_are_checked():
             function(p[:0], y[:0])
 
 
+@pytest.mark.parametrize("function", [uncertainty.calibration_error, uncertainty.reliability])
+def test_calibration_values_are_checked(function):
+    p, y = predictions()
+    for label in (-100, 4):
+        with pytest.raises(ValueError, match=r"targets must be classes 0 to 3, got .*: leave padding out"):
+            function(p, torch.where(torch.arange(500) == 7, label, y))
+    with pytest.raises(ValueError, match="targets must be class indices"):
+        function(p, y.float())
+    with_nan = p.clone()
+    with_nan[3, 1] = math.nan
+    for wrong in (p.log(), 2 * p, p - 0.25, with_nan):
+        with pytest.raises(ValueError, match="at least 0 and sum to 1"):
+            function(wrong, y)
+    with pytest.raises(ValueError, match="probabilities must be real numbers"):
+        function(torch.eye(4).long(), torch.arange(4))
+    for bins in (0, -1, 2.5, True, "15"):
+        with pytest.raises(ValueError, match="bins must be a number of bins, a whole number of at least 1"):
+            function(p, y, bins=bins)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_calibration_takes_rounded_probabilities(dtype):
+    generator = torch.Generator().manual_seed(0)
+    p = torch.randn(50, 1000, generator=generator).softmax(-1).to(dtype)
+    assert uncertainty.reliability(p, torch.zeros(50).long()).count.sum() == 50
+    # a rounding above 1 is 1; torchmetrics would take the row for logits
+    above = torch.eye(4) * (1 + 1e-6)
+    assert uncertainty.calibration_error(above, torch.arange(4)) == pytest.approx(0, abs=1e-6)
+
+
 # ---- selective prediction
 
 
@@ -207,6 +237,10 @@ def test_risk_coverage_arguments():
         uncertainty.risk_coverage(torch.zeros(3), torch.zeros(4))
     with pytest.raises(ValueError, match="one shape and at least one entry"):
         uncertainty.risk_coverage(torch.zeros(0), torch.zeros(0))
+    bad = torch.tensor([0.0, math.nan, 1.0])
+    for name, pair in (("uncertainty", (bad, torch.zeros(3))), ("losses", (torch.zeros(3), bad))):
+        with pytest.raises(ValueError, match=f"{name} has NaN"):
+            uncertainty.risk_coverage(*pair)
     curve = uncertainty.risk_coverage(torch.zeros(3), torch.zeros(3))
     for coverage in (0, -1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\]"):
@@ -242,3 +276,19 @@ def test_auroc_extremes():
 def test_interval_coverage_counts_both_ends():
     low, high = torch.zeros(4), torch.ones(4)
     assert uncertainty.interval_coverage(low, high, torch.tensor([0.0, 1.0, 0.5, 2.0])) == 0.75
+
+
+def test_auroc_and_interval_arguments():
+    fine, bad = torch.rand(5), torch.tensor([0.0, math.nan])
+    for name, pair in (("uncertainty_in", (bad, fine)), ("uncertainty_out", (fine, bad))):
+        with pytest.raises(ValueError, match=f"{name} has NaN"):
+            uncertainty.detection_auroc(*pair)
+    for name, pair in (("uncertainty_in", (fine[:0], fine)), ("uncertainty_out", (fine, fine[:0]))):
+        with pytest.raises(ValueError, match=f"{name} is empty"):
+            uncertainty.detection_auroc(*pair)
+    column = fine.view(5, 1)
+    for low, high, targets in ((column, column, fine), (column, fine, fine), (fine[:0], fine[:0], fine[:0])):
+        with pytest.raises(ValueError, match="low, high and targets must have one shape"):
+            uncertainty.interval_coverage(low, high, targets)
+    with pytest.raises(ValueError, match="targets has NaN"):
+        uncertainty.interval_coverage(fine[:2], fine[:2], bad)

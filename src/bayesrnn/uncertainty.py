@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ def calibration_error(probabilities: Tensor, targets: Tensor, *, bins: int = 15)
     """
     from torchmetrics.functional.classification import multiclass_calibration_error
 
+    _check_whole("bins", bins, 1, "a number of bins")
     flat, labels = _flat(probabilities, targets)
     return float(multiclass_calibration_error(flat, labels, num_classes=flat.shape[-1], n_bins=bins))
 
@@ -93,6 +95,7 @@ class Reliability:
 
 def reliability(probabilities: Tensor, targets: Tensor, *, bins: int = 15) -> Reliability:
     """Mean confidence and accuracy in equal bins of confidence: the points of a reliability diagram."""
+    _check_whole("bins", bins, 1, "a number of bins")
     flat, labels = _flat(probabilities, targets)
     confidence, predicted = flat.max(-1)
     index = (confidence * bins).long().clamp(0, bins - 1)
@@ -133,6 +136,7 @@ def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
             "uncertainty and losses must have one shape and at least one entry, "
             f"got {tuple(uncertainty.shape)} and {tuple(losses.shape)}"
         )
+    _check_no_nan(uncertainty=uncertainty, losses=losses)
     order = uncertainty.flatten().argsort(stable=True)
     sorted_losses = losses.flatten()[order].double()
     n = torch.arange(1, len(order) + 1, device=order.device, dtype=torch.float64)
@@ -143,6 +147,10 @@ def detection_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
     """Area under the ROC curve of telling unfamiliar inputs from familiar ones by their uncertainty (torchmetrics)."""
     from torchmetrics.functional.classification import binary_auroc
 
+    for name, values in (("uncertainty_in", uncertainty_in), ("uncertainty_out", uncertainty_out)):
+        if values.numel() == 0:
+            raise ValueError(f"{name} is empty: give the uncertainty of at least one input on either side")
+    _check_no_nan(uncertainty_in=uncertainty_in, uncertainty_out=uncertainty_out)
     scores = torch.cat([uncertainty_in.flatten(), uncertainty_out.flatten()])
     labels = torch.cat([torch.zeros(uncertainty_in.numel()), torch.ones(uncertainty_out.numel())]).long()
     _, inverse = torch.unique(scores, return_inverse=True)  # ranks: torchmetrics takes scores in [0, 1]
@@ -152,13 +160,51 @@ def detection_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
 
 def interval_coverage(low: Tensor, high: Tensor, targets: Tensor) -> float:
     """Share of targets inside their interval; compare with the interval's level."""
+    if not low.shape == high.shape == targets.shape or targets.numel() == 0:
+        raise ValueError(
+            "low, high and targets must have one shape and at least one entry: they are not broadcast, "
+            f"got {tuple(low.shape)}, {tuple(high.shape)} and {tuple(targets.shape)}"
+        )
+    _check_no_nan(low=low, high=high, targets=targets)
     return float(((targets >= low) & (targets <= high)).double().mean())
 
 
 def _flat(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    if probabilities.shape[:-1] != targets.shape or targets.numel() == 0:
+    if probabilities.shape[:-1] != targets.shape or targets.numel() == 0 or probabilities.numel() == 0:
         raise ValueError(
             "probabilities (..., classes) and targets (...) do not go together: "
             f"{tuple(probabilities.shape)} and {tuple(targets.shape)}"
         )
-    return probabilities.flatten(0, -2), targets.flatten()
+    flat, labels, classes = probabilities.flatten(0, -2), targets.flatten(), probabilities.shape[-1]
+    if labels.is_floating_point():
+        raise ValueError("targets must be class indices (torch.long), got real values")
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ValueError(
+            f"targets must be classes 0 to {classes - 1}, got {int(labels.min())} to {int(labels.max())}: "
+            "leave padding out"
+        )
+    _check_probabilities(flat)
+    return flat.clamp(0, 1), labels.long()  # torchmetrics takes what is a rounding above 1 for logits
+
+
+def _check_probabilities(rows: Tensor) -> None:
+    if not rows.is_floating_point():
+        raise ValueError(f"probabilities must be real numbers, got {rows.dtype}: give softmax(-1) of the logits")
+    tolerance = max(1e-3, 4 * torch.finfo(rows.dtype).eps)
+    off = (rows.sum(-1, dtype=torch.float64) - 1).abs().max()
+    if not float(rows.min()) >= -tolerance or not float(off) <= tolerance:  # NaN is neither
+        raise ValueError(
+            "probabilities must be at least 0 and sum to 1 over the last axis: give softmax(-1) of the logits, or "
+            "`Prediction.mean`"
+        )
+
+
+def _check_no_nan(**tensors: Tensor) -> None:
+    for name, values in tensors.items():
+        if bool(values.isnan().any()):
+            raise ValueError(f"{name} has NaN: leave those entries out, or look where they come from")
+
+
+def _check_whole(name: str, value: int, least: int, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be {what}, a whole number of at least {least}, got {value!r}")
