@@ -8,6 +8,7 @@ from torch import nn
 
 import bayesrnn as br
 from bayesrnn import uncertainty
+from bayesrnn.montecarlo import _mix
 from bayesrnn.prediction import entropy_of
 
 
@@ -96,11 +97,54 @@ def test_gap_of_averaged_draws_by_hand():
     q = br.BayesByBackprop(LanguageModel(nn.LSTM(12, 12)), init_sigma=0.3)
     stream, probabilities = torch.randint(8, (30,)), []
     with torch.no_grad():
-        for seed in (7, 8, 9):
-            with br.draw(q, seed=seed):
+        for k in range(3):
+            with br.draw(q, seed=_mix(7, k)):
                 probabilities.append(q(stream[:-1].unsqueeze(1))[0].softmax(-1))
     expected = entropy_of(torch.stack(probabilities).mean(0)).mean()
     assert br.entropy_gap(q, stream, samples=3, seed=7).forward == pytest.approx(float(expected), rel=1e-5)
+    predicted = br.predict(q, stream[:-1].unsqueeze(1), samples=3, seed=7).entropy.mean()
+    assert float(predicted) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_draws_of_neighbouring_seeds_are_not_shared(monkeypatch):
+    seen, make = [], uncertainty.draws.Draw
+    monkeypatch.setattr(uncertainty.draws, "Draw", lambda seed: seen.append(seed) or make(seed))
+    for seed in (7, 8, 9):
+        br.entropy_gap(Unigram(), torch.zeros(5).long(), samples=4, seed=seed)
+    assert len(set(seen)) == 3 * 4  # forward and backward share theirs
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 8)
+
+    def forward(self, x, state=None):
+        return self.head(self.norm(self.embed(x).flatten(0, 1)).view(*x.shape, 4)), state
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_the_gap_leaves_batch_norm_and_modes_alone(samples):
+    torch.manual_seed(0)
+    model = br.BayesByBackprop(Normed())
+    model.module.head.eval()
+    modes = [m.training for m in model.modules()]
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    stream = torch.randint(8, (40, 3))
+    gap = br.entropy_gap(model, stream, samples=samples, seed=0, window=7)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert gap == br.entropy_gap(model.eval(), stream, samples=samples, seed=0, window=7)
+
+
+def test_the_gap_of_a_model_with_nan_is_refused():
+    model = Unigram()
+    model.logits.data[3] = math.nan
+    with pytest.raises(FloatingPointError, match="output has NaN or infinite values"):
+        br.entropy_gap(model.train(), torch.zeros(5).long())
+    assert model.training
+    model.logits.data[3] = -math.inf  # a class that never comes
+    assert br.entropy_gap(model, torch.zeros(5).long()).forward < math.log(7)
 
 
 def test_gap_of_a_model_that_returns_its_logits_alone():
@@ -110,11 +154,18 @@ def test_gap_of_a_model_that_returns_its_logits_alone():
 
 def test_gap_arguments():
     model = Unigram()
-    for stream in (torch.zeros(1).long(), torch.zeros(3, 2, 2).long(), torch.tensor(3)):
+    for stream in (torch.zeros(1).long(), torch.zeros(3, 2, 2).long(), torch.tensor(3), torch.zeros(5, 0).long()):
         with pytest.raises(ValueError, match="stream must be tokens of shape"):
             br.entropy_gap(model, stream)
-    with pytest.raises(ValueError, match="samples must be 0"):
-        br.entropy_gap(model, torch.zeros(5).long(), samples=-1)
+    tokens = torch.zeros(5).long()
+    for samples in (-1, 1.5, True, None):
+        with pytest.raises(ValueError, match=r"samples must be 0 \(posterior mean\) or a number of draws"):
+            br.entropy_gap(model, tokens, samples=samples)
+    for window in (0, -3, 2.0, "35"):
+        with pytest.raises(ValueError, match="window must be a number of steps per call, a whole number"):
+            br.entropy_gap(model, tokens, window=window)
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        br.entropy_gap(model, tokens, samples=1, seed=0.5)
 
 
 # ---- calibration

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.dynamic import call
+from bayesrnn.montecarlo import _alone, _in_eval, _mix
 from bayesrnn.prediction import entropy_of
 
 
@@ -36,29 +38,37 @@ def entropy_gap(
 ) -> EntropyGap:
     """Entropy of predictions on reversed text minus that on the text itself (arXiv 1704.02798, section 5.2).
 
-    A model that knows what it does not know is less certain on text that makes no sense.
+    A model that knows what it does not know is less certain on text that makes no sense. As in `br.predict`, the model
+    runs in eval mode and comes back in the mode it was in, and draw k of a seed is the same one.
 
     Args:
         model: maps (tokens (T, B), state) to (logits (T, B, V), state).
         stream: tokens, (N,) for one stream or (N, B); at least two steps.
         samples: 0: the posterior mean. N: entropy of the average over N draws, each held over the whole stream.
         window: steps per call; the state is carried on.
+        seed: makes the draws repeatable; None: taken from torch's global generator.
     """
-    if stream.dim() not in (1, 2) or stream.shape[0] < 2:
-        raise ValueError(f"stream must be tokens of shape (N,) or (N, B) with N >= 2, got {tuple(stream.shape)}")
-    if samples < 0:
-        raise ValueError(f"samples must be 0 (posterior mean) or a number of draws, got {samples!r}")
+    if stream.dim() not in (1, 2) or stream.shape[0] < 2 or stream.numel() == 0:
+        raise ValueError(
+            f"stream must be tokens of shape (N,) or (N, B) with N >= 2 and B >= 1, got {tuple(stream.shape)}"
+        )
+    _check_whole("samples", samples, 0, "0 (posterior mean) or a number of draws")
+    _check_whole("window", window, 1, "a number of steps per call")
+    if seed is not None and not isinstance(seed, Integral):
+        raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
     tokens = stream.unsqueeze(1) if stream.dim() == 1 else stream
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
-    return EntropyGap(
-        forward=_mean_entropy(model, tokens[:-1], samples, window, base),
-        reversed=_mean_entropy(model, tokens.flip(0)[:-1], samples, window, base),
-    )
+    seeds = [_mix(base, k) for k in range(int(samples))]
+    with _alone(model), _in_eval(model):
+        return EntropyGap(
+            forward=_mean_entropy(model, tokens[:-1], seeds, int(window)),
+            reversed=_mean_entropy(model, tokens.flip(0)[:-1], seeds, int(window)),
+        )
 
 
 @torch.no_grad()
-def _mean_entropy(model: nn.Module, tokens: Tensor, samples: int, window: int, seed: int) -> float:
-    held: list[draws.Draw | None] = [draws.Draw(seed + k) for k in range(samples)] or [None]
+def _mean_entropy(model: nn.Module, tokens: Tensor, seeds: Sequence[int], window: int) -> float:
+    held: list[draws.Draw | None] = [draws.Draw(seed) for seed in seeds] or [None]
     states: list[Any] = [None] * len(held)
     total = 0.0
     for x in tokens.split(window):
@@ -68,6 +78,8 @@ def _mean_entropy(model: nn.Module, tokens: Tensor, samples: int, window: int, s
                 logits, states[k] = call(model, x, states[k])
             mean = mean + logits.softmax(-1) / len(held)
         total += float(entropy_of(mean).sum())
+        if not math.isfinite(total):
+            raise FloatingPointError("the model's output has NaN or infinite values: check its weights and the input")
     return total / tokens.numel()
 
 
