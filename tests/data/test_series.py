@@ -370,3 +370,89 @@ def test_whatever_a_file_holds_is_a_series_or_one_sentence():
             continue
         assert np.isfinite(one.values).all()
         assert one.label(len(one) + 100)
+
+
+def decimals(line, header=""):
+    """A hundred days, one line each."""
+    return header + "\n".join(line(day, i) for i, day in enumerate(days(100)))
+
+
+COMMAS = {
+    "day first": decimals(lambda day, i: f"{day[8:]}.{day[5:7]}.{day[:4]};{i},5", "Datum;Wert\n"),
+    "no header": decimals(lambda day, i: f"{day};{i},50"),
+    "no header, like hours": decimals(lambda day, i: f"{day};{i:02},50"),
+    "three columns": decimals(lambda day, i: f"{day};{i},5;{i},25", "Datum;Wert;mehr\n"),
+    "three columns, no header": decimals(lambda day, i: f"{day};{i},5;{i},25"),
+    "quoted, a comma in a name": decimals(lambda day, i: f'"{day}";"{i},5"', '"Datum";"Wert, netto"\n'),
+    "tabs": decimals(lambda day, i: f"{day}\t{i},5", "Datum\tWert\n"),
+    "tabs, no header": decimals(lambda day, i: f"{day}\t{i},50"),
+    "bars": decimals(lambda day, i: f"{day}|{i},5"),
+    "a comma in the time": decimals(lambda day, i: f"{day} 00:00:00,000;{i},5"),
+}
+
+
+@pytest.mark.parametrize("name", COMMAS)
+def test_a_decimal_comma_is_no_delimiter(name):
+    one = parse_csv(COMMAS[name].encode(), name="data.csv")
+    assert one.target.tolist() == [i + 0.5 for i in range(100)]
+    assert (one.grid.unit, one.label(0), one.label(99)) == ("day", "2020-01-01", "2020-04-09")
+
+
+def test_a_wrong_line_does_not_change_the_delimiter():
+    text = decimals(lambda day, i: f"{day};{i},5" + (";3" if i == 50 else ""), "Datum;Wert\n")
+    with pytest.raises(UserError, match="line 52, has 3 cells where line 1 has 2"):
+        parse_csv(text.encode(), name="data.csv")
+
+
+def test_a_semicolon_in_a_text_is_no_delimiter():
+    one = parse_csv(decimals(lambda day, i: f"{day},{i},a;b", "date,v,what\n").encode(), name="data.csv")
+    assert one.target[:3].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cell", ["2020-01-01;10", "2020-01-01\t10", "2020-01-01|10", "01.01.202010", "2020/01/01;10"])
+def test_times_stand_after_a_space_or_t(cell):
+    assert dates.form_of([cell]) is None
+    assert dates.form_of(["2020-01-01T10", "2020-01-01 10:00", "2020-01-01  10:00"]) == "YYYY-MM-DD"
+    assert dates.form_of(["01.01.2020 10:00", "01.01.2020T10:00"]) == "DD.MM.YYYY"
+
+
+def test_names_of_columns_are_printable():
+    text = "date,\x1b[31mred\x1b[0m\x07\u202e,two\xa0words\n2001,1,2\n2002,2,3\n2003,4,4\n"
+    assert parse_csv(text.encode(), name="data.csv", covariates="all").columns == ["[31mred[0m", "two words"]
+    with pytest.raises(UserError, match="two columns called 'a'"):
+        parse_csv(b"date,a,\x1ba\n2001,1,2\n2002,2,3\n2003,4,4\n", name="data.csv")
+
+
+def test_times_with_one_offset_stay_as_they_are():
+    hours = rows([f"2020-03-01T{h:02}:00:00+02:00" for h in range(24)])
+    one = parse_csv(("time,v\n" + hours).encode(), name="data.csv")
+    assert (one.label(0), one.label(24), one.notes) == ("2020-03-01 00:00:00", "2020-03-02 00:00:00", [])
+    months = rows([f"2020-{m:02}-01T00:00:00+0{1 + (3 < m < 11)}:00" for m in range(1, 13)])  # summer time
+    one = parse_csv(("time,v\n" + months).encode(), name="data.csv")
+    assert (one.grid.name, one.label(0), one.notes) == ("month", "2020-01", [])
+
+
+def test_times_with_several_offsets_are_utc_and_a_note_says_so():
+    """The night in which the clock jumps from 2 to 3: evenly spaced in UTC only."""
+    hours = rows([f"2020-03-29T{h:02}:00:00+0{1 if h < 2 else 2}:00" for h in range(24) if h != 2])
+    one = parse_csv(("time,v\n" + hours).encode(), name="data.csv")
+    assert (one.label(0), len(one)) == ("2020-03-28 23:00:00", 23)
+    assert one.notes == ["The times have different offsets from UTC (+0100, +0200); they are shown in UTC."]
+
+
+@pytest.mark.parametrize(("cell", "shown"), [('"12,345.67"', "12,345.67"), ("5%", "5%"), ("7 kg", "7 kg")])
+def test_numbers_that_are_written_otherwise(cell, shown):
+    text = "date,what,v\n" + "\n".join(f"{day},text,{cell}" for day in days(30))
+    with pytest.raises(UserError) as error:
+        parse_csv(text.encode(), name="data.csv")
+    words = f"data.csv: No column holds numbers; '{shown}' in line 2, column v, is none: write them as 12345.67"
+    assert str(error.value).startswith(words)
+    assert "\n" not in str(error.value)
+
+
+def test_values_too_large_for_single_precision():
+    text = "date,v\n2001,1\n2002,{}\n2003,3\n"
+    assert parse_csv(text.format(1.8e19).encode(), name="data.csv").target[1] == 1.8e19
+    for value in (1.9e19, -1e300):
+        with pytest.raises(UserError, match=r"line 3: '.*' in column v is too large, .*; give the series in a larger"):
+            parse_csv(text.format(value).encode(), name="data.csv")

@@ -5,12 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
 from bayesrnn.errors import UserError
 
 _MONTHS = {name: i for i, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split(), start=1)}
 _DAY = 86_400
+_TIME = r"(?:(?: *T| +) *(\S.*)?)?"  # after a date: T or spaces, then the time; no delimiter of a table
 Parser = Callable[[str], datetime]
 
 
@@ -61,25 +62,22 @@ def _week(text: str) -> datetime:
 
 
 def _iso(text: str) -> datetime:
-    _match(r"\d{4}-\d{1,2}-\d{1,2}.*", text)
-    found = re.fullmatch(r"(\d{4})-(\d{1,2})-(\d{1,2})(.*)", text)
-    assert found is not None
-    padded = f"{found[1]}-{int(found[2]):02}-{int(found[3]):02}{found[4].strip(' ') and found[4]}"
-    return datetime.fromisoformat(padded)
+    found = _match(r"(\d{4})-(\d{1,2})-(\d{1,2})" + _TIME, text)
+    return _with_time(int(found[1]), int(found[2]), int(found[3]), found[4])
 
 
 def _slashed(text: str) -> datetime:
-    found = _match(r"(\d{4})[/.](\d{1,2})[/.](\d{1,2})(.*)", text)
+    found = _match(r"(\d{4})[/.](\d{1,2})[/.](\d{1,2})" + _TIME, text)
     return _with_time(int(found[1]), int(found[2]), int(found[3]), found[4])
 
 
 def _day_first(text: str) -> datetime:
-    found = _match(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})(.*)", text)
+    found = _match(r"(\d{1,2})[-/.](\d{1,2})[-/.](\d{4})" + _TIME, text)
     return _with_time(int(found[3]), int(found[2]), int(found[1]), found[4])
 
 
 def _month_first(text: str) -> datetime:
-    found = _match(r"(\d{1,2})[-/](\d{1,2})[-/](\d{4})(.*)", text)
+    found = _match(r"(\d{1,2})[-/](\d{1,2})[-/](\d{4})" + _TIME, text)
     return _with_time(int(found[3]), int(found[1]), int(found[2]), found[4])
 
 
@@ -101,9 +99,8 @@ def _epoch(text: str) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
 
 
-def _with_time(year: int, month: int, day: int, rest: str) -> datetime:
-    rest = rest.strip().removeprefix("T")
-    return datetime.fromisoformat(f"{year:04}-{month:02}-{day:02}" + (f"T{rest}" if rest else ""))
+def _with_time(year: int, month: int, day: int, time: str | None) -> datetime:
+    return datetime.fromisoformat(f"{year:04}-{month:02}-{day:02}" + (f"T{time}" if time else ""))
 
 
 # In this order: the first that reads a whole column is taken.
@@ -140,8 +137,12 @@ def _reads(form: str, cell: str) -> bool:
     return True
 
 
-def parse(cells: Sequence[str], form: str, lines: Sequence[int]) -> list[datetime]:
-    """All dates of a column; ``lines`` are where the cells stand in the file. Times with a zone become UTC."""
+def parse(cells: Sequence[str], form: str, lines: Sequence[int], notes: list[str]) -> list[datetime]:
+    """All dates of a column; ``lines`` are where the cells stand in the file.
+
+    Times with a zone stay as the file has them if all have the same offset from UTC, or all are midnight; else they
+    become UTC, and a note says so.
+    """
     if form in ("DD.MM.YYYY", "MM/DD/YYYY"):
         form = _day_or_month_first(cells)
     dates, aware = [], None
@@ -157,8 +158,16 @@ def parse(cells: Sequence[str], form: str, lines: Sequence[int]) -> list[datetim
         aware = zone
         if not 1 < date.year < 5000:
             raise UserError(f"The date in line {line} is in the year {date.year}; only years up to 5000 are read.")
-        dates.append(date.astimezone(UTC).replace(tzinfo=None) if zone else date)
-    return dates
+        dates.append(date)
+    offsets = sorted({f"{date:%z}" for date in dates})  # "" where there is no zone
+    if len(offsets) > 1 and any(date.time() != time.min for date in dates):
+        notes.append(f"The times have different offsets from UTC ({_some(offsets)}); they are shown in UTC.")
+        dates = [date.astimezone(UTC) for date in dates]
+    return [date.replace(tzinfo=None) for date in dates]
+
+
+def _some(words: Sequence[str]) -> str:
+    return ", ".join(words[:3]) + (", …" if len(words) > 3 else "")
 
 
 def _day_or_month_first(cells: Sequence[str]) -> str:

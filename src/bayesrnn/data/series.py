@@ -5,6 +5,8 @@ series = read_csv("sales.csv", target="sales")     # or mauna_loa()
 
 import csv
 import io
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +21,7 @@ from bayesrnn.errors import UserError
 
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
 _COUNTERS = {"", "row", "index", "unnamed: 0"}
+_LARGEST = math.sqrt(3.4028234e38)  # of values whose square is a float32
 _PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
 
 Array = np.ndarray
@@ -116,7 +119,7 @@ def _dated(table: Table, given: str, notes: list[str]) -> tuple[list[datetime] |
     if form == "YYYY" and part is not None:
         used.append(part)
         cells, form = _joined(cells, table.cells[part], _PARTS[part.lower()], table.lines, part), "YYYY-MM"
-    dates = when.parse(cells, form, table.lines)
+    dates = when.parse(cells, form, table.lines, notes)
     rest = {column: values for column, values in table.cells.items() if column not in used}
     return dates, Table(rest, table.lines, table.comma)
 
@@ -178,7 +181,7 @@ def _chosen(table: Table, target: str, covariates: str, notes: list[str]) -> lis
     if target and target not in table.cells:
         raise UserError(f"There is no column {target!r} to forecast; there are {_listed(table.cells)}.")
     if not target and not numeric:
-        raise UserError("No column holds numbers; a series needs a column of dates and a column of numbers.")
+        raise UserError(f"No column holds numbers; {_why_not(table)}")
     name = target or numeric[0]
     others = [c for c in numeric if c != name]
     if covariates in ("", "none"):
@@ -198,6 +201,18 @@ def _chosen(table: Table, target: str, covariates: str, notes: list[str]) -> lis
     return [name, *wanted]
 
 
+def _why_not(table: Table) -> str:
+    """What to do about a table without numbers: the first cell with a digit tells how they are written instead."""
+    for i, line in enumerate(table.lines):
+        for name, cells in table.cells.items():
+            if re.search(r"\d", cells[i]):
+                return (
+                    f"{cells[i][:60]!r} in line {line}, column {name}, is none: write them as 12345.67 or, where the "
+                    "delimiter is no comma, as 12345,67; without separators of thousands, percent signs and units."
+                )
+    return "a series needs a column of dates and a column of numbers."
+
+
 def _looks_numeric(cells: list[str], comma: bool) -> bool:
     some = [c for c in cells[:LOOK] if c.lower() not in MISSING]
     return bool(some) and sum(number(c, comma) is not None for c in some) > 0.5 * len(some)
@@ -214,6 +229,11 @@ def _numbers(table: Table, name: str, file: str) -> Array:
         if np.isinf(value):
             raise UserError(
                 f"{file}, line {line}: {cell[:60]!r} in column {name} is infinite; correct it or leave it empty."
+            )
+        if abs(value) > _LARGEST:
+            raise UserError(
+                f"{file}, line {line}: {cell[:60]!r} in column {name} is too large, its square is beyond single "
+                "precision; give the series in a larger unit."
             )
         values[i] = value
     return values

@@ -14,6 +14,7 @@ MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
 MISSING = {"", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?"}
 LOOK = 200  # rows that decide on delimiter, header and date column
+_MARKS = ";\t|,"  # a comma may be a decimal one: it comes last
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def table_of(text: str, file: str) -> Table:
         raise UserError(f"{file} has {width:,} columns; at most {MAX_COLUMNS:,} are read.")
     comma = delimiter != "," and any(_is_comma_number(cell) for row in rows[1:LOOK] for cell in row)
     header = any(cell and not _is_data(cell, comma) for cell in rows[0])
-    names = rows[0] if header else [f"column {i + 1}" for i in range(width)]
+    names = [_printable(cell) for cell in rows[0]] if header else [f"column {i + 1}" for i in range(width)]
     if len(set(names)) < width:
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{file} has two columns called {twice!r}; give each its own name.")
@@ -59,7 +60,7 @@ def _rows(text: str, file: str) -> tuple[list[list[str]], list[int], str]:
     useful = [line for line in lines[: 5 * LOOK] if line.strip() and not line.lstrip().startswith("#")][:LOOK]
     if not useful:
         raise UserError(f"{file} is empty; a series needs a column of dates and a column of numbers.")
-    delimiter = max(",;\t|", key=lambda mark: (_columns(useful, mark), -",;\t|".index(mark)))
+    delimiter = _delimiter(useful)
     rows, numbers = [], []
     reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
     try:
@@ -77,14 +78,34 @@ def _rows(text: str, file: str) -> tuple[list[list[str]], list[int], str]:
     return rows, numbers, delimiter
 
 
-def _columns(lines: Sequence[str], mark: str) -> int:
-    """How many columns a delimiter makes of these lines; 1 where they do not agree."""
+def _delimiter(lines: Sequence[str]) -> str:
+    """The mark that cuts all lines into equally many cells, else most of them.
+
+    Where several do, the one with which more cells are numbers or dates: 2020-01-01;10,5 has a decimal comma.
+    """
+    ranks = {mark: _rank(lines, mark) for mark in _MARKS}
+    best = max(_MARKS, key=lambda mark: ranks[mark])
+    return best if ranks[best] > (0, 0.0, 1) else ","
+
+
+def _rank(lines: Sequence[str], mark: str) -> tuple[int, float, int]:
+    """How well the lines agree on their cells (2: all, 1: most, 0: not), the share that is data, and the columns."""
     try:
-        widths = [len(row) for row in csv.reader(lines, delimiter=mark, skipinitialspace=True) if row]
+        rows = [row for row in csv.reader(lines, delimiter=mark, skipinitialspace=True) if row]
     except csv.Error:
-        return 1
+        return 0, 0.0, 1
+    widths = [len(row) for row in rows]
     usual = max(set(widths), key=widths.count)
-    return usual if widths.count(usual) >= 0.8 * len(widths) else 1
+    share = widths.count(usual) / len(widths)
+    if usual == 1 or share < 0.8:
+        return 0, 0.0, 1
+    cells = [cell.strip() for row in rows[-20:] for cell in row[:50]]
+    return 1 + (share == 1), sum(_is_data(cell, mark != ",") for cell in cells) / len(cells), usual
+
+
+def _printable(name: str) -> str:
+    """Without what a terminal would act on; whatever is like a space is one."""
+    return "".join(" " if c.isspace() else c for c in name if c.isprintable() or c.isspace()).strip()
 
 
 def read_bytes(path: Path) -> bytes:
