@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.steps import is_rectangular, per_row
 
 _ENOUGH = 1 << 26  # multiplications of a product below which a copy is not worth it
@@ -156,7 +156,7 @@ class Project(torch.autograd.Function):
         return outputs(inputs, weights, bias, ctx.height)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
         inputs, weights, mask = ctx.saved_tensors
         parts = by_gate(d, inputs.shape[0])

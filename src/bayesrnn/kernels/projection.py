@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels import aligned
 from bayesrnn.kernels.matmul import product_transposed, weight_gradient
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.steps import per_row, times_rows
 
 
@@ -58,7 +58,7 @@ class _Project(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
         x, weight, mask = ctx.saved_tensors
         masks, sizes = _by_gate(mask), ctx.batch_sizes

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.gaussian import plan as planning
 from bayesrnn.kernels.gaussian.plan import Drawn, Spec, View
 from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.once import once_differentiable
 
 _BLOCK = 1 << 16  # weights that one thread takes at a time
 _GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it
@@ -140,7 +140,7 @@ class _Draw(torch.autograd.Function):
         return torch.tensor(kl if sums else 0.0, dtype=torch.float32), *weights
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_kl: Tensor | None, *d_weights: Tensor | None) -> tuple[Any, ...]:
         if [p._version for p in ctx.params] != ctx.versions:
             raise RuntimeError("the posterior's parameters were changed between the draw and its backward pass")

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.gaussian import compiled
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.gaussian.reference import Sample
+from bayesrnn.kernels.once import once_differentiable
 
 _BLOCK = 1 << 18  # elements worked on at a time: large enough for torch's threads, small enough for their caches
 _softplus: Any = torch._C._nn.softplus
@@ -167,7 +167,7 @@ class _Sample(torch.autograd.Function):
         return (log_sum.to(dtype), square_sum.to(dtype), *(grouped if group_dims is not None else ()), *weights)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_log: Tensor | None, d_square: Tensor | None, *d_rest: Tensor | None) -> tuple[Any, ...]:
         if [p._version for p in (*ctx.means, *ctx.rhos)] != ctx.versions:
             raise RuntimeError("the posterior's parameters were changed between the draw and its backward pass")

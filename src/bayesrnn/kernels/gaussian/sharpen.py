@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.gaussian.plan import Spec, plan
 from bayesrnn.kernels.gaussian.triton import (
@@ -30,6 +29,7 @@ from bayesrnn.kernels.gaussian.triton import (
     _tile,
     _tile_options,
 )
+from bayesrnn.kernels.once import once_differentiable
 
 
 @triton.jit
@@ -117,7 +117,7 @@ class _Sharpen(torch.autograd.Function):
         return sums.sum().to(torch.float64 if spec.dtype == torch.float64 else torch.float32), *thetas
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_total: Tensor | None, *d_thetas: Tensor | None) -> tuple[Any, ...]:
         if [p._version for p in ctx.params] != ctx.versions:
             raise RuntimeError("eta was changed between sharpening and its backward pass")

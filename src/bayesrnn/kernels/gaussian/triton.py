@@ -16,10 +16,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.gaussian import plan as planning
 from bayesrnn.kernels.gaussian.plan import FIELDS, GROUP_FIELDS, Drawn, Launch, Plan, Spec, plan
+from bayesrnn.kernels.once import once_differentiable
 
 _WHOLE, _BY_ROW, _BY_COLUMN = (tl.constexpr(k) for k in (planning.WHOLE, planning.BY_ROW, planning.BY_COLUMN))
 _NONE, _NORMAL, _GROUPS, _WEIGHTS = (tl.constexpr(k) for k in range(4))
@@ -518,7 +518,7 @@ class _Draw(torch.autograd.Function):
         return kl, *weights
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_kl: Tensor | None, *d_weights: Tensor | None) -> tuple[Any, ...]:
         if [p._version for p in ctx.params] != ctx.versions:
             raise RuntimeError("the posterior's parameters were changed between the draw and its backward pass")

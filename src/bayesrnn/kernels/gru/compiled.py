@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import recurrent
 from bayesrnn.kernels.gru import loop, reference
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.steps import previous_rows
 
@@ -38,7 +38,7 @@ class _GRU(torch.autograd.Function):
         return out, h
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
         gates, h0, w_hh, z_h, out, inner = ctx.saved_tensors
         sizes, reverse, size = ctx.batch_sizes, ctx.reverse, h0.shape[1]

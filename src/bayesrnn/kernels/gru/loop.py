@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.steps import is_rectangular, previous_rows
 
@@ -58,7 +58,7 @@ class _GRU(torch.autograd.Function):
         return (out, h) if ragged else (out, h.clone())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
         gates, h0, w_hh, z_h, out, inner = ctx.saved_tensors
         sizes, reverse, size = ctx.batch_sizes, ctx.reverse, h0.shape[1]

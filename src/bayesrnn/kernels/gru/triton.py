@@ -17,11 +17,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels import persistent
 from bayesrnn.kernels.gru import reference
 from bayesrnn.kernels.mapped import Mapped, for_each, transformed
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.persistent import (
     arrive,
     exchanged,
@@ -310,7 +310,7 @@ class _GRU(torch.autograd.Function):
         return out, h
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
         gates, h0, w_hh, z_h, out, inner, starts = ctx.saved_tensors
         laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.lstm import loop
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.steps import is_rectangular, previous_rows
 
@@ -55,7 +55,7 @@ class _LSTM(torch.autograd.Function):
         return (out, h, c) if ragged else (out, h.clone(), c.clone())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
         sizes, reverse = ctx.batch_sizes, ctx.reverse
         steps = len(sizes)

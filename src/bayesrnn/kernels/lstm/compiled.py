@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import recurrent
 from bayesrnn.kernels.lstm import loop, reference
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.steps import previous_rows
 
@@ -39,7 +39,7 @@ class _LSTM(torch.autograd.Function):
         return out, h, c
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
         gates, h0, c0, w_hh, z_h, z_c, out, cells = ctx.saved_tensors
         sizes, reverse = ctx.batch_sizes, ctx.reverse

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.steps import is_rectangular, previous_rows
 
@@ -68,7 +68,7 @@ class _LSTM(torch.autograd.Function):
         return (out, h, c) if ragged else (out, h.clone(), c.clone())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
         gates, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, squashed = ctx.saved_tensors
         sizes, reverse, size = ctx.batch_sizes, ctx.reverse, c0.shape[1]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.rnn import loop, reference
 from bayesrnn.kernels.steps import previous_rows
@@ -36,7 +36,7 @@ class _RNN(torch.autograd.Function):
         return out, h
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
         h0, w_hh, z_h, out = ctx.saved_tensors
         sizes, reverse = ctx.batch_sizes, ctx.reverse

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels.once import once_differentiable
 from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.steps import is_rectangular, previous_rows
 
@@ -45,7 +45,7 @@ class _RNN(torch.autograd.Function):
         return (out, h) if ragged else (out, h.clone())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
         h0, w_hh, z_h, out = ctx.saved_tensors
         sizes, reverse = ctx.batch_sizes, ctx.reverse
