@@ -15,7 +15,15 @@ from bayesrnn.data.frames import Cut, Frame
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import forecast as task_file
 from bayesrnn.tasks.forecast import Forecast, ForecastModel, GaussianHeads, Model, Plan, prior_cost
-from bayesrnn.tasks.forecaster import Forecaster, by_horizon, is_random, measures, one_draw_for_the_batch, reliability
+from bayesrnn.tasks.forecaster import (
+    Forecaster,
+    _summary,
+    by_horizon,
+    is_random,
+    measures,
+    one_draw_for_the_batch,
+    reliability,
+)
 from bayesrnn.tasks.mixture import Mixture
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train.launch import launch
@@ -293,6 +301,36 @@ class TestAhead:
         expected = torch.stack([(4.0 * phi**h).std() for h in (1, 2, 3)])
         torch.testing.assert_close(ahead.epistemic, expected, rtol=0.15, atol=0)
         assert float(ahead.aleatoric[0]) == pytest.approx(0.3, rel=1e-3)
+
+    @pytest.mark.parametrize("seed", [0, 1, 2])
+    def test_a_small_part_of_the_model_is_seen_through_large_noise(self, seed):
+        """phi ~ N(0.9, 0.01^2), noise up to 25 times as large: within 4 standard errors of 200 draws at every step."""
+        q = br.BayesByBackprop(AutoRegression(0.9, 1.0), prior=br.Normal(1.0), init_sigma=0.01)
+        one = self.unscaled(q, 4.0)
+        phi = 0.9 + 0.01 * torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        expected = torch.stack([(4.0 * phi**h).std() for h in range(1, 13)])
+        found = one.ahead(12, samples=200, seed=seed)
+        torch.testing.assert_close(found.epistemic, expected, rtol=4 / math.sqrt(2 * 200), atol=0)
+        steps = torch.arange(1, 13, dtype=torch.float64)
+        noise = ((1 - 0.9 ** (2 * steps)) / (1 - 0.9**2)).sqrt()
+        torch.testing.assert_close(found.aleatoric, noise, rtol=0.06, atol=0)
+
+    @pytest.mark.parametrize("twins", [1, 2])
+    def test_the_two_variances_of_futures_are_not_biased(self, twins):
+        """Draws' means of variance 1 and noise of variance 4, over 4,000 repetitions (as steps): 5 standard errors."""
+        source = torch.Generator().manual_seed(3)
+        means = torch.randn(5, 1, 1, 4000, generator=source, dtype=torch.float64)
+        noise = 2 * torch.randn(5, 4, 1, 4000, generator=source, dtype=torch.float64)
+        futures = means + (torch.cat([noise, -noise], 2) if twins == 2 else noise)
+        *_, aleatoric, epistemic = _summary(futures, torch.tensor(1.0).double(), 0.9, False)
+        variances = aleatoric.square()
+        assert abs(float(variances.mean()) - 4) < 5 * float(variances.std()) / math.sqrt(4000)
+        if twins == 1:  # as the variance within draws is usually estimated
+            torch.testing.assert_close(variances, futures[:, :, 0].var(1).mean(0))
+            between = futures.mean((1, 2)).var(0) - variances / 4
+        else:
+            between = means[:, 0, 0].var(0)
+        torch.testing.assert_close(epistemic.square(), between.clamp_min(0))
 
     def test_calibration_and_logarithms_go_on_beyond_the_horizon(self):
         one = self.unscaled(AutoRegression(1.0, 0.1), 5.0, log=True)

@@ -116,16 +116,18 @@ def _plot(found: dict[str, Any], path: Path) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
+    from rich.markup import escape
+
     from bayesrnn.cli.console import plain_console
     from bayesrnn.report.tables import Column, rich_table
 
     console = plain_console()
     for note in found["notes"]:
-        console.print(note, soft_wrap=True)
+        console.print(note, soft_wrap=True, markup=False)
     level = f"{found['level']:.0%}"
     columns = (
         Column("date", "date"),
-        Column("mean", found["target"], "{:.5g}"),
+        Column("mean", escape(found["target"]), "{:.5g}"),
         Column("low", f"{level} from", "{:.5g}"),
         Column("high", "to", "{:.5g}"),
         Column("aleatoric", "noise (sd)", "{:.3g}"),

@@ -321,7 +321,8 @@ class Forecast(Task):
         """The last values and what is forecast after them: the horizon, and twice as much again by roll-outs."""
         horizon, length = self.frame.horizon, len(self.series)
         steps = 3 * horizon if self.values.shape[-1] == 1 else horizon
-        found = self.forecaster.ahead(steps, samples=samples, seed=seed, level=level)
+        # Without twins, as in all records that are kept.
+        found = self.forecaster.ahead(steps, samples=samples, seed=seed, level=level, mirrored=False)
         columns = {key: _short(getattr(found, key)) for key in ("mean", "low", "high", "aleatoric", "epistemic")}
         first = max(0, length - 10 * horizon)
         dates = [self.series.label(i) for i in range(first, length + steps)]

@@ -118,11 +118,12 @@ class Forecaster:
         sigmas = errors.square().mean(0).sqrt().clamp_min(1e-12).expand_as(means)
         return self._walked(origins, Mixture(means.unsqueeze(0), sigmas.unsqueeze(0), self.frame.log))
 
-    def ahead(self, steps: int, *, samples: int, seed: int, level: float = 0.95) -> Ahead:
+    def ahead(self, steps: int, *, samples: int, seed: int, level: float = 0.95, mirrored: bool = True) -> Ahead:
         """What comes after the last step.
 
         Up to the horizon the model says it directly. Beyond, futures are sampled: each keeps one draw of the weights,
-        and what it sampled is what it looks back on.
+        and what it sampled is what it looks back on. ``mirrored``: each has a twin with the opposite noise, so that
+        little of the noise is left in the mean of a draw, and the model's own part is seen well.
         """
         horizon = self.frame.horizon
         if steps > horizon and self.values.shape[-1] > 1:
@@ -136,15 +137,15 @@ class Forecaster:
         parts = [last.mean, low, high, last.aleatoric.sqrt(), last.epistemic.sqrt()]
         found = [p[0][:steps] for p in parts]
         if steps > horizon:
-            futures = self._futures(steps, samples=samples, seed=seed)[..., horizon:]
+            futures = self._futures(steps, samples=samples, seed=seed, mirrored=mirrored)[..., horizon:]
             rolled = _summary(futures, walk.scale[-1, -1], level, self.frame.log)
             found = [torch.cat([a, b]) for a, b in zip(found, rolled, strict=True)]
         mean, low, high, aleatoric, epistemic = found
         return Ahead(mean, low, high, aleatoric, epistemic, direct=min(steps, horizon))
 
     @torch.no_grad()
-    def _futures(self, steps: int, *, samples: int, seed: int) -> Tensor:
-        """Sampled levels (draws, PATHS, at least ``steps``)."""
+    def _futures(self, steps: int, *, samples: int, seed: int, mirrored: bool) -> Tensor:
+        """Sampled levels (draws, PATHS, 2 twins or 1, ``steps``)."""
         from bayesrnn import draws
 
         frame = self.frame
@@ -155,32 +156,35 @@ class Forecaster:
         bare = replace(frame, log=False)  # levels are logarithms already
         futures = []
         for k in range(count):
-            past = known.unsqueeze(1).expand(-1, paths)
+            past = known.unsqueeze(1).expand(-1, paths * (1 + mirrored))
             with one_draw_for_the_batch(self.model), draws.draw(self.model, seed=seed * 1_000_003 + k):
                 while len(past) < len(known) + steps:
                     x = bare.features(past.unsqueeze(-1))[-frame.window :].float().to(self.device)
                     output = self.model(x).cpu().double()
                     block = self._levels(output, bare.known_at_end(past.unsqueeze(-1)))
-                    noise = torch.randn(block.means.shape, generator=source, dtype=torch.float64)
+                    noise = torch.randn(paths, frame.horizon, generator=source, dtype=torch.float64)
+                    noise = torch.cat([noise, -noise]) if mirrored else noise
                     past = torch.cat([past, (block.means + block.sigmas * noise).T])
-            futures.append(past[len(known) : len(known) + steps].T)
+            futures.append(past[len(known) : len(known) + steps].T.unflatten(0, (-1, paths)).transpose(0, 1))
         return torch.stack(futures)
 
 
 def _summary(futures: Tensor, scale: Tensor, level: float, log: bool) -> list[Tensor]:
-    """Mean, interval and the two standard deviations of sampled futures (draws, paths, steps), made wider by scale.
+    """Mean, interval and the two standard deviations of sampled futures (draws, paths, twins, steps), made wider.
 
-    The variance over the draws' means holds a share of the noise, variance / paths, which is taken off.
+    The variance over the draws' means holds that of the mean of so many paths, which is taken off; and the variance
+    around a draw's mean lacks it.
     """
-    centre = futures.mean((0, 1))
+    centre = futures.mean((0, 1, 2))
     futures = centre + scale * (futures - centre)
     if log:
         futures = futures.exp()
-    aleatoric = futures.var(1).mean(0)
+    left = (futures.mean(2).var(1) / futures.shape[1]).mean(0)
+    aleatoric = futures.var((1, 2), correction=0).mean(0) + left
     epistemic = torch.zeros_like(aleatoric)
     if len(futures) > 1:
-        epistemic = (futures.mean(1).var(0) - aleatoric / futures.shape[1]).clamp_min(0)
-    flat = futures.flatten(0, 1)
+        epistemic = (futures.mean((1, 2)).var(0) - left).clamp_min(0)
+    flat = futures.flatten(0, 2)
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=flat.dtype)
     low, high = torch.quantile(flat, tails, dim=0)
     return [flat.mean(0), low, high, aleatoric.sqrt(), epistemic.sqrt()]
