@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bayesrnn as br
+from bayesrnn import kernels
 
 
 def posterior(seed=0, **kwargs):
@@ -82,7 +83,7 @@ def test_the_count_is_exact_also_with_ties(fraction, per_tensor):
         assert report.removed == int(fraction * 24 + 0.5)
 
 
-def test_pruned_weights_are_zero_in_the_mean_and_in_every_draw():
+def test_pruned_weights_are_zero_in_the_mean_and_next_to_nothing_in_every_draw():
     q = posterior()
     br.prune(q, 0.6)
     masks = {n: m == 0 for n, m in q.means.items()}
@@ -111,6 +112,36 @@ def test_pruning_again_goes_on_from_where_it_was():
     br.prune(once, 0.7)
     assert torch.equal(flat(q.means), flat(once.means))
     assert int((flat(q.means) == 0).sum()) == int(0.7 * flat(q.means).numel() + 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_pruning_again_in_every_dtype(dtype):
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(nn.Linear(12, 9).to(dtype), init_sigma=(0.01, 0.5))
+    br.prune(q, 0.3)
+    first = flat(q.means).clone()
+    assert br.prune(q, 0.3).threshold == 0
+    assert torch.equal(flat(q.means), first)
+    report = br.prune(q, 0.5)
+    assert int((flat(q.means) == 0).sum()) == report.removed == 59  # of 117
+    with kernels.force("reference"), br.draw(q, seed=0):
+        gone, x = q.means["weight"] == 0, torch.eye(12, dtype=dtype)
+        weight = (q(x) - q(torch.zeros_like(x))).T
+        assert torch.isfinite(br.kl(q))
+    assert float(weight.detach()[gone].abs().max()) < 1e-2 * float(weight.detach().abs().max())
+
+
+def test_a_sigma_that_is_zero_and_a_ratio_that_is_nan():
+    q = br.BayesByBackprop(nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        q.means["weight"].copy_(torch.tensor([[0.0, 3.0], [0.1, torch.nan]]))
+        q.posterior.rho["weight"].copy_(torch.tensor([[-1e4, -1e4], [0.0, 0.0]]))  # in the first row sigma is 0
+    ratios = br.signal_to_noise(q)["weight"]
+    assert float(ratios[0, 0]) == 0
+    assert float(ratios[0, 1]) > 1e38
+    report = br.prune(q, 0.5)
+    assert q.means["weight"].tolist() == [[0.0, 3.0], [pytest.approx(0.1), 0.0]]
+    assert report.threshold == 0
 
 
 def test_excluded_parameters_are_not_touched_and_a_copy_keeps_the_original():

@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
 
-_GONE = -40.0  # rho of a pruned weight: sigma = 4e-18, a point mass at 0
+# rho of a pruned weight: sigma = 4e-18, next to a point mass at 0, with a log that the KL can have. In float16 that
+# sigma would be 0; there it is 1.2e-7, about the smallest that float16 has.
+_GONE, _GONE_HALF = -40.0, -16.0
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,24 @@ def _posterior(q: BayesByBackprop | PosteriorSharpening) -> BayesByBackprop:
 
 @torch.no_grad()
 def signal_to_noise(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
-    """|mean| / sigma of every weight, by parameter name, in the parameter's shape."""
-    return {name: mean.abs() / sigma for name, mean, sigma in _posterior(q).named_posteriors()}
+    """|mean| / sigma of every weight, by parameter name, in the parameter's shape; at least in float32."""
+    inner = _posterior(q)
+    return {name: _ratio(mean, inner.posterior.rho[name]) for name, mean in inner.means.items()}
+
+
+def _ratio(mean: Tensor, rho: Tensor) -> Tensor:
+    dtype = torch.promote_types(mean.dtype, torch.float32)  # in float16 a small sigma is 0, and 0 / 0 no number
+    sigma = F.softplus(rho.to(dtype)).clamp_min(torch.finfo(dtype).tiny)
+    return mean.to(dtype).abs() / sigma
 
 
 @torch.no_grad()
 def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tensor: bool = False) -> PruneReport:
     """Remove the given fraction of the weights, those of lowest |mean| / sigma, in place.
 
-    A removed weight has mean 0 and no noise: it is 0 in the mean and in every draw. Pruning again removes further;
-    `copy.deepcopy(q)` first keeps the original.
+    A removed weight has mean 0 and next to no noise: it is 0 in the mean, and of the order of 1e-17 in a draw (of 1e-7
+    in float16, which has no smaller numbers). Pruning again removes further; `copy.deepcopy(q)` first keeps the
+    original. A weight whose |mean| / sigma is NaN goes first.
 
     Args:
         fraction: of all Bayesian weights, in [0, 1].
@@ -83,7 +94,7 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be a number in [0, 1], got {fraction!r}: 0.8 removes 80% of the weights")
     inner = _posterior(q)
-    ratios = signal_to_noise(inner)
+    ratios = {n: r.nan_to_num(nan=0.0, posinf=math.inf) for n, r in signal_to_noise(inner).items()}
     names = list(ratios)
     if per_tensor:
         masks = {n: _lowest(ratios[n].flatten(), fraction) for n in names}
@@ -94,7 +105,8 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
     for name in names:
         mask = masks[name].view_as(ratios[name])
         inner.means[name].masked_fill_(mask, 0.0)
-        inner.posterior.rho[name].masked_fill_(mask, _GONE)
+        rho = inner.posterior.rho[name]
+        rho.masked_fill_(mask, _GONE_HALF if rho.dtype == torch.float16 else _GONE)
         removed = int(mask.sum())
         if removed:
             threshold = max(threshold, float(ratios[name][mask].max()))
