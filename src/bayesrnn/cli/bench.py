@@ -54,7 +54,7 @@ def command(
     )
 
     def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
+        console.print(text, soft_wrap=True, markup=False)
         console.file.flush()
 
     def keep(record: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ class Lines:
         self.left = 0.0
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+        self.console.print(text, soft_wrap=True, markup=False)
         self.console.file.flush()
 
     def step(self, progress: "Progress") -> None:
