@@ -225,14 +225,53 @@ def test_arguments_are_checked():
         scale = mean_squared_gradients(m, s[:-1], s[1:])
         del scale["embed.weight"]
         br.dynamic_evaluation(m, s[:-1], s[1:], rule="rms", gradient_scale=scale)
-    for lr in (-0.1, math.nan, math.inf):
+    for lr in (-0.1, math.nan, math.inf, "0.1", None, True):
         with pytest.raises(ValueError, match="lr must be a finite number >= 0"):
             br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr)
-    with pytest.raises(ValueError, match="window must be at least 1"):
-        br.dynamic_evaluation(m, s[:-1], s[1:], window=0)
-    for inputs, targets in ((s, s[1:]), (s[:0], s[:0])):
+    for clip in (0, -1, math.nan, "5", True):
+        with pytest.raises(ValueError, match="clip must be a number > 0, the largest norm of a gradient, or None"):
+            br.dynamic_evaluation(m, s[:-1], s[1:], clip=clip)
+    for decay in (-0.1, 1, 1.5, math.nan, "0.1", None):
+        with pytest.raises(ValueError, match=r"decay must be a number in \[0, 1\)"):
+            br.dynamic_evaluation(m, s[:-1], s[1:], decay=decay)
+    for window in (0, -1, 2.5, "35", True, None):
+        for function in (br.dynamic_evaluation, mean_squared_gradients):
+            with pytest.raises(ValueError, match="window must be at least 1, a whole number"):
+                function(m, s[:-1], s[1:], window=window)
+    for inputs, targets in ((s, s[1:]), (s[:0], s[:0]), (s[0], s[0])):
         with pytest.raises(ValueError, match="equally long streams of at least one step"):
             br.dynamic_evaluation(m, inputs, targets)
     with pytest.raises(FloatingPointError, match=r"diverged after \d+ targets: lower lr"):
         br.dynamic_evaluation(m, s[:-1], s[1:], lr=1e300, window=5)
     assert br.dynamic.mean_squared_gradients is mean_squared_gradients
+
+
+@pytest.mark.parametrize("function", [br.dynamic_evaluation, mean_squared_gradients])
+def test_a_stream_without_targets_is_refused(function):
+    s, m = stream(batch=2), model()
+    for inputs, targets in ((s, torch.full_like(s, -100)), (s[:, :0], s[:, :0])):
+        with pytest.raises(ValueError, match="no target of this stream counts"):
+            function(m, inputs, targets)
+    with pytest.raises(ValueError, match="the inputs have NaN or infinite values"):
+        function(nn.Linear(1, 8), torch.full((4, 1, 1), math.nan), s[:4, :1])
+    some = torch.where(torch.arange(71).view(-1, 1) < 40, -100, s)  # whole windows of padding are fine
+    assert br.dynamic_evaluation(m, s, some, lr=0.1, window=10).count == 62
+
+
+@pytest.mark.parametrize("token", [0, 7])
+def test_nan_weights_are_not_blamed_on_the_rate(token):
+    m, s = model(), torch.arange(8).repeat_interleave(5)  # token 7 comes after some steps were taken
+    m.embed.weight.data[token] = math.nan
+    for lr in (0.0, 0.1):
+        with pytest.raises(FloatingPointError, match=r"^the model's output has NaN or infinite values, not by dynamic"):
+            br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr, window=5)
+
+
+def test_targets_are_not_blamed_on_the_rate():
+    x, y = torch.zeros(4, 1, 1), torch.tensor([0.0, 0.0, 0.0, math.nan]).view(4, 1, 1)
+    with pytest.raises(ValueError, match="the targets have NaN or infinite values"):
+        br.dynamic_evaluation(nn.Linear(1, 1), x, y, likelihood=br.Gaussian(1.0), window=1)
+    with pytest.raises(
+        FloatingPointError, match="not finite, not by dynamic evaluation: the model's output is too far"
+    ):
+        br.dynamic_evaluation(nn.Linear(1, 1), x, torch.full_like(x, 1e30), likelihood=br.Gaussian(1.0))

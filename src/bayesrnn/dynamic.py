@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def dynamic_evaluation(
         lr: step size on the loss summed over the window's steps, averaged over streams. Choose it on validation data.
         window: steps per update.
         rule: "sgd" (Mikolov), or "rms" (Krause): steps divided by `sqrt(gradient_scale) + epsilon`.
-        decay: for both rules, the pull back to the trained weights after each step (Krause's lambda).
+        decay: for both rules, the pull back to the trained weights after each step (Krause's lambda), in [0, 1).
         gradient_scale: for "rms", the mean squared gradients on training data by parameter name, from
             `br.dynamic.mean_squared_gradients`.
         clip: largest global norm of a window's gradient; None: no limit.
@@ -84,16 +85,15 @@ def dynamic_evaluation(
     draws.check_choice("rule", rule, ("sgd", "rms"))
     if rule == "rms" and gradient_scale is None:
         raise ValueError("rule='rms' needs gradient_scale: make it with bayesrnn.dynamic.mean_squared_gradients")
-    if not lr >= 0 or not math.isfinite(lr):
+    if not _is_number(lr) or not 0 <= lr < math.inf:
         raise ValueError(f"lr must be a finite number >= 0, got {lr!r}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window!r}")
-    if inputs.shape[0] == 0 or inputs.shape[0] != targets.shape[0]:
-        raise ValueError(
-            "inputs and targets must be equally long streams of at least one step, "
-            f"got {inputs.shape[0]} and {targets.shape[0]}"
-        )
+    if not _is_number(decay) or not 0 <= decay < 1:
+        raise ValueError(f"decay must be a number in [0, 1), got {decay!r}: 0 is no pull back")
+    if clip is not None and (not _is_number(clip) or not clip > 0):
+        raise ValueError(f"clip must be a number > 0, the largest norm of a gradient, or None, got {clip!r}")
+    lr, decay, clip = float(lr), float(decay), None if clip is None else float(clip)
     scored = Categorical() if likelihood is None else likelihood
+    _check_stream(inputs, targets, window, scored)
     adapted = mean_copy(model)
     weights = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
     start = {n: p.detach().clone() for n, p in weights.items()} if decay else {}
@@ -104,17 +104,46 @@ def dynamic_evaluation(
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     total, count = 0.0, 0
     with differentiable_in_eval(adapted), torch.enable_grad():
-        for x, y in zip(inputs.split(window), targets.split(window), strict=True):
+        for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             output, state = call(adapted, x, state)
             nll = scored.nll(output, y)
             value = float(nll.detach())
             if not math.isfinite(value):
-                raise FloatingPointError(f"dynamic evaluation diverged after {count} targets: lower lr (now {lr:g})")
+                raise FloatingPointError(_why_not_finite(model, output, count, lr))
             total, count = total + value, count + int(scored.count(y))
             state = detach(state)
             gradients = torch.autograd.grad(nll / inputs.shape[1], list(weights.values()), allow_unused=True)
             _step(weights, gradients, lr, start, decay, scale, epsilon, clip)
     return DynamicResult(total, count, adapted)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _check_stream(inputs: Tensor, targets: Tensor, window: int, scored: Likelihood) -> None:
+    if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
+        raise ValueError(f"window must be at least 1, a whole number of steps, got {window!r}")
+    if not inputs.dim() or not targets.dim() or not 0 < inputs.shape[0] == targets.shape[0]:
+        raise ValueError(
+            "inputs and targets must be equally long streams of at least one step, "
+            f"got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
+        )
+    for name, part in (("inputs", inputs), ("targets", targets)):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise ValueError(f"the {name} have NaN or infinite values: clean or mask them first")
+    if not int(scored.count(targets)):
+        raise ValueError("no target of this stream counts: it is empty, or all of it is padding; leave it out")
+
+
+def _why_not_finite(model: nn.Module, output: Tensor, count: int, lr: float) -> str:
+    """`model` is as it was before learning: a step is to blame only where one was taken from finite weights."""
+    sound = all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    if sound and lr > 0 and count > 0:
+        return f"dynamic evaluation diverged after {count} targets: lower lr (now {lr:g})"
+    if not bool(torch.isfinite(output).all()):
+        return "the model's output has NaN or infinite values, not by dynamic evaluation: check its weights"
+    return "the negative log-likelihood is not finite, not by dynamic evaluation: the model's output is too far off"
 
 
 def call(model: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -168,6 +197,7 @@ def mean_squared_gradients(
 ) -> dict[str, Tensor]:
     """Mean over windows of the squared gradients of the posterior mean, for `rule="rms"`; run it on training data."""
     scored = Categorical() if likelihood is None else likelihood
+    _check_stream(inputs, targets, window, scored)
     copied = mean_copy(model)
     weights = {n: p for n, p in copied.named_parameters() if p.requires_grad}
     sums = {n: torch.zeros_like(p, requires_grad=False) for n, p in weights.items()}
@@ -175,7 +205,7 @@ def mean_squared_gradients(
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     state, windows = None, 0
     with differentiable_in_eval(copied), torch.enable_grad():
-        for x, y in zip(inputs.split(window), targets.split(window), strict=True):
+        for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             output, state = call(copied, x, state)
             loss = scored.nll(output, y) / inputs.shape[1]
             state = detach(state)

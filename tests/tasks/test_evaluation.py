@@ -91,6 +91,12 @@ def test_the_rate_of_dynamic_evaluation_is_chosen_on_validation(text_folder):
         assert found[key] == pytest.approx(alone[best][key], rel=1e-6)
 
 
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+def test_a_decay_that_is_none(text_folder, decay):
+    with pytest.raises(UserError, match=r"--dynamic-decay is .*; it must be at least 0 and below 1"):
+        task_of("unregularised-medium", text_folder).evaluate(samples=0, dynamic=True, dynamic_decay=decay)
+
+
 @pytest.mark.parametrize("rates", ["0.1,", "fast", "-1", "0.1,inf"])
 def test_rates_that_are_none(text_folder, rates):
     with pytest.raises(UserError, match=r"--dynamic-lr is .*; it must be a finite number of at least 0, or several"):

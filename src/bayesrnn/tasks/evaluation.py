@@ -51,6 +51,8 @@ def evaluate(
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
     rates = [run.recipe.evaluate.dynamic_lr] if dynamic_lr is None else _rates(str(dynamic_lr))
+    if not 0 <= dynamic_decay < 1:
+        raise UserError(f"--dynamic-decay is {dynamic_decay:g}; it must be at least 0 and below 1.")
     splits = {"valid": streams.valid, "test": streams.test}
     reset = reset_of(run)
     metrics: dict[str, Any] = {}
