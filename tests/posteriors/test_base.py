@@ -4,12 +4,14 @@ import copy
 import io
 import pickle
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Laplace, kl_divergence
+from torch.utils.checkpoint import checkpoint
 
 import bayesrnn as br
 
@@ -312,3 +314,43 @@ def test_functional_use_of_weights_inside_forward():
     q = br.BayesByBackprop(Functional(), init_sigma=0.5)
     assert not torch.equal(q(torch.ones(3)), q(torch.ones(3)))
     assert torch.equal(q.eval()(torch.ones(3)), torch.full((2,), 3.0))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return checkpoint(lambda v: self.b(self.a(v).tanh()), x, use_reentrant=False)
+
+
+def test_activation_checkpointing_inside_is_refused():
+    q, x = br.BayesByBackprop(Checkpointed(), init_sigma=0.5), torch.randn(3, 4)
+    with pytest.raises(RuntimeError, match=r"around the whole Bayesian module"):
+        q(x)
+    before = q.module.a.weight
+    assert q.means["a.weight"] is before  # the means are back in place
+    assert br.predict(q, x, samples=3).samples.shape == (3, 3, 2)  # nothing is differentiated there
+    q.eval()(x).sum().backward()  # the mean needs nothing put in place
+    assert q.module.a.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_activation_checkpointing_around_the_whole_module(seed):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LSTM(4, 2))
+    q, x = br.BayesByBackprop(module, init_sigma=0.5), torch.randn(5, 3, 4)
+    found = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        with nullcontext() if seed is None else br.draw(q, seed=seed):
+            out = checkpoint(q, x, use_reentrant=False)[0] if again else q(x)[0]
+            found.append(torch.autograd.grad(out.square().sum(), list(q.parameters())))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_saved_tensors_may_be_moved_around_the_whole_module():
+    q, x = br.BayesByBackprop(Checkpointed().a, init_sigma=0.5), torch.randn(3, 4)
+    with torch.autograd.graph.save_on_cpu(), br.draw(q, seed=0):
+        q(x).sum().backward()
+    assert q.module.weight.grad.abs().sum() > 0

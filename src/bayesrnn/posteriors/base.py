@@ -6,7 +6,7 @@ import copy
 import difflib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 
 from bayesrnn import draws
 from bayesrnn.compiling import uncompiled
@@ -157,6 +158,22 @@ def _in_one_piece(weights: Sequence[Tensor | None]) -> bool:
     return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
 
 
+_NO_CHECKPOINT = (
+    "activation checkpointing inside a Bayesian module would run it again without its drawn weights, and give wrong "
+    "gradients: put torch.utils.checkpoint around the whole Bayesian module (likewise other hooks on saved tensors)"
+)
+
+
+@contextmanager
+def _no_checkpoint_inside() -> Iterator[None]:
+    """Refuse `torch.utils.checkpoint` (without use_reentrant), which works by hooks on saved tensors."""
+    with ExitStack() as stack:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            with suppress(RuntimeError):  # hooks are at work already: around the whole module they are welcome
+                stack.enter_context(disable_saved_tensors_hooks(_NO_CHECKPOINT))
+        yield
+
+
 class Bayesian(nn.Module):
     """A module with random weights: called like the module, returns what the module returns.
 
@@ -241,7 +258,8 @@ class Bayesian(nn.Module):
                     module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights]
                 if "forward" not in module.__dict__ and not hasattr(module, "rates"):
                     module.__dict__["forward"] = faster[module] = partial(layered.torch_forward, module)
-            yield
+            with _no_checkpoint_inside():
+                yield
         finally:
             for module, forward in faster.items():
                 if module.__dict__.get("forward") is forward:
