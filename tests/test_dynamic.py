@@ -271,7 +271,12 @@ def test_targets_are_not_blamed_on_the_rate():
     x, y = torch.zeros(4, 1, 1), torch.tensor([0.0, 0.0, 0.0, math.nan]).view(4, 1, 1)
     with pytest.raises(ValueError, match="the targets have NaN or infinite values"):
         br.dynamic_evaluation(nn.Linear(1, 1), x, y, likelihood=br.Gaussian(1.0), window=1)
-    with pytest.raises(
-        FloatingPointError, match="not finite, not by dynamic evaluation: the model's output is too far"
-    ):
+    with pytest.raises(FloatingPointError, match="not by dynamic evaluation: the model's output is too far off"):
         br.dynamic_evaluation(nn.Linear(1, 1), x, torch.full_like(x, 1e30), likelihood=br.Gaussian(1.0))
+
+
+def test_a_state_of_another_batch_is_an_error():
+    m, s = model(), stream(20, 3)
+    _, state = m(stream(5, 2))
+    with pytest.raises(RuntimeError, match="a state goes with the batch it came from"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], state=state)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -49,7 +50,19 @@ def test_padding_counts_neither_above_nor_below():
         elbo(out, y)
 
 
-@pytest.mark.parametrize("num_data", [0, -5, math.nan, True, "many", None])
+@pytest.mark.parametrize("num_data", [np.int64(100), np.float32(100), np.uint8(100)])
+def test_num_data_may_be_numpys(num_data):
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(nn.Linear(2, 3))
+    x, y = torch.randn(4, 2), torch.zeros(4).long()
+    with br.draw(q, seed=0):
+        expected = br.ELBO(q, br.Categorical(), num_data=100)(q(x), y).loss
+        elbo = br.ELBO(q, br.Categorical(), num_data=num_data)
+        assert type(elbo.num_data) in (int, float)
+        assert torch.equal(elbo(q(x), y).loss, expected)
+
+
+@pytest.mark.parametrize("num_data", [np.int64(0), np.bool_(True), 0, -5, math.nan, True, "many", None])
 def test_num_data_must_be_a_number_of_targets(num_data):
     with pytest.raises(ValueError, match="num_data must be the number of training targets"):
         br.ELBO(nn.Identity(), br.Categorical(), num_data=num_data)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -228,6 +229,18 @@ def test_a_state_of_another_batch_size_is_an_error():
     _, state = model(tokens(6, 2))
     with pytest.raises(RuntimeError, match="a state goes with the batch it came from"):
         br.predict(model, tokens(6, 3), state, samples=4)
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("wrap", [lambda m: m, Tagger, br.BayesByBackprop, lambda m: br.BayesByBackprop(Tagger(m))])
+def test_a_state_of_another_batch_size_for_torch_s_own_layers(make, wrap):
+    layer = make(4, 5)
+    model, (_, state) = wrap(layer), layer(reals(6, 2, 4))
+    x = reals(6, 3, 4) if model is layer or getattr(model, "module", None).__class__ is make else tokens(6, 3)
+    with pytest.raises(
+        RuntimeError, match=r"size \(1, 3, 5\), got \[1, 2, 5\]: a state goes with the batch it came from"
+    ):
+        br.predict(model, x, state, samples=4)
 
 
 def test_packed_sequences():
@@ -534,3 +547,13 @@ def test_a_model_that_vmap_does_not_know_runs_draw_by_draw(monkeypatch):
     found = br.predict(q, x, samples=3, seed=1, likelihood=br.Gaussian()).samples
     monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
     assert torch.equal(found, br.predict(q, x, samples=3, seed=1, likelihood=br.Gaussian()).samples)
+
+
+def test_samples_may_be_numpys():
+    torch.manual_seed(0)
+    q, x = br.BayesByBackprop(nn.Linear(2, 3)), torch.randn(4, 2)
+    a, b = (br.predict(q, x, samples=n, seed=np.int64(1)) for n in (3, np.int64(3)))
+    assert torch.equal(a.samples, b.samples)
+    for wrong in (np.int64(0), np.float64(3), np.bool_(True), True):
+        with pytest.raises(ValueError, match="samples must be a whole number of draws"):
+            br.predict(q, x, samples=wrong)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -205,3 +206,13 @@ def test_the_sum_s_gradient_agrees_with_finite_differences():
     assert torch.autograd.gradcheck(prior.log_prob_sum, (w,))
     turned = w.t()  # another layout
     torch.testing.assert_close(prior.log_prob_sum(turned), prior.log_prob(turned).sum())
+
+
+def test_numpy_numbers_are_numbers():
+    assert br.Normal(np.float32(0.5)).sigma == br.Normal(np.int64(1)).sigma / 2 == 0.5
+    mixture = br.ScaleMixture(np.float32(0.25), np.float64(0.5), np.float16(0.125))
+    assert (mixture.pi, mixture.sigma1, mixture.sigma2) == (0.25, 0.5, 0.125)
+    assert all(type(v) is float for v in (mixture.pi, mixture.sigma1, mixture.sigma2, br.Normal(np.float32(1)).sigma))
+    for wrong in (np.float32("nan"), np.float32(0), np.bool_(True), True, "1"):
+        with pytest.raises(ValueError, match="sigma must be a positive number"):
+            br.Normal(wrong)

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -187,6 +188,10 @@ def test_arguments_are_checked():
     for fraction in (-0.1, 1.1, 80, True, "half", float("nan")):
         with pytest.raises(ValueError, match=r"fraction must be a number in \[0, 1\]"):
             br.prune(q, fraction)
+    for fraction in (np.float32(0.5), np.float16(0.5), np.float64(0.5)):
+        report = br.prune(posterior(), fraction)
+        assert report == br.prune(posterior(), 0.5)
+        assert type(report.fraction) is float
     for wrong in (nn.Linear(2, 2), br.LSTM(2, 2, input_dropout=0.1)):
         with pytest.raises(TypeError, match="signal-to-noise needs a br"):
             br.signal_to_noise(wrong)

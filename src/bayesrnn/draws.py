@@ -372,8 +372,18 @@ def mean(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def is_number(value: Any) -> bool:
+    """A real number of Python or numpy; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """A whole number of Python or numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_probability(name: str, p: float) -> float:
-    if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= p < 1:
+    if not is_number(p) or not 0 <= p < 1:
         raise ValueError(f"{name} must be a number in [0, 1), got {p!r}: it is the probability of dropping")
     return float(p)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.likelihoods import Categorical, Likelihood
+from bayesrnn.nn.layered import clear_about_states
 from bayesrnn.nn.plain import differentiable_in_eval
 
 
@@ -85,11 +85,11 @@ def dynamic_evaluation(
     draws.check_choice("rule", rule, ("sgd", "rms"))
     if rule == "rms" and gradient_scale is None:
         raise ValueError("rule='rms' needs gradient_scale: make it with bayesrnn.dynamic.mean_squared_gradients")
-    if not _is_number(lr) or not 0 <= lr < math.inf:
+    if not draws.is_number(lr) or not 0 <= lr < math.inf:
         raise ValueError(f"lr must be a finite number >= 0, got {lr!r}")
-    if not _is_number(decay) or not 0 <= decay < 1:
+    if not draws.is_number(decay) or not 0 <= decay < 1:
         raise ValueError(f"decay must be a number in [0, 1), got {decay!r}: 0 is no pull back")
-    if clip is not None and (not _is_number(clip) or not clip > 0):
+    if clip is not None and (not draws.is_number(clip) or not clip > 0):
         raise ValueError(f"clip must be a number > 0, the largest norm of a gradient, or None, got {clip!r}")
     lr, decay, clip = float(lr), float(decay), None if clip is None else float(clip)
     scored = Categorical() if likelihood is None else likelihood
@@ -103,7 +103,7 @@ def dynamic_evaluation(
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     total, count = 0.0, 0
-    with differentiable_in_eval(adapted), torch.enable_grad():
+    with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             output, state = call(adapted, x, state)
             nll = scored.nll(output, y)
@@ -117,12 +117,8 @@ def dynamic_evaluation(
     return DynamicResult(total, count, adapted)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _check_stream(inputs: Tensor, targets: Tensor, window: int, scored: Likelihood) -> None:
-    if isinstance(window, bool) or not isinstance(window, Integral) or window < 1:
+    if not draws.is_whole(window) or window < 1:
         raise ValueError(f"window must be at least 1, a whole number of steps, got {window!r}")
     if not inputs.dim() or not targets.dim() or not 0 < inputs.shape[0] == targets.shape[0]:
         raise ValueError(

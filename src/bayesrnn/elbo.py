@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.draws import is_number, is_whole
 from bayesrnn.likelihoods import Likelihood
 
 
@@ -56,7 +57,7 @@ class ELBO(nn.Module):
         check_finite: bool = True,
     ) -> None:
         super().__init__()
-        if isinstance(num_data, bool) or not isinstance(num_data, (int, float)) or not num_data > 0:
+        if not is_number(num_data) or not num_data > 0:
             raise ValueError(
                 f"num_data must be the number of training targets, at least 1, got {num_data!r}: "
                 "the KL is divided by it"
@@ -66,7 +67,8 @@ class ELBO(nn.Module):
         if not isinstance(likelihood, nn.Module) or not hasattr(likelihood, "nll"):
             raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
         self.model, self.likelihood = model, likelihood
-        self.num_data, self.length_scale, self.check_finite = num_data, length_scale, check_finite
+        self.num_data = int(num_data) if is_whole(num_data) else float(num_data)
+        self.length_scale, self.check_finite = length_scale, check_finite
 
     def forward(self, output: Any, target: Tensor) -> Terms:
         """`output` is what the model returned (of a tuple, the first part), `target` what it should say."""

@@ -66,8 +66,9 @@ def predict(
     Returns:
         A `Prediction`; its tensors have the shape of the model's output.
     """
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+    if not draws.is_whole(samples) or samples < 1:
         raise ValueError(f"samples must be a whole number of draws, at least 1, got {samples!r}")
+    samples = int(samples)
     if seed is not None and not isinstance(seed, Integral):
         raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
     if memory_limit is not None and memory_limit <= 0:
@@ -78,7 +79,13 @@ def predict(
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
     seeds = [_mix(base, k) for k in range(samples)]
     axis = _batch_dim(model) if batch_dim is None else batch_dim
-    with _alone(model), _Progress(progress, samples) as report, torch.no_grad(), _in_eval(model):
+    with (
+        _alone(model),
+        _Progress(progress, samples) as report,
+        torch.no_grad(),
+        _in_eval(model),
+        layered.clear_about_states(),
+    ):
         summary: Summary | None = None
         limit = _memory(model) if memory_limit is None else memory_limit
         for outputs in _outputs(model, x, args, seeds, axis, limit):

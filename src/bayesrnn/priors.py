@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn import kernels
-from bayesrnn.draws import check_choice
+from bayesrnn.draws import check_choice, is_number
 from bayesrnn.kernels.once import once_differentiable
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -25,7 +25,7 @@ class Prior(Protocol):
 
 
 def _check_sigma(name: str, sigma: float) -> float:
-    if not isinstance(sigma, (int, float)) or not math.isfinite(sigma) or sigma <= 0:
+    if not is_number(sigma) or not math.isfinite(sigma) or sigma <= 0:
         raise ValueError(f"{name} must be a positive number, got {sigma!r}: it is a standard deviation")
     return float(sigma)
 
@@ -60,7 +60,7 @@ class ScaleMixture:
     """
 
     def __init__(self, pi: float, sigma1: float, sigma2: float, group: str = "input") -> None:
-        if not isinstance(pi, (int, float)) or not 0 < pi < 1:
+        if not is_number(pi) or not 0 < pi < 1:
             raise ValueError(f"pi must be a number in (0, 1), got {pi!r}: it is the weight of the first component")
         self.pi = float(pi)
         self.sigma1, self.sigma2 = _check_sigma("sigma1", sigma1), _check_sigma("sigma2", sigma2)

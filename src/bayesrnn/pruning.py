@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesrnn.draws import is_number
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
 
@@ -91,9 +92,9 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
         fraction: of all Bayesian weights, in [0, 1].
         per_tensor: remove this fraction of every parameter, instead of ranking all weights together.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+    if not is_number(fraction) or not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be a number in [0, 1], got {fraction!r}: 0.8 removes 80% of the weights")
-    inner = _posterior(q)
+    fraction, inner = float(fraction), _posterior(q)
     ratios = {n: r.nan_to_num(nan=0.0, posinf=math.inf) for n, r in signal_to_noise(inner).items()}
     names = list(ratios)
     if per_tensor:
@@ -111,7 +112,7 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
         if removed:
             threshold = max(threshold, float(ratios[name][mask].max()))
         report.append(Pruned(name, removed, mask.numel()))
-    return PruneReport(float(fraction), threshold, tuple(report))
+    return PruneReport(fraction, threshold, tuple(report))
 
 
 def _lowest(values: Tensor, fraction: float) -> Tensor:

@@ -218,5 +218,5 @@ def _check_no_nan(**tensors: Tensor) -> None:
 
 
 def _check_whole(name: str, value: int, least: int, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+    if not draws.is_whole(value) or value < least:
         raise ValueError(f"{name} must be {what}, a whole number of at least {least}, got {value!r}")
