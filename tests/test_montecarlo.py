@@ -232,15 +232,14 @@ def test_a_state_of_another_batch_size_is_an_error():
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("wrap", [lambda m: m, Tagger, br.BayesByBackprop, lambda m: br.BayesByBackprop(Tagger(m))])
-def test_a_state_of_another_batch_size_for_torch_s_own_layers(make, wrap):
+@pytest.mark.parametrize("bayesian", [False, True])
+@pytest.mark.parametrize("inside", [False, True], ids=["the layer", "inside a model"])
+def test_a_state_of_another_batch_size_for_torch_s_own_layers(make, bayesian, inside):
     layer = make(4, 5)
-    model, (_, state) = wrap(layer), layer(reals(6, 2, 4))
-    x = reals(6, 3, 4) if model is layer or getattr(model, "module", None).__class__ is make else tokens(6, 3)
-    with pytest.raises(
-        RuntimeError, match=r"size \(1, 3, 5\), got \[1, 2, 5\]: a state goes with the batch it came from"
-    ):
-        br.predict(model, x, state, samples=4)
+    model, x = (Tagger(layer), tokens(6, 3)) if inside else (layer, reals(6, 3, 4))
+    _, state = layer(reals(6, 2, 4))
+    with pytest.raises(RuntimeError, match=r"size \(1, 3, 5\), got \[1, 2, 5\]: a state goes with the batch it came"):
+        br.predict(br.BayesByBackprop(model) if bayesian else model, x, state, samples=4)
 
 
 def test_packed_sequences():

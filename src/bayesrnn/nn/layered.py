@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from bayesrnn.compiling import uncompiled
 from bayesrnn.draws import Noise, Source, source
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,17 @@ def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:
             raise TypeError("an LSTM's state is a pair of tensors (h, c): pass what the layer returned, or nothing")
     elif not isinstance(hx, Tensor):
         raise TypeError(f"the state of a {cell_of(module)} is one tensor h: pass what the layer returned, or nothing")
+
+
+@contextmanager
+def clear_about_states() -> Iterator[None]:
+    """Say what to do where a layer of torch's own is given the state of another batch, as our layers do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error).startswith("Expected hidden") and STATE_OF_ANOTHER_BATCH not in str(error):
+            raise RuntimeError(f"{error}: {STATE_OF_ANOTHER_BATCH}") from error
+        raise
 
 
 def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) -> tuple[Tensor, ...]:

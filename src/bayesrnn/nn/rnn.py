@@ -102,8 +102,7 @@ class _Noisy(_Base):
     ) -> None:
         if hx.size() != expected_hidden_size:
             raise RuntimeError(
-                msg.format(tuple(expected_hidden_size), tuple(hx.size()))
-                + ": a state goes with the batch it came from; pass no state to start a new batch from zero"
+                msg.format(tuple(expected_hidden_size), tuple(hx.size())) + f": {layered.STATE_OF_ANOTHER_BATCH}"
             )
 
     def dropped_weights(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
