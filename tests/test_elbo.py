@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 import bayesrnn as br
 
@@ -38,6 +39,18 @@ def test_first_part_of_what_the_model_returns_is_the_output(wrap):
     elbo = br.ELBO(nn.Identity(), br.Categorical(), num_data=3)
     out, y = torch.randn(4, 5), torch.randint(5, (4,))
     torch.testing.assert_close(elbo(wrap(out), y).loss, nn.functional.cross_entropy(out, y))
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("packed_target", [False, True])
+def test_packed_sequences(with_state, packed_target):
+    layer = nn.LSTM(3, 5)
+    x = pack_sequence([torch.randn(n, 3) for n in (2, 4, 1)], enforce_sorted=False)
+    y = pack_sequence([torch.randint(5, (n,)) for n in (2, 4, 1)], enforce_sorted=False)
+    out, state = layer(x)
+    elbo = br.ELBO(layer, br.Categorical(), num_data=7)
+    terms = elbo((out, state) if with_state else out, y if packed_target else y.data)
+    torch.testing.assert_close(terms.loss, nn.functional.cross_entropy(out.data, y.data))
 
 
 def test_padding_counts_neither_above_nor_below():

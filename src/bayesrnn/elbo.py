@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.draws import is_number, is_whole
 from bayesrnn.likelihoods import Likelihood
@@ -70,10 +71,14 @@ class ELBO(nn.Module):
         self.num_data = int(num_data) if is_whole(num_data) else float(num_data)
         self.length_scale, self.check_finite = length_scale, check_finite
 
-    def forward(self, output: Any, target: Tensor) -> Terms:
-        """`output` is what the model returned (of a tuple, the first part), `target` what it should say."""
-        if isinstance(output, (tuple, list)):
+    def forward(self, output: Any, target: Any) -> Terms:
+        """`output` is what the model returned (of a tuple, the first part), `target` what it should say.
+
+        Of a PackedSequence the `.data` counts, in the output as in the target.
+        """
+        if isinstance(output, (tuple, list)) and not isinstance(output, PackedSequence):
             output = output[0]
+        output, target = (p.data if isinstance(p, PackedSequence) else p for p in (output, target))
         nll = self.likelihood.nll(output, target)
         divergence = kl(self.model, length_scale=self.length_scale).to(nll.device)
         sharpening = nll.new_zeros(())
