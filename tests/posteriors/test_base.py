@@ -354,3 +354,23 @@ def test_saved_tensors_may_be_moved_around_the_whole_module():
     with torch.autograd.graph.save_on_cpu(), br.draw(q, seed=0):
         q(x).sum().backward()
     assert q.module.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["type", "half", "float", "_leaves"])
+def test_parts_named_as_something_of_every_module(name):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._modules[name] = nn.Linear(3, 2)  # as `self.type = …` does
+
+        def forward(self, x):
+            return self._modules[name](x)
+
+    q, x = br.BayesByBackprop(Named(), init_sigma=0.5), torch.randn(4, 3)
+    assert f"posterior.rho.{name}.weight" in q.state_dict()
+    with br.draw(q, seed=0):
+        q(x).sum().backward()
+    assert all(p.grad is not None for p in q.parameters())
+    again = copy.deepcopy(q).double()
+    again.load_state_dict(q.state_dict())
+    assert {p.dtype for p in again.parameters()} == {torch.float64}

@@ -510,3 +510,14 @@ def test_a_prior_needs_no_more_than_log_prob():
 def test_a_pattern_of_init_sigma_that_matches_nothing_is_named():
     with pytest.raises(ValueError, match=r"'rxx\.\*'"):
         br.BayesByBackprop(torch.nn.Linear(3, 2), init_sigma={"rxx.*": 0.1, "*": 0.1})
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.02])
+def test_the_kl_in_half_precision(sigma):
+    q = br.BayesByBackprop(nn.Linear(6, 5), prior=br.Normal(0.1), init_sigma=sigma).train()
+    x = torch.randn(3, 6)
+    q(x)
+    exact = br.kl(q).detach()
+    half = q.half()
+    half(x.half())
+    assert float(br.kl(half).detach()) == pytest.approx(float(exact), rel=5e-3)

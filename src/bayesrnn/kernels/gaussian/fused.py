@@ -120,6 +120,8 @@ class _Shape(NamedTuple):
 
 def _log_sum(sigma: Tensor, scratch: Tensor) -> Tensor:
     """Sum of log sigma. Four at a time where their product cannot underflow: a quarter of the logarithms."""
+    if sigma.dtype == torch.float16:  # four sigmas of 0.01 are below its smallest number
+        return sigma.float().clamp_min(1e-12).log().sum()
     n = sigma.numel() // 4
     low, high = sigma.aminmax() if n and sigma.device.type == "cpu" else (0.0, 0.0)
     if float(low) > 1e-9 and float(high) < 1e9:
