@@ -352,3 +352,16 @@ def test_draws_of_whole_weights_take_any_batch():
         x = torch.randn(T, 5, F, dtype=torch.float64)
         with br.draw(layer):
             assert_close(layer(x[:, :2])[0], layer(x)[0][:, :2])
+
+
+@pytest.mark.parametrize("cell", [br.LSTM, br.GRU, br.RNN])
+@pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.3}, {"input_dropout": 0.3, "tied": False}])
+def test_a_state_of_another_dtype_is_an_error(cell, noise):
+    layer, x = cell(F, H, **noise), torch.randn(T, B, F)
+    h = torch.zeros(1, B, H)
+    layer(x, (h, h) if cell is br.LSTM else h)
+    for state in [(h.double(), h), (h, h.double())] if cell is br.LSTM else [h.double()]:
+        with pytest.raises(
+            RuntimeError, match=r"the state has dtype torch.float64 but the layer torch.float32: convert"
+        ):
+            layer(x, state)

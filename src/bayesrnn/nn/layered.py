@@ -271,6 +271,13 @@ def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) 
         return h, torch.zeros(count, rows, module.hidden_size, dtype=dtype, device=x.device)
     check_kind_of_state(module, hx)
     states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in (hx if module.mode == "LSTM" else (hx,)))
+    weight: Any = module.weight_hh_l0
+    expected = _dtype(weight.dtype, x.device.type)
+    for s in states:
+        if s.dtype != expected:
+            raise RuntimeError(
+                f"the state has dtype {s.dtype} but the layer {expected}: convert the state with .to({expected})"
+            )
     if unbatched:
         if any(s.dim() != 2 for s in states):
             raise RuntimeError("for unbatched 2-D input the state must be 2-D too: (layers * directions, size)")
