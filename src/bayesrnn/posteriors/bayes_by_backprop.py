@@ -40,11 +40,11 @@ class ParameterTree(nn.Module):
             node: nn.Module = self
             for part in path:
                 if part not in node._modules:
-                    node.add_module(part, nn.Module())
+                    node._modules[part] = nn.Module()  # add_module refuses names of nn.Module's own, such as "type"
                 child = node._modules[part]
                 assert child is not None
                 node = child
-            node.register_parameter(leaf, nn.Parameter(tensor))
+            node._parameters[leaf] = nn.Parameter(tensor)
             self._leaves[name] = (node, leaf)
 
     def _items(self) -> Iterator[tuple[str, nn.Parameter]]:
