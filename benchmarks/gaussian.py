@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 import bayesrnn as br
-from bayesrnn.kernels.gaussian import fused, sharpen, triton
+from bayesrnn.kernels.gaussian import fused, launches, sharpen, triton
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.update import reference as plain_update
@@ -173,7 +173,7 @@ def main() -> None:
         second_level(650, speed)
         update(650, speed)
     for k in options.variants:
-        rows, triton._AT_ONCE, triton._WARPS = VARIANTS[k]
+        rows, launches._AT_ONCE, launches._WARPS = VARIANTS[k]
         measure(f"H=650 groups, variant {VARIANTS[k]}", 650, "groups", speed, tiles=((rows, 128), (512, 16)))
 
 

@@ -37,7 +37,7 @@ else:
     import triton.language as tl
 
     import bayesrnn as br
-    from bayesrnn.kernels.gaussian import plan, reference, triton
+    from bayesrnn.kernels.gaussian import device, launches, plan, reference, triton
     from bayesrnn.kernels.gaussian.plan import Prior, Spec
 
     CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ else:
     @pytest.fixture
     def large_steps(monkeypatch):
         """Whole tiles at a time, and with LARGE large ones: the interpreter's time is that of the number of steps."""
-        monkeypatch.setattr(triton, "_AT_ONCE", 1 << 16)
+        monkeypatch.setattr(launches, "_AT_ONCE", 1 << 16)
 
     # four are wide: rows folded by four and by two, a vector in whole quads, and one that has none; three are narrow
     SHAPES = [(8, 37), (10, 70), (200,), (1,), (6, 3, 5), (70, 2), (9, 33)]
@@ -209,7 +209,7 @@ else:
     @triton_module.jit
     def pairs(words, out, N: tl.constexpr):
         at = tl.arange(0, N)
-        a, b = triton._pair(tl.load(words + at).to(tl.uint32), tl.load(words + N + at).to(tl.uint32))
+        a, b = device._pair(tl.load(words + at).to(tl.uint32), tl.load(words + N + at).to(tl.uint32))
         tl.store(out + at, a)
         tl.store(out + N + at, b)
 

@@ -13,20 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bayesrnn.kernels.gaussian.device import address_of, extent_of, noise_of, own_tile, places_of, pointer_to, softplus
+from bayesrnn.kernels.gaussian.launches import ELEMENTS, on, pick, tile_options
 from bayesrnn.kernels.gaussian.plan import Spec, plan
-from bayesrnn.kernels.gaussian.triton import (
-    _ELEMENTS,
-    _address,
-    _element,
-    _extent,
-    _noise_of,
-    _on,
-    _pick,
-    _places,
-    _softplus,
-    _tile,
-    _tile_options,
-)
 
 
 @triton.jit(do_not_specialize=["draws"])
@@ -36,22 +25,22 @@ def _draws(
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile of every draw, R rows at a time: theta = mean + sigma eps."""
-    k, line, down, tile_column = _tile(table, tiles, F)
-    extent = _extent(line, VECTORS)
+    k, line, down, tile_column = own_tile(table, tiles, F)
+    extent = extent_of(line, VECTORS)
     first, count = tl.load(line + 5), extent[2].to(tl.int64)
     column = tile_column * C + tl.arange(0, C)
-    mean_at = _element(_address(means, k, N), ELEMENT, VECTORS)
-    rho_at = _element(_address(rhos, k, N), ELEMENT, VECTORS)
-    theta_at = _element(_address(thetas, k, N), ELEMENT, VECTORS)
+    mean_at = pointer_to(address_of(means, k, N), ELEMENT, VECTORS)
+    rho_at = pointer_to(address_of(rhos, k, N), ELEMENT, VECTORS)
+    theta_at = pointer_to(address_of(thetas, k, N), ELEMENT, VECTORS)
     if VECTORS:
         count = tl.multiple_of(count, 4)
     for step in range(STEPS):
         row = (down * STEPS + step) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, column)
+        place, exists = places_of(extent, row, column)
         mean = tl.load(mean_at + place, mask=exists, other=0.0).to(COMPUTE)
-        _, sigma, _ = _softplus(tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE))
+        _, sigma, _ = softplus(tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE))
         for j in range(draws):
-            eps = _noise_of(extent, tl.load(seeds + j), first, row, tile_column, place, R, C).to(COMPUTE)
+            eps = noise_of(extent, tl.load(seeds + j), first, row, tile_column, place, R, C).to(COMPUTE)
             tl.store(theta_at + j * count + place, (mean + sigma * eps).to(ELEMENT), mask=exists)
 
 
@@ -61,14 +50,14 @@ def draw_many(seeds: Tensor, spec: Spec, means: Sequence[Tensor], rhos: Sequence
     own_means, own_rhos = ([p.detach().contiguous() for p in part] for part in (means, rhos))
     weights = [torch.empty(draws, *shape, dtype=spec.dtype, device=spec.device) for shape in spec.shapes]
     compute = tl.float64 if spec.dtype == torch.float64 else tl.float32
-    with _on(spec.device):
+    with on(spec.device):
         for launch in made.launches:
             if launch.tiles:
-                own = [_pick(part, launch) for part in (own_means, own_rhos, weights)]
-                options = _tile_options(launch, *own)
+                own = [pick(part, launch) for part in (own_means, own_rhos, weights)]
+                options = tile_options(launch, *own)
                 options["VECTORS"] &= spec.dtype.itemsize >= 4  # so that every draw begins on 16 bytes
                 _draws[(launch.tiles,)](
-                    seeds, draws, *own, launch.table, launch.places, ELEMENT=_ELEMENTS[spec.dtype], COMPUTE=compute,
+                    seeds, draws, *own, launch.table, launch.places, ELEMENT=ELEMENTS[spec.dtype], COMPUTE=compute,
                     **options,
                 )  # fmt: skip
     return weights

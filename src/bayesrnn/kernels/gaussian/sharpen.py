@@ -15,20 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bayesrnn.kernels.gaussian.device import address_of, extent_of, noise_of, own_tile, places_of, pointer_to
+from bayesrnn.kernels.gaussian.launches import ELEMENTS, allocate, on, pick, tile_options
 from bayesrnn.kernels.gaussian.plan import Spec, plan
-from bayesrnn.kernels.gaussian.triton import (
-    _ELEMENTS,
-    _address,
-    _allocate,
-    _element,
-    _extent,
-    _noise_of,
-    _on,
-    _pick,
-    _places,
-    _tile,
-    _tile_options,
-)
 from bayesrnn.kernels.once import once_differentiable
 
 
@@ -39,24 +28,24 @@ def _move(
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile of theta, and its squared steps."""
-    k, line, down, tile_column = _tile(table, tiles, F)
-    extent = _extent(line, VECTORS)
-    phi_at = _element(_address(phis, k, N), ELEMENT, VECTORS)
-    eta_at = _element(_address(etas, k, N), ELEMENT, VECTORS)
-    g_at = _element(_address(gradients, k, N), ELEMENT, VECTORS)
-    theta_at = _element(_address(thetas, k, N), ELEMENT, VECTORS)
+    k, line, down, tile_column = own_tile(table, tiles, F)
+    extent = extent_of(line, VECTORS)
+    phi_at = pointer_to(address_of(phis, k, N), ELEMENT, VECTORS)
+    eta_at = pointer_to(address_of(etas, k, N), ELEMENT, VECTORS)
+    g_at = pointer_to(address_of(gradients, k, N), ELEMENT, VECTORS)
+    theta_at = pointer_to(address_of(thetas, k, N), ELEMENT, VECTORS)
     first, number = tl.load(line + 5), tl.load(seed)
     total = tl.zeros((R, C), COMPUTE)
     for j in range(STEPS):
         row = (down * STEPS + j) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, tile_column * C + tl.arange(0, C))
+        place, exists = places_of(extent, row, tile_column * C + tl.arange(0, C))
         eta = tl.load(eta_at + place, mask=exists, other=0.0).to(COMPUTE)
         g = tl.load(g_at + place, mask=exists, other=0.0).to(COMPUTE)
         phi = tl.load(phi_at + place, mask=exists, other=0.0).to(COMPUTE)
         step = eta * g
         theta = phi - step
         if SIGMA > 0:
-            theta += SIGMA * _noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
+            theta += SIGMA * noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
         tl.store(theta_at + place, theta.to(ELEMENT), mask=exists)
         total += step * step
     tl.store(sums + tl.program_id(0), tl.sum(tl.sum(total, 1), 0).to(tl.float64))
@@ -69,17 +58,17 @@ def _move_back(
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """d_eta = g (2 d_total eta g - d_theta)."""
-    k, line, down, tile_column = _tile(table, tiles, F)
-    extent = _extent(line, VECTORS)
+    k, line, down, tile_column = own_tile(table, tiles, F)
+    extent = extent_of(line, VECTORS)
     given = ((present >> k) & 1) * extent[2]
-    eta_at = _element(_address(etas, k, N), ELEMENT, VECTORS)
-    g_at = _element(_address(gradients, k, N), ELEMENT, VECTORS)
-    d_at = _element(_address(d_thetas, k, N), ELEMENT, VECTORS)
+    eta_at = pointer_to(address_of(etas, k, N), ELEMENT, VECTORS)
+    g_at = pointer_to(address_of(gradients, k, N), ELEMENT, VECTORS)
+    d_at = pointer_to(address_of(d_thetas, k, N), ELEMENT, VECTORS)
     out = d_etas + tl.multiple_of(tl.load(line + 12), 4)
     weight = 2 * tl.load(d_total).to(COMPUTE)
     for j in range(STEPS):
         row = (down * STEPS + j) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, tile_column * C + tl.arange(0, C))
+        place, exists = places_of(extent, row, tile_column * C + tl.arange(0, C))
         eta = tl.load(eta_at + place, mask=exists, other=0.0).to(COMPUTE)
         g = tl.load(g_at + place, mask=exists, other=0.0).to(COMPUTE)
         d = tl.load(d_at + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
@@ -88,7 +77,7 @@ def _move_back(
 
 def _compute(spec: Spec) -> dict[str, Any]:
     return {
-        "ELEMENT": _ELEMENTS[spec.dtype],
+        "ELEMENT": ELEMENTS[spec.dtype],
         "COMPUTE": tl.float64 if spec.dtype == torch.float64 else tl.float32,
     }
 
@@ -101,15 +90,15 @@ class _Sharpen(torch.autograd.Function):
         made, count = plan(spec), len(spec.shapes)
         dense = [p.detach().contiguous() for p in params]
         phis, etas, given = dense[:count], dense[count:], [g.detach().contiguous() for g in gradients]
-        thetas = _allocate(spec, made)
+        thetas = allocate(spec, made)
         sums = torch.zeros(made.sums, dtype=torch.float64, device=spec.device)
-        with _on(spec.device):
+        with on(spec.device):
             for launch in made.launches:
                 if launch.tiles:
-                    own = [_pick(tensors, launch) for tensors in (phis, etas, given, thetas)]
+                    own = [pick(tensors, launch) for tensors in (phis, etas, given, thetas)]
                     _move[(launch.tiles,)](
                         seed, *own, launch.table, launch.places, sums[launch.first_sum :], SIGMA=sigma0,
-                        **_compute(spec), **_tile_options(launch, *own),
+                        **_compute(spec), **tile_options(launch, *own),
                     )  # fmt: skip
         ctx.spec, ctx.etas, ctx.gradients = spec, etas, given
         ctx.params, ctx.versions = params[count:], [p._version for p in params[count:]]
@@ -126,14 +115,14 @@ class _Sharpen(torch.autograd.Function):
         flat = torch.empty(made.size, dtype=spec.dtype, device=spec.device)
         given = [e if d is None else d.contiguous() for e, d in zip(ctx.etas, d_thetas, strict=True)]
         weight = torch.zeros((), device=spec.device) if d_total is None else d_total
-        with _on(spec.device):
+        with on(spec.device):
             for launch in made.launches:
                 if launch.tiles:
                     present = sum(1 << j for j, k in enumerate(launch.which) if d_thetas[k] is not None)
-                    own = [_pick(tensors, launch) for tensors in (ctx.etas, ctx.gradients, given)]
+                    own = [pick(tensors, launch) for tensors in (ctx.etas, ctx.gradients, given)]
                     _move_back[(launch.tiles,)](
                         *own, present, flat, launch.table, launch.places, weight, **_compute(spec),
-                        **_tile_options(launch, *own),
+                        **tile_options(launch, *own),
                     )  # fmt: skip
         d_etas = [
             flat[at : at + math.prod(shape)].view(shape) for at, shape in zip(made.offsets, spec.shapes, strict=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,211 +17,26 @@ import triton.language as tl
 from torch import Tensor
 
 from bayesrnn.kernels.gaussian import plan as planning
-from bayesrnn.kernels.gaussian.plan import FIELDS, GROUP_FIELDS, Drawn, Launch, Plan, Spec, plan
+from bayesrnn.kernels.gaussian.device import (
+    address_of,
+    extent_of,
+    log2,
+    mixture,
+    noise_of,
+    own_tile,
+    places_of,
+    pointer_to,
+    reciprocal,
+    row_of,
+    softplus,
+)
+from bayesrnn.kernels.gaussian.launches import ELEMENTS, allocate, on, pick, tile_options
+from bayesrnn.kernels.gaussian.plan import GROUP_FIELDS, Drawn, Launch, Spec, plan
 from bayesrnn.kernels.once import once_differentiable
 
 _WHOLE, _BY_ROW, _BY_COLUMN = (tl.constexpr(k) for k in (planning.WHOLE, planning.BY_ROW, planning.BY_COLUMN))
 _NONE, _NORMAL, _GROUPS, _WEIGHTS = (tl.constexpr(k) for k in range(4))
 _KINDS = {"none": 0, "normal": 1, "groups": 2, "weights": 3}
-_ELEMENTS = {
-    torch.float64: tl.float64,
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
-
-
-_WARPS = 8
-_AT_ONCE = 2048  # elements that a program has in its registers at a time
-
-
-# One instruction each on NVIDIA's chips; the interpreter and other chips have Triton's own functions.
-_HARDWARE = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.hip is None)
-
-
-@triton.jit
-def _instruction(x, NAME: tl.constexpr):
-    return tl.inline_asm_elementwise(NAME + " $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _log2(x):
-    """Error 2^-22, relative or absolute, whichever is larger; x is positive and not denormal."""
-    if x.dtype == tl.float32 and _HARDWARE:
-        return _instruction(x, "lg2.approx.ftz.f32")
-    else:
-        return tl.log2(x)
-
-
-@triton.jit
-def _exp2(x):
-    if x.dtype == tl.float32 and _HARDWARE:
-        return _instruction(x, "ex2.approx.ftz.f32")
-    else:
-        return tl.exp2(x)
-
-
-@triton.jit
-def _inverse(x):
-    """1 / x, to 1 unit in the last place."""
-    if x.dtype == tl.float32 and _HARDWARE:
-        return _instruction(x, "rcp.approx.ftz.f32")
-    else:
-        return 1 / x
-
-
-@triton.jit
-def _exp(x):
-    """e^x for x <= 0. In float32 with a relative error of 2^-22 + |x| 2^-24, and 0 below the normal numbers."""
-    if x.dtype == tl.float64:
-        return tl.exp(x)
-    else:
-        return _exp2(x * 1.4426950408889634)
-
-
-@triton.jit
-def _log1p_ratio(e):
-    """log(1 + e) / e for 0 <= e <= 1; right to the last digits where e vanishes.
-
-    In float32 a polynomial, to 4e-8; in float64 2 artanh(s) / e with s = e / (2 + e).
-    """
-    if e.dtype == tl.float64:
-        r = 1 / (2 + e)
-        t = (e * r) * (e * r)
-        p = t * 0 + 1 / 35
-        for j in tl.static_range(17):
-            p = p * t + 1 / (33 - 2 * j)
-        return 2 * r * p
-    else:
-        p = -0.137538016 + e * (0.0792045221 + e * (-0.0300657861 + e * 0.00536482269))
-        return 1 + e * (-0.499996483 + e * (0.33321324 + e * (-0.248571634 + e * (0.191536546 + e * p))))
-
-
-@triton.jit
-def _softplus(rho):
-    """e = exp(-|rho|), sigma = log(1 + e^rho), and a with log sigma = log(a) + min(rho, 0)."""
-    e = _exp(-tl.abs(rho))
-    ratio = _log1p_ratio(e)
-    sigma = tl.maximum(rho, 0.0) + e * ratio
-    return e, sigma, tl.where(rho < 0, ratio, sigma)
-
-
-@triton.jit
-def _pair(a, b):
-    """Two normal numbers of two random words (Box and Muller 1958): radius from a, angle from b.
-
-    The instructions for sine and cosine are right to 2^-20.5, absolutely; the radius to 2^-21, relatively, but for
-    one in a million that is below 0.002.
-    """
-    u = a.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-    square = -1.3862943611198906 * _log2(u)
-    angle = b.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09  # from -pi to pi
-    if _HARDWARE:
-        radius = _instruction(tl.abs(square), "sqrt.approx.ftz.f32")
-        return radius * _instruction(angle, "cos.approx.ftz.f32"), radius * _instruction(angle, "sin.approx.ftz.f32")
-    else:
-        radius = tl.sqrt(tl.abs(square))
-        return radius * tl.cos(angle), radius * tl.sin(angle)
-
-
-@triton.jit
-def _philox(seed, counter):
-    """Four random words for every counter: Philox4x32-10 (Salmon et al. 2011) with the seed as its key.
-
-    Both halves of each product come from one multiplication, which `tl.philox` does not get from the compiler.
-    """
-    a = counter.to(tl.uint32)
-    b = (counter >> 32).to(tl.uint32)
-    c = a * 0
-    d = a * 0
-    key = seed.to(tl.uint32)
-    other = (seed >> 32).to(tl.uint32)
-    for _ in tl.static_range(10):
-        first = a.to(tl.uint64) * 0xD2511F53
-        second = c.to(tl.uint64) * 0xCD9E8D57
-        a = (second >> 32).to(tl.uint32) ^ b ^ key
-        c = (first >> 32).to(tl.uint32) ^ d ^ other
-        b, d = second.to(tl.uint32), first.to(tl.uint32)
-        key = (key.to(tl.uint64) + 0x9E3779B9).to(tl.uint32)
-        other = (other.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
-    return a, b, c, d
-
-
-@triton.jit
-def _normals(seed, counter, R: tl.constexpr, C: tl.constexpr):
-    """Normal numbers (R, C), four neighbours for every counter (R, C / 4)."""
-    a, b, c, d = _philox(seed, counter)
-    n0, n1 = _pair(a, b)
-    n2, n3 = _pair(c, d)
-    return tl.join(tl.join(n0, n2), tl.join(n1, n3)).reshape(R, C)
-
-
-@triton.jit
-def _which(table, program, N: tl.constexpr, F: tl.constexpr):
-    """The row of the table that this program belongs to; the first column has each row's first program."""
-    k = 0
-    for j in tl.static_range(1, N):
-        k += (program >= tl.load(table + j * F)).to(tl.int32)
-    return k
-
-
-@triton.jit
-def _address(pointers, k, N: tl.constexpr):
-    found = pointers[0].to(tl.int64)
-    for j in tl.static_range(1, N):
-        found = tl.where(k == j, pointers[j].to(tl.int64), found)
-    return found
-
-
-@triton.jit
-def _element(address, ELEMENT: tl.constexpr, VECTORS: tl.constexpr):
-    """A tensor's address as a pointer."""
-    pointer = address.to(tl.pointer_type(ELEMENT))
-    return tl.multiple_of(pointer, 16) if VECTORS else pointer
-
-
-@triton.jit
-def _tile(table, tiles, F: tl.constexpr):
-    """Which tensor, its line in the table, and the tile's row and column among its tiles."""
-    own = tiles + 3 * tl.program_id(0)
-    k = tl.load(own)
-    return k, table + k * F, tl.load(own + 1), tl.load(own + 2)
-
-
-@triton.jit
-def _extent(line, VECTORS: tl.constexpr):
-    """Rows, columns, elements and quads in a row, and the places of its padding: no noise there."""
-    columns, count = tl.load(line + 3).to(tl.int32), tl.load(line + 4).to(tl.int32)
-    if VECTORS:
-        columns, count = tl.multiple_of(columns, 4), tl.multiple_of(count, 4)
-    return (tl.load(line + 2).to(tl.int32), columns, count, tl.load(line + 14).to(tl.int32),
-            tl.load(line + 6).to(tl.int32), tl.load(line + 7).to(tl.int32))  # fmt: skip
-
-
-@triton.jit
-def _places(extent, row, column):
-    """Places in the flat tensor (rows, columns), and which of them exist."""
-    rows, columns, count, _, _, _ = extent
-    place = row[:, None] * columns + column[None, :]
-    return place, (row[:, None] < rows) & (column[None, :] < columns) & (place < count)
-
-
-@triton.jit
-def _noise_of(extent, seed, first, row, tile_column, place, R: tl.constexpr, C: tl.constexpr):
-    """The noise (R, C) of these rows of a tile."""
-    _, _, _, quads, padding, padding_end = extent
-    quad = tile_column * (C // 4) + tl.arange(0, C // 4)
-    eps = _normals(seed, first + (row[:, None] * quads + quad[None, :]), R, C)
-    if padding_end > 0:
-        eps = tl.where((place >= padding) & (place < padding_end), 0.0, eps)
-    return eps
-
-
-@triton.jit
-def _mixture(square, WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr):
-    """Of a weight with this square: the log of the narrow component over the wide one, d, and exp(-|d|)."""
-    d = OFFSET + 0.5 * (WIDE - NARROW) * square
-    return d, _exp(-tl.abs(d))
 
 
 @triton.jit
@@ -233,31 +47,31 @@ def _forward(
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile, R rows at a time: theta = mean + sigma eps, its share of the KL, and its sums of squares by group."""
-    k, line, down, tile_column = _tile(table, tiles, F)
-    extent = _extent(line, VECTORS)
+    k, line, down, tile_column = own_tile(table, tiles, F)
+    extent = extent_of(line, VECTORS)
     rows, columns = extent[0], extent[1]
     across, first, low = tl.load(line + 1).to(tl.int32), tl.load(line + 5), tl.load(line + 13) != 0
     kind, partial, fold = tl.load(line + 8), partials + tl.load(line + 11), tl.load(line + 15).to(tl.int32)
     column = tile_column * C + tl.arange(0, C)
     part = column // tl.load(line + 16).to(tl.int32)  # which of the rows that are folded into one
-    mean_at = _element(_address(means, k, N), ELEMENT, VECTORS)
-    rho_at = _element(_address(rhos, k, N), ELEMENT, VECTORS)
-    address = _address(thetas, k, N)
+    mean_at = pointer_to(address_of(means, k, N), ELEMENT, VECTORS)
+    rho_at = pointer_to(address_of(rhos, k, N), ELEMENT, VECTORS)
+    address = address_of(thetas, k, N)
     number = tl.load(seed)
     terms = tl.zeros((R, C), COMPUTE)
     squares = tl.zeros((R, C), COMPUTE)
     for step in range(STEPS):
         row = (down * STEPS + step) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, column)
+        place, exists = places_of(extent, row, column)
         mean = tl.load(mean_at + place, mask=exists, other=0.0).to(COMPUTE)
         rho = tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE)
-        eps = _noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
-        _e, sigma, a = _softplus(rho)
+        eps = noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
+        _e, sigma, a = softplus(rho)
         theta = mean + sigma * eps
         if low:
-            tl.store(_element(address, LOW, VECTORS) + place, theta.to(LOW), mask=exists)
+            tl.store(pointer_to(address, LOW, VECTORS) + place, theta.to(LOW), mask=exists)
         else:
-            tl.store(_element(address, ELEMENT, VECTORS) + place, theta.to(ELEMENT), mask=exists)
+            tl.store(pointer_to(address, ELEMENT, VECTORS) + place, theta.to(ELEMENT), mask=exists)
         if SUMS:
             square = tl.where(exists, theta * theta, 0.0)
             term = -2 * tl.minimum(rho, 0.0, propagate_nan=tl.PropagateNan.ALL)  # twice its share
@@ -266,10 +80,10 @@ def _forward(
             else:
                 term -= eps * eps
             if PRIOR == _WEIGHTS:
-                d, rest = _mixture(square, WIDE, NARROW, OFFSET)
+                d, rest = mixture(square, WIDE, NARROW, OFFSET)
                 term += WIDE * square - 2 * tl.maximum(d, 0.0)
                 a *= 1 + rest
-            terms += tl.where(exists, term - 1.3862943611198906 * _log2(a), 0.0)
+            terms += tl.where(exists, term - 1.3862943611198906 * log2(a), 0.0)
             if PRIOR == _GROUPS:
                 squares += square
                 if kind == _BY_ROW:
@@ -293,7 +107,7 @@ def _group(
 ):  # fmt: skip
     """-log p of G groups from their sums of squares Q, and its derivative in Q for the backward; in float64."""
     program = tl.program_id(0)
-    k = _which(table, program, N, F)
+    k = row_of(table, program, N, F)
     line = table + k * F
     group = (program - tl.load(line)) * G + tl.arange(0, G)
     inside = group < tl.load(line + 1)
@@ -335,14 +149,14 @@ def _backward(
     R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_mean and d_rho, with noise made again. Bit k of `present`: tensor k has a gradient."""
-    k, line, down, tile_column = _tile(table, tiles, F)
-    extent = _extent(line, VECTORS)
+    k, line, down, tile_column = own_tile(table, tiles, F)
+    extent = extent_of(line, VECTORS)
     rows, columns, count = extent[0], extent[1], extent[2]
     low, first, kind = tl.load(line + 13) != 0, tl.load(line + 5), tl.load(line + 8)
     given = ((present >> k) & 1) * count  # elements of a gradient, none or all
-    mean_at = _element(_address(means, k, N), ELEMENT, VECTORS)
-    rho_at = _element(_address(rhos, k, N), ELEMENT, VECTORS)
-    address = _address(d_thetas, k, N)
+    mean_at = pointer_to(address_of(means, k, N), ELEMENT, VECTORS)
+    rho_at = pointer_to(address_of(rhos, k, N), ELEMENT, VECTORS)
+    address = address_of(d_thetas, k, N)
     offset = tl.multiple_of(tl.load(line + 12), 4)
     d_mean_at, d_rho_at = d_means + offset, d_rhos + offset
     number = tl.load(seed)
@@ -358,18 +172,18 @@ def _backward(
         by_column = 2 * g * tl.load(coefficient + group, mask=column < wanted, other=0.0)
     for step in range(STEPS):
         row = (down * STEPS + step) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, column)
+        place, exists = places_of(extent, row, column)
         mean = tl.load(mean_at + place, mask=exists, other=0.0).to(COMPUTE)
         rho = tl.load(rho_at + place, mask=exists, other=0.0).to(COMPUTE)
         if low:
-            d = tl.load(_element(address, LOW, VECTORS) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
+            d = tl.load(pointer_to(address, LOW, VECTORS) + place, mask=exists & (place < given), other=0.0).to(COMPUTE)
         else:
-            d = tl.load(_element(address, ELEMENT, VECTORS) + place, mask=exists & (place < given), other=0.0).to(
+            d = tl.load(pointer_to(address, ELEMENT, VECTORS) + place, mask=exists & (place < given), other=0.0).to(
                 COMPUTE
             )
-        eps = _noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
-        e, sigma, a = _softplus(rho)
-        inverse = _inverse((1 + e) * a)
+        eps = noise_of(extent, number, first, row, tile_column, place, R, C).to(COMPUTE)
+        e, sigma, a = softplus(rho)
+        inverse = reciprocal((1 + e) * a)
         slope = tl.where(rho < 0, e, 1.0) * (inverse * a)
         d_mean = d
         d_rho = tl.zeros((R, C), COMPUTE)
@@ -383,8 +197,8 @@ def _backward(
                 else:
                     d_mean += by_column[None, :] * theta
             if PRIOR == _WEIGHTS:
-                log_odds, rest = _mixture(theta * theta, WIDE, NARROW, OFFSET)
-                share = tl.where(log_odds < 0, rest, 1.0) * _inverse(1 + rest)
+                log_odds, rest = mixture(theta * theta, WIDE, NARROW, OFFSET)
+                share = tl.where(log_odds < 0, rest, 1.0) * reciprocal(1 + rest)
                 d_mean += g * (WIDE + (NARROW - WIDE) * share) * theta
             d_rho = slope * eps * d_mean
             if PRIOR == _NORMAL:
@@ -403,31 +217,14 @@ def _noise(
     VECTORS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STEPS: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
 ):  # fmt: skip
     """One tile of the noise itself."""
-    k, line, down, tile_column = _tile(table, tiles, F)
-    extent = _extent(line, VECTORS)
-    out = _element(_address(outs, k, N), tl.float32, VECTORS)
+    k, line, down, tile_column = own_tile(table, tiles, F)
+    extent = extent_of(line, VECTORS)
+    out = pointer_to(address_of(outs, k, N), tl.float32, VECTORS)
     first, number = tl.load(line + 5), tl.load(seed)
     for step in range(STEPS):
         row = (down * STEPS + step) * R + tl.arange(0, R)
-        place, exists = _places(extent, row, tile_column * C + tl.arange(0, C))
-        tl.store(out + place, _noise_of(extent, number, first, row, tile_column, place, R, C), mask=exists)
-
-
-def _tile_options(launch: Launch, *tensors: Sequence[Tensor]) -> dict[str, int]:
-    """A tile is worked on a few rows at a time, so that its numbers fit into registers.
-
-    Four neighbours are loaded at once where all of these tensors lie at multiples of 16 bytes.
-    """
-    rows = min(launch.rows, max(4, _AT_ONCE // launch.columns))
-    vectors = launch.vectors and not any(t.data_ptr() & 15 for part in tensors for t in part)
-    return {
-        "VECTORS": vectors, "R": rows, "C": launch.columns, "STEPS": launch.rows // rows, "N": len(launch.which),
-        "F": len(FIELDS), "num_warps": _WARPS,
-    }  # fmt: skip
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        place, exists = places_of(extent, row, tile_column * C + tl.arange(0, C))
+        tl.store(out + place, noise_of(extent, number, first, row, tile_column, place, R, C), mask=exists)
 
 
 def _options(spec: Spec, launch: Launch, sums: bool, *tensors: Sequence[Tensor]) -> dict[str, Any]:
@@ -443,8 +240,8 @@ def _options(spec: Spec, launch: Launch, sums: bool, *tensors: Sequence[Tensor])
     compute = tl.float64 if spec.dtype == torch.float64 else tl.float32
     return {
         "WIDE": wide, "NARROW": narrow, "OFFSET": offset, "PRIOR": _KINDS[prior.kind], "SUMS": sums,
-        "ELEMENT": _ELEMENTS[spec.dtype], "LOW": _ELEMENTS[spec.low_dtype], "COMPUTE": compute,
-        **_tile_options(launch, *tensors),
+        "ELEMENT": ELEMENTS[spec.dtype], "LOW": ELEMENTS[spec.low_dtype], "COMPUTE": compute,
+        **tile_options(launch, *tensors),
     }  # fmt: skip
 
 
@@ -457,30 +254,6 @@ def _group_options(spec: Spec, launch: Launch) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pick(tensors: Sequence[Tensor], launch: Launch) -> tuple[Tensor, ...]:
-    return tuple(tensors[k] for k in launch.which)
-
-
-def _allocate(spec: Spec, made: Plan) -> list[Tensor]:
-    """Memory for the drawn weights. Not views of one tensor, which autograd would treat as such."""
-    out: dict[int, Tensor] = {}
-    for buffer in made.buffers:
-        memory = torch.empty(buffer.size, dtype=buffer.dtype, device=spec.device).untyped_storage()
-        for k, offset in buffer.parts:
-            shape = spec.shapes[k]
-            empty = torch.empty(0, dtype=buffer.dtype, device=spec.device)
-            out[k] = empty.set_(memory, offset, shape, _strides(shape))
-    return [out[k] for k in range(len(spec.shapes))]
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
 class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, seed: Tensor, spec: Spec, sums: bool, *params: Tensor) -> tuple[Tensor, ...]:
@@ -488,7 +261,7 @@ class _Draw(torch.autograd.Function):
         count = len(spec.shapes)
         flat = [p.detach().contiguous() for p in params]  # a copy only of parameters in another layout
         means, rhos = flat[:count], flat[count:]
-        weights = _allocate(spec, made)
+        weights = allocate(spec, made)
         grouped = sums and spec.prior.kind == "groups"
         compute = torch.float64 if spec.dtype == torch.float64 else torch.float32
         kl = torch.empty((), dtype=compute, device=spec.device)
@@ -497,10 +270,10 @@ class _Draw(torch.autograd.Function):
         shares = torch.empty(made.sums if sums else 0, dtype=torch.float64, device=spec.device)
         if sums and not grouped:
             shares.zero_()  # the places of the groups
-        with _on(spec.device):
+        with on(spec.device):
             for launch in made.launches:
                 if launch.tiles:
-                    own = _pick(means, launch), _pick(rhos, launch), _pick(weights, launch)
+                    own = pick(means, launch), pick(rhos, launch), pick(weights, launch)
                     _forward[(launch.tiles,)](
                         seed, *own, launch.table, launch.places, partials, shares[launch.first_sum :],
                         **_options(spec, launch, sums, *own),
@@ -528,11 +301,11 @@ class _Draw(torch.autograd.Function):
         d_means, d_rhos = (torch.empty(made.size, dtype=spec.dtype, device=spec.device) for _ in range(2))
         given = [m if d is None else d.contiguous() for m, d in zip(means, d_weights, strict=True)]
         scale = made.constant if d_kl is None else d_kl  # not read without sums
-        with _on(spec.device):
+        with on(spec.device):
             for launch in made.launches:
                 if launch.tiles:
                     present = sum(1 << j for j, k in enumerate(launch.which) if d_weights[k] is not None)
-                    own = _pick(means, launch), _pick(rhos, launch), _pick(given, launch)
+                    own = pick(means, launch), pick(rhos, launch), pick(given, launch)
                     _backward[(launch.tiles,)](
                         ctx.seed, *own, present, d_means, d_rhos, launch.table, launch.places, ctx.coefficients, scale,
                         **_options(spec, launch, sums, *own),
@@ -566,9 +339,9 @@ def noise(seed: Tensor, spec: Spec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
     made = plan(spec)
     outs = [torch.empty(shape, dtype=torch.float32, device=spec.device) for shape in spec.shapes]
-    with _on(spec.device):
+    with on(spec.device):
         for launch in made.launches:
             if launch.tiles:
-                own = _pick(outs, launch)
-                _noise[(launch.tiles,)](seed, own, launch.table, launch.places, **_tile_options(launch, own))
+                own = pick(outs, launch)
+                _noise[(launch.tiles,)](seed, own, launch.table, launch.places, **tile_options(launch, own))
     return outs
