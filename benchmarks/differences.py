@@ -4,9 +4,9 @@
     python benchmarks/differences.py --data ptb                        # all of it; writes results/differences/*.json
     python benchmarks/differences.py --data ptb --only brnn-per-weight brnn-clip-data --size medium --epochs 39
 
-A run is a recipe of the library in the width of ``--size``, its learning rates squeezed into ``--epochs``, with one thing
-changed: a setting, or a task of this file where the library offers no such choice. A run whose record is there is left
-alone. `docs/differences.md` says what the questions are, and has the table of the records.
+A run is a recipe of the library in the width of ``--size``, its learning rates squeezed into ``--epochs``, with one
+thing changed: a setting, or a task of this file where the library offers no such choice. A run whose record is there is
+left alone. `docs/differences.md` says what the questions are, and has the table of the records.
 """
 
 from __future__ import annotations
@@ -238,22 +238,24 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
     files = task.files()
     config = engine.config(recipe, name=variant.recipe, data=options.data, seed=options.seed, files=files)
     metrics: dict[str, Any]
-    with tempfile.TemporaryDirectory() as place:
-        with RunFolder(Path(place) / "run", files=(*engine.FILES, *files)) as folder:
-            folder.write("config.json", json.dumps(config))
-            run = engine.Run(task, seed=options.seed, folder=folder, reporter=told, graph=options.graph)
-            told.say("one step is one CUDA graph" if run.step.graph else f"steps run eagerly: {run.step.reason}")
-            try:
-                run.train()
-                metrics = engine.final_metrics(run)
-                if variant.monte_carlo:
-                    metrics |= monte_carlo(task, options.samples, options.seed)
-                if recipe.posterior.kind == "sharpened":
-                    metrics |= bound(task)
-            except engine.Diverged as error:
-                metrics = {"diverged": str(error)}
-                told.say(str(error))
-            curves = engine.curves(run) if run.history else {}
+    with (
+        tempfile.TemporaryDirectory() as place,
+        RunFolder(Path(place) / "run", files=(*engine.FILES, *files)) as folder,
+    ):
+        folder.write("config.json", json.dumps(config))
+        run = engine.Run(task, seed=options.seed, folder=folder, reporter=told, graph=options.graph)
+        told.say("one step is one CUDA graph" if run.step.graph else f"steps run eagerly: {run.step.reason}")
+        try:
+            run.train()
+            metrics = engine.final_metrics(run)
+            if variant.monte_carlo:
+                metrics |= monte_carlo(task, options.samples, options.seed)
+            if recipe.posterior.kind == "sharpened":
+                metrics |= bound(task)
+        except engine.Diverged as error:
+            metrics = {"diverged": str(error)}
+            told.say(str(error))
+        curves = engine.curves(run) if run.history else {}
     return {
         "run": name,
         "recipe": variant.recipe,
@@ -309,7 +311,7 @@ def new_masks_perplexity(model: nn.Module, stream: Tensor, *, samples: int, wind
 
 
 def lua_count(options: argparse.Namespace) -> dict[str, Any]:
-    """What the released Lua code divides a validation loss by: windows with a fraction, of which it sums the whole ones.
+    """What the released Lua code divides a validation loss by: windows with a fraction, of which it sums whole ones.
 
     It cuts the text into 20 rows and adds up the loss of floor((rows - 1) / 35) windows, then divides by
     (rows - 1) / 35. A perplexity P is printed as P to the power of the quotient of the two.

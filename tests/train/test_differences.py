@@ -125,7 +125,7 @@ def test_tokens_are_dropped_one_by_one(script, text):
 
 def test_steps_have_masks_of_their_own(script, text):
     """Without masks the step-by-step LSTM is the library's; with them no step has the mask of the one before."""
-    task, batch = made(script, "variational-per-step", text)
+    task, _ = made(script, "variational-per-step", text)
     steps, x = task.model.rnn, torch.randn(6, 4, 8)
     state = tuple(torch.randn(2, 4, 8) for _ in range(2))
     with torch.no_grad():
