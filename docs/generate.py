@@ -9,6 +9,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
+    differences  results/differences/*.json                   python benchmarks/differences.py --data ptb
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
@@ -39,6 +40,7 @@ from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
 from bayesrnn.report import (
     captioning,
+    differences,
     digits,
     digits_plots,
     distributed,
@@ -152,6 +154,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "gal2016": partial(_published, "gal2016"),
     "fortunato2017": partial(_published, "fortunato2017"),
     **{name: lambda root, page, make=make: make(root / "results") for name, make in language.BLOCKS.items()},
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in differences.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in digits.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in sentiment.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in captioning.BLOCKS.items()},
