@@ -9,6 +9,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
+    ablation     results/ablation/*.json                      python benchmarks/ablation.py --data ptb
     differences  results/differences/*.json                   python benchmarks/differences.py --data ptb
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment

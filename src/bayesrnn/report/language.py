@@ -1,6 +1,7 @@
 """Tables and pictures of language-model runs for the documentation, from the records in results/."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,59 @@ def _averaged(name: str, record: dict[str, Any]) -> list[str]:
     ]
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"beyond": beyond}
+_INGREDIENTS = {
+    "model.tied": "tied embeddings", "model.word_dropout": "word dropout", "model.input_dropout": "input dropout",
+    "model.output_dropout": "output dropout", "model.weight_dropout": "weight dropout",
+    "train.average_from": "averaging", "train.l2": "L2",
+}  # fmt: skip
+_LEFT_OUT = (
+    Column("without", "without"), Column("settings", "settings"), Column("parameters", "weights", "{:,.0f}"),
+    Column("valid_perplexity", "valid", "{:.2f}"), Column("test_perplexity", "test", "{:.2f}"),
+    Column("change", "valid, change", "{:+.2f}"),
+)  # fmt: skip
+
+
+def ablation(results: Path) -> str:
+    """Runs of one recipe without one ingredient each, beside the run with all of them; the dearest loss first."""
+    records = [json.loads(p.read_text("utf-8")) for p in sorted((results / "ablation").glob("*.json"))]
+    whole = next((r for r in records if not _left_out(r)), None)
+    if whole is None:
+        return markdown_table([], _LEFT_OUT)
+    rows = []
+    for record in records:
+        same = record["seed"] == whole["seed"] and _epochs(record) == _epochs(whole)
+        if not same or (record is not whole and not _left_out(record)):
+            continue
+        row = {column.key: record["metrics"].get(column.key) for column in _LEFT_OUT}
+        row["without"] = ", ".join(_INGREDIENTS[key] for key in _left_out(record)) or "– (all there)"
+        row["settings"] = ", ".join(o for o in record["overrides"] if o not in whole["overrides"]) or None
+        row["change"] = row["valid_perplexity"] - whole["metrics"]["valid_perplexity"] if record is not whole else None
+        rows.append(row)
+    rows.sort(key=lambda row: -(row["change"] if row["change"] is not None else math.inf))
+    sentence = (
+        f"{whole['recipe']}, seed {whole['seed']}, {_epochs(whole)} epochs each. Written by "
+        f"`python benchmarks/ablation.py` ({whole['device']}, torch {whole['versions']['torch']})."
+    )
+    return "\n".join([markdown_table(rows, _LEFT_OUT), sentence])
+
+
+def _epochs(record: dict[str, Any]) -> int:
+    epochs: int = record["settings"]["train"]["epochs"]
+    return epochs
+
+
+def _left_out(record: dict[str, Any]) -> list[str]:
+    """Ingredients of the recipe that the run has switched off."""
+    recipe, own = recipes.flatten(recipes.load(record["recipe"])), _flat(record)
+    return [key for key in _INGREDIENTS if recipe[key] and not own[key]]
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    parts = {name: part for name, part in record["settings"].items() if isinstance(part, dict)}
+    return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"beyond": beyond, "ablation": ablation}
 
 
 def figures(results: Path) -> dict[str, bytes]:
