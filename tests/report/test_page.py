@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from bayesrnn.cli import app
 from bayesrnn.errors import UserError
-from bayesrnn.report import figures, gallery, uncertainty_sections, wording
+from bayesrnn.report import figures, forecast_sections, gallery, uncertainty_sections, wording
 from bayesrnn.report.collect import groups, metrics_lines, read, scalars
 from bayesrnn.report.measured import Measured, Word
-from bayesrnn.report.page import build
+from bayesrnn.report.page import build, heading
+from bayesrnn.report.parts import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,23 +96,53 @@ FORECAST = {
     "seed": 1,
     "settings": {"task": "forecast", "model": {}},
     "curves": {"train_nll": [2.0, 1.0], "valid_crps": [0.5, 0.4]},
+    "series": {"columns": ["CO2 in $", "wind"]},
     "metrics": {
         "best_epoch": 2,
+        "level": 0.9,
+        "samples": 20,
         "valid_crps": 0.4,
         "test_crps": 0.45,
+        "test_coverage": 0.93,
+        "test_crps_raw": 0.5,
+        "naive_crps": 1.2,
+        "naive_width": 3.0,
         "reliability": {"pit": [0.1, 0.9], "levels": [0.5, 0.9], "coverage": [0.55, 0.93]},
+        "by_horizon": {"crps": [0.3, 0.6], "coverage": [0.9, 0.9], "width": [1.0, 2.0]},
+        "walk": {
+            "date": ["2001-01", "2001-02", "2001-03"],
+            "mean": [1.0, 2.0, 3.0],
+            "low": [0.5, 1.5, 2.5],
+            "high": [1.5, 2.5, 3.5],
+            "aleatoric": [0.2, 0.2, 0.2],
+            "epistemic": [0.1, 0.1, 0.1],
+            "actual": [1.1, 2.6, 3.0],
+        },
+        "ahead": {
+            "date": ["2001-02", "2001-03", "2001-04", "2001-05"],
+            "past": [2.6, 3.0],
+            "mean": [4.0, 5.25],
+            "low": [3.0, 4.0],
+            "high": [5.0, 6.5],
+            "aleatoric": [0.4, 0.5],
+            "epistemic": [0.2, 0.3],
+            "direct": 1,
+        },
     },
 }
 
 
-def page_of(tmp_path, *records, measured=None):
+def groups_of(tmp_path, *records):
     runs = []
     for k, one in enumerate(records):
         file = tmp_path / f"{k}.json"
         file.write_text(json.dumps(one))
         runs += read(file)
-    together = groups(runs)
-    return build(together, measured or {}, title="A & B")
+    return groups(runs)
+
+
+def page_of(tmp_path, *records, measured=None):
+    return build(groups_of(tmp_path, *records), measured or {}, title="A & B")
 
 
 class Reader(HTMLParser):
@@ -197,9 +228,95 @@ def test_other_tasks(tmp_path):
     assert "90% intervals hold 91.0%" in text
     assert "90% intervals hold 93.0%" in text
     assert "test error 1.6 (paper 1.36)" in text
-    assert "end: test RMSE" in text
+    assert "after the last epoch: test RMSE" in text
     assert "digits-curve-kl.png" in pictures
     assert "sentiment-curve-kl.png" not in pictures  # of the digits, not of the reviews, whose KL is nothing
+
+
+def test_forecasts_have_their_pictures(tmp_path):
+    text, pictures = page_of(tmp_path, FORECAST)
+    assert {"ahead", "walk", "by-step"} <= set(Reader(text).ids)
+    assert {"ahead-forecast.png", "walk-forecast.png", "by-step.png", "pit.png"} <= set(pictures)
+    assert "2001-04: 4 (3 to 5); 2001-05: 5.25 (4 to 6.5)" in text
+    assert "2 of 3 values are inside the 90% intervals" in text
+    assert "forecast: 0.3 one step ahead, 0.6 at step 2" in text
+    assert "The end of CO2 in $ and 2 steps" in text  # the target's name as it is
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "value"),
+    [("ahead", "low", [3.0]), ("ahead", "mean", [math.nan, 1.0]), ("ahead", "past", "x"), ("ahead", "date", ["a"]),
+     ("ahead", "high", [1e300, 1.0]), ("walk", "actual", [1.0, None, 2.0]), ("walk", "date", 3),
+     ("walk", "mean", [True, 1.0, 2.0]), ("walk", "epistemic", [0.0] * 9999)],
+)  # fmt: skip
+def test_forecasts_that_cannot_be_drawn_are_left_out(tmp_path, key, name, value):
+    metrics = {**FORECAST["metrics"], key: {**FORECAST["metrics"][key], name: value}}
+    page = Page()
+    together = groups_of(tmp_path, {**FORECAST, "metrics": metrics, "series": {"columns": 1}})
+    getattr(forecast_sections, key)(page, together, {})
+    assert not page.sections
+    assert not page.pictures
+
+
+def test_what_is_no_figure_of_the_model_is_folded_away(tmp_path):
+    text, _ = page_of(tmp_path, FORECAST)
+    main, folded = text.split("<details><summary>More figures", 1)
+    folded, how = folded.split("<summary>How they were measured", 1)
+    shown = Reader(main[main.index("<table") : main.index("</table>") + 8]).cells
+    assert shown[0::2] == ["measure", "validation CRPS", "test CRPS", "test coverage", "naive CRPS"]
+    assert "93.0%" in shown
+    assert "test CRPS, before correction" in folded
+    assert "naive width" in folded
+    assert re.findall(r'<th scope="row">(.*?)</th>', how[: how.index("</table>")])[:2] == ["level", "samples"]
+    assert "ahead: direct" in how
+
+
+def test_captions_and_digits_have_their_own(tmp_path):
+    captions = record(recipe="c", settings={"task": "captioning"})
+    captions["metrics"] = {"selective": {"entropy": [[0.2, 76.0], [1.0, 47.5], "x"]}, "test_perplexity": 9.0}
+    kinds = [{"kind": "noise", "entropy_auroc": 0.97}, {"kind": "letters", "entropy_auroc": None}]
+    prune = [{"fraction": 0.0, "valid_error": 1.5}, {"fraction": 0.75, "valid_error": 1.51}]
+    digits = {**DIGITS, "metrics": {**DIGITS["metrics"], "unfamiliar": kinds, "unfamiliar_mc": kinds, "pruning": prune}}
+    text, pictures = page_of(tmp_path, captions, digits)
+    assert "c: 76 at 20%, 47.50 at 100%" in text
+    cells = Reader(text).cells
+    assert cells[cells.index("noise, averaged over draws") + 1] == "97.0%"
+    assert "letters" not in cells
+    assert "75% of the weights can go for a rise of at most 1%" in text
+    assert {"captioning-selective.png", "digits-pruning.png"} <= set(pictures)
+
+
+def test_runs_of_one_recipe_are_told_apart_by_what_differs(tmp_path):
+    base = record()
+
+    def changed(data="ptb", **train):
+        settings = {**base["settings"], "train": {"epochs": 3, **train}}
+        return record(settings=settings, data=data, overrides=[f"train.{k}={v}" for k, v in train.items()])
+
+    def labels(*records):
+        return [group.label for group in groups_of(tmp_path, *records)]
+
+    assert labels(base, changed(lr=0.5)) == ["brnn-medium", "brnn-medium (train.lr=0.5)"]
+    many = changed(lr=0.5, decay=0.9, l2=0.1, clip=1.0)
+    assert labels(base, many)[1] == "brnn-medium (train.lr=0.5, train.decay=0.9, 2 more)"
+    assert labels(base, changed(data="wiki.txt")) == ["brnn-medium, ptb", "brnn-medium, wiki"]
+    # One that is too old to have a setting is of the same setting where that has its default.
+    assert labels(base, record(seed=2, settings=changed(shared_draw=False)["settings"])) == ["brnn-medium"]
+
+
+def test_titles_are_short(tmp_path):
+    def title(*records):
+        return heading(groups_of(tmp_path, *records))
+
+    assert title(record(recipe="a"), record(recipe="b")) == "a, b"
+    assert title(*(record(recipe=f"a-model-with-a-long-name-{k}") for k in range(5))) == "5 models compared: language"
+    changed = [record(settings={**record()["settings"], "train": {"lr": 0.1 * k}}) for k in range(1, 5)]
+    assert title(*changed) == "brnn-medium: 4 settings compared"
+
+
+def test_names_are_no_formulas():
+    assert figures.curves({r"a $\frac$": [[1.0, 2.0]]}, label="$x_{$").startswith(b"\x89PNG")
+    assert figures.lines({"$x_{$": [(1.0, 2.0)]}, across="$_$", up="^$").startswith(b"\x89PNG")
 
 
 def test_tasks_are_chapters_and_are_not_compared(tmp_path):
@@ -307,12 +424,19 @@ def test_colours_can_be_told_apart_by_everyone():
 
 def test_words_for_names_and_numbers():
     assert wording.spoken("valid_perplexity_mc") == "validation perplexity, averaged over draws"
-    assert wording.spoken("end.test_rmse") == "end: test RMSE"
+    assert wording.spoken("end.test_rmse") == "after the last epoch: test RMSE"
+    assert wording.spoken("test_rmse_mc_all_words") == "test RMSE, averaged over draws that keep all words"
+    assert wording.spoken("entropy_gap_mean") == "entropy gap, posterior mean"
     assert wording.spoken("kl_per_sequence") == "KL per sequence"
     assert [wording.number(v) for v in (78.8, 3.0, 12_345.6, 0.12345, math.inf)] == \
         ["78.80", "3", "12,346", "0.1235", "inf"]  # fmt: skip
     assert wording.mean([1.5]) == "1.5"
     assert wording.mean([2.0, 2.0]) == "2"
+    assert wording.mean([0.2386, 0.2394]) == "0.2390 ± 0.0006"  # as many decimals, also where the last is a zero
+    assert wording.mean([1e-9, 3e-9]) == "2e-09 ± 1.414e-09"
+    assert wording.figure("test_coverage", [0.93, 0.95]) == "94.0% ± 1.4%"
+    assert wording.figure("epistemic_share", [0.25]) == "25.0%"
+    assert wording.figure("test_crps", [0.25]) == wording.figure("coverage", [25.0])[:2].replace("25", "0.25")
     assert scalars({"a": 1, "b": True, "c": {"d": 2.5, "e": [1]}, "f": "x"}) == {"a": 1.0, "c.d": 2.5}
 
 

@@ -19,7 +19,7 @@ def command(
     from bayesrnn.cli.console import plain_console
     from bayesrnn.report.collect import LeftOut, groups, read
     from bayesrnn.report.measured import Measured, measure
-    from bayesrnn.report.page import build
+    from bayesrnn.report.page import build, heading
 
     console = plain_console()
     left_out: LeftOut = {}
@@ -36,8 +36,7 @@ def command(
             measured[group.label] = measure(
                 folder, with_gaps=not known, say=lambda text: console.print(text, style="dim", soft_wrap=True)
             )
-    heading = title or ", ".join(group.label for group in together)
-    page, pictures = build(together, measured, title=heading if len(heading) <= 90 else heading[:89] + "…")
+    page, pictures = build(together, measured, title=title or heading(together))
     _write(out, page, pictures)
     size = (out / "index.html").stat().st_size / 1e6
     console.print(f"{out / 'index.html'} ({size:.1f} MB, everything inside) and {len(pictures)} pictures.")

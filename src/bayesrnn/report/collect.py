@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from bayesrnn.errors import UserError
 from bayesrnn.reading import MB, printable, read_json, read_text
 
 _DEPTH = 3  # of folders in folders: runs/RECIPE/SEED
+_NAMED = 2  # settings in a label
+_TEXTS = ("description", "table", "task")
 _ENVIRONMENT = ("device", "versions", "commit", "command", "data", "started", "cuda_graph")
 
 
@@ -37,6 +39,8 @@ class Run:
     finished: bool = True
     folder: Path | None = None
     pruning: dict[str, Any] | None = None
+    series: dict[str, Any] = field(default_factory=dict)
+    """Of forecasts: what the record says about the series."""
 
     @property
     def paper(self) -> dict[str, Any]:
@@ -143,7 +147,8 @@ def _run(record: dict[str, Any], path: Path, *, finished: bool, folder: Path | N
         environment={k: record[k] for k in _ENVIRONMENT if record.get(k) is not None},
         finished=finished,
         folder=folder,
-        pruning=_optional(folder, "prune.json") or _embedded(record, "pruning"),
+        pruning=_optional(folder, "prune.json") or _embedded(record, "pruning") or _curve(record),
+        series=_embedded(record, "series") or {},
     )
 
 
@@ -152,6 +157,12 @@ def _numbers(values: Any) -> list[float] | None:
         return None
     plain = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
     return [float(v) for v in plain] if len(plain) == len(values) else None
+
+
+def _curve(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The pruning curve that a task has measured itself."""
+    points = (record.get("metrics") or {}).get("pruning")
+    return {"curve": points} if isinstance(points, list) else None
 
 
 def _embedded(record: dict[str, Any], key: str) -> dict[str, Any] | None:
@@ -201,21 +212,56 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     """Runs of one recipe and one setting together, in the order given; labels that tell them apart."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps([run.recipe, run.settings, run.environment.get("data")], sort_keys=True, default=str)
+        key = json.dumps([run.recipe, completed(run.settings), _data(run)], sort_keys=True, default=str)
         found.setdefault(key, []).append(run)
     together = list(found.values())
-    plain = [members[0].recipe for members in together]
-    changed = [
-        f"{name} ({', '.join(members[0].overrides)})" if members[0].overrides else name
-        for name, members in zip(plain, together, strict=True)
-    ]
-    labels = plain if len(set(plain)) == len(plain) else changed
     counts: dict[str, int] = {}
     made = []
-    for label, members in zip(labels, together, strict=True):
+    for members in together:
+        alike = [other[0] for other in together if other[0].recipe == members[0].recipe]
+        label = _label(members[0], alike)
         counts[label] = counts.get(label, 0) + 1
         made.append(Group(label if counts[label] == 1 else f"{label} #{counts[label]}", members))
     return made
+
+
+def _data(run: Run) -> str:
+    return str(run.environment.get("data", ""))
+
+
+def _label(run: Run, alike: Sequence[Run]) -> str:
+    """The recipe; among several runs ``alike`` of it also the data, or what settings differ from the plainest one's."""
+    data = Path(_data(run)).stem
+    others = alike
+    name = run.recipe
+    if len({_data(one) for one in alike}) > 1 and data:
+        name = f"{run.recipe}, {data}"
+        others = [one for one in alike if _data(one) == _data(run)]
+    plainest = min(others, key=lambda one: len(one.overrides))
+    if run is plainest and (len(others) == 1 or not run.overrides):
+        return name
+    own = completed(run.settings)
+    if run is not plainest:
+        base = completed(plainest.settings)
+        changes = [f"{k}={v}" for k, v in own.items() if k in base and base[k] != v and k not in _TEXTS]
+    else:
+        changes = list(run.overrides)
+    if not changes:
+        return name
+    more = f", {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
+    return f"{name} ({', '.join(change[:40] for change in changes[:_NAMED])}{more})"
+
+
+def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under dotted keys. Those that a record is too old to have are what they are where nobody sets them."""
+    from bayesrnn.recipes.schema import flatten, from_dict
+
+    own = flat(settings)
+    try:
+        known = flatten(from_dict(dict(settings), where="the record"))
+    except (UserError, ImportError):  # of a task that is not installed, or of another version
+        return own
+    return {**{k: v for k, v in known.items() if not k.startswith("paper.")}, **own}
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:

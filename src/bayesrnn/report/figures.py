@@ -46,8 +46,16 @@ def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
 
 
 def png(made: "Figure") -> bytes:
+    """The figure as it is: a dollar sign in a name from a file begins no formula."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
     out = io.BytesIO()
-    made.savefig(out, format="png", metadata={"Software": None})
+    text: Any
+    for text in made.findobj(Text):
+        text.set_parse_math(False)
+    with rc_context({"text.parse_math": False}):  # ticks are made while it is drawn
+        made.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
@@ -82,7 +90,7 @@ def _legend(made: "Figure", axes: "Axes") -> None:
 
 def _log_ticks(axes: "Axes", low: float, high: float) -> None:
     """A log scale with plain numbers on it, where the values span more than a factor of 1.5."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if low <= 0 or high / low < 1.5:
         return
@@ -90,7 +98,7 @@ def _log_ticks(axes: "Axes", low: float, high: float) -> None:
     if high / low < 300:
         fine = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=fine if high / low < 4 else (1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if 1000 <= x < 1e9 else f"{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(low / 1.06, high * 1.06)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BLACK, _FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
+_NARROW = (4.6, 3.9)
 RECIPES = {"forecast": "variational dropout", "forecast-bbb": "Bayes by Backprop", "forecast-plain": "plain LSTM"}
 
 
@@ -55,15 +56,23 @@ def _bands(axes: "Axes", x: Sequence[int], rows: Mapping[str, Sequence[float]], 
 
 
 def forecast_plot(
-    past: Sequence[float], rows: Mapping[str, Any], labels: Sequence[str], *, name: str, level: float, direct: int
+    past: Sequence[float],
+    rows: Mapping[str, Any],
+    labels: Sequence[str],
+    *,
+    name: str,
+    level: float,
+    direct: int,
+    narrow: bool = False,
 ) -> bytes:
     """The end of a series and what is forecast after it. PNG bytes.
 
     Args:
         past: the last values. rows: columns mean, low, high, epistemic of the steps after them.
         labels: dates of both. direct: after so many steps forecasts are sampled roll-outs, and a line says so.
+        narrow: to be read on a phone; the words about that line are the page's.
     """
-    figure = _figure()
+    figure = _figure(*_NARROW) if narrow else _figure()
     axes = figure.add_subplot()
     start = len(past)
     ahead = list(range(start, start + len(rows["mean"])))
@@ -71,22 +80,38 @@ def forecast_plot(
     axes.plot(range(start), past, color=_BLACK, linewidth=1.6, label=name)
     if direct < len(ahead):
         axes.axvline(start + direct - 0.5, color="#888888", linewidth=1, linestyle=":")
-        axes.annotate(
-            "sampled roll-outs", (start + direct - 0.5, 1.0), xycoords=("data", "axes fraction"),
-            xytext=(4, -10), textcoords="offset points", fontsize=8, color="#666666",
-        )  # fmt: skip
+        if not narrow:
+            axes.annotate(
+                "sampled roll-outs", (start + direct - 0.5, 1.0), xycoords=("data", "axes fraction"),
+                xytext=(4, -10), textcoords="offset points", fontsize=8, color="#666666",
+            )  # fmt: skip
     axes.set_ylabel(name)
-    _date_ticks(axes, labels)
+    _date_ticks(axes, labels, 4 if narrow else 7)
     _plain(axes)
-    figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    _legend_above(figure, axes, narrow, columns=4)
     return png(figure)
 
 
 def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
     """Forecasts one step ahead through the test part beside what came, and the two uncertainties below. PNG bytes."""
-    walk, level = record["metrics"]["walk"], record["metrics"]["level"]
-    rows: dict[str, Any] = {key: values[-last:] for key, values in walk.items()}
-    figure = _figure(height=4.8)
+    walk = record["metrics"]["walk"]
+    name, level = record["series"]["columns"][0], record["metrics"]["level"]
+    return walked(walk, walk["date"], name=name, level=level, last=last)
+
+
+def walked(
+    columns: Mapping[str, Sequence[float]],
+    dates: Sequence[str],
+    *,
+    name: str,
+    level: float,
+    last: int,
+    narrow: bool = False,
+) -> bytes:
+    """As :func:`walk_plot`, from columns mean, low, high, aleatoric, epistemic and actual, one value per date."""
+    keys = ("mean", "low", "high", "aleatoric", "epistemic", "actual")
+    rows = {key: columns[key][-last:] for key in keys}
+    figure = _figure(_NARROW[0], 4.6) if narrow else _figure(height=4.8)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     x = list(range(len(rows["mean"])))
     _bands(top, x, rows, level)
@@ -100,15 +125,24 @@ def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
     below.plot(
         x, rows["epistemic"], color=_MODEL, linewidth=1.4, linestyle=(0, (4, 2)), label="the model's (epistemic)"
     )
-    below.set_ylim(0, 1.5 * max([*rows["aleatoric"], *rows["epistemic"]]))  # room for the legend
+    highest = max([*rows["aleatoric"], *rows["epistemic"]])
+    below.set_ylim(0, (2.2 if narrow else 1.5) * highest if highest > 0 else 1)  # room for the legend
     below.set_ylabel("std. deviation")
-    below.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
-    top.set_ylabel(record["series"]["columns"][0])
-    _date_ticks(below, rows["date"])
+    below.legend(frameon=False, fontsize=8, ncols=1 if narrow else 2, loc="upper left")
+    top.set_ylabel(name)
+    _date_ticks(below, dates[-last:], 4 if narrow else 7)
     for axes in (top, below):
         _plain(axes)
-    figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    _legend_above(figure, top, narrow, columns=3)
     return png(figure)
+
+
+def _legend_above(figure: "Figure", axes: "Axes", narrow: bool, *, columns: int) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if narrow:
+        figure.legend(handles, labels, loc="outside upper left", ncols=1, frameon=False, fontsize=8.5)
+    else:
+        figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
 
 
 def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:

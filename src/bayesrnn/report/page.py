@@ -3,6 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
+from bayesrnn.report import forecast_sections as forecasts
 from bayesrnn.report import html as pages
 from bayesrnn.report import sections
 from bayesrnn.report import uncertainty_sections as uncertain
@@ -13,6 +14,7 @@ from bayesrnn.report.parts import Page
 
 GENERATOR = "bayesrnn report"
 _LINES = (0, 1, 2, 3, 5)
+_TITLE = 60  # two lines on a phone
 
 _STYLE = """
 <style>
@@ -66,13 +68,29 @@ def build(groups: Sequence[Group], measured: Mapping[str, Measured], *, title: s
     return pages.page(title, body, footer=footer), pictures
 
 
+def heading(groups: Sequence[Group]) -> str:
+    """A title for the page: the runs' names where they are few and short, else how many there are of which task."""
+    names = ", ".join(group.label for group in groups)
+    if len(names) <= _TITLE:
+        return names
+    recipes = ", ".join(dict.fromkeys(group.first.recipe for group in groups))
+    if len(recipes) <= _TITLE:
+        return f"{recipes}: {len(groups)} settings compared"
+    tasks = ", ".join(dict.fromkeys(group.first.task or "other" for group in groups))
+    return f"{len(groups)} models compared: {tasks}"[:120]
+
+
 _SECTIONS = (
     sections.summary,
     sections.curves,
     sections.measures,
+    forecasts.ahead,
+    forecasts.walk,
+    forecasts.by_step,
     uncertain.reliability,
     uncertain.coverage,
     uncertain.selective,
+    uncertain.unfamiliar,
     uncertain.entropy_gap,
     uncertain.signal_to_noise,
     uncertain.pruning,

@@ -12,13 +12,16 @@ from typing import Any
 
 from bayesrnn.report import figures
 from bayesrnn.report import html as pages
-from bayesrnn.report.collect import Group, flat, scalars
+from bayesrnn.report.collect import Group, completed, scalars
 from bayesrnn.report.measured import Measured
 from bayesrnn.report.parts import Page, file_name
-from bayesrnn.report.wording import mean, metric_of, number, paper_of, spoken
+from bayesrnn.report.wording import figure, mean, metric_of, number, paper_of, spoken
 
 _ENDS = ("", "_mc", "_bound", "_dynamic")
-_OTHER_LAST = ("parameters", "train_seconds")
+_LAST = ("epistemic_share", "parameters", "train_seconds")
+# How figures were measured, which are no figures of the model.
+_HOW = ("level", "samples", "decode_samples", "beam", "length_penalty", "beam_mc", "length_penalty_mc",
+        "entropy_samples", "ahead.direct")  # fmt: skip
 
 
 def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
@@ -35,9 +38,11 @@ def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured
                 beside = f" (paper {number(paper)})" if paper is not None else ""
                 figures_said.append(f"{spoken(key)} {mean(values)}{beside}")
         epochs = len(next(iter(run.curves.values()), []))
-        best = run.metrics.get("best_epoch")
-        if isinstance(best, int):
-            figures_said.append(f"best epoch {best} of {epochs}")
+        best = group.values("best_epoch")
+        if best and len(group.runs) == 1:
+            figures_said.append(f"best epoch {best[0]:g} of {epochs}")
+        elif best:
+            figures_said.append(f"best epochs {', '.join(f'{epoch:g}' for epoch in best)}")
         if not run.finished:
             figures_said.append(f"not finished, {epochs} epochs so far")
         if len(group.runs) > 1:
@@ -76,51 +81,80 @@ def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]
 
 
 def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
-    keys = list(dict.fromkeys(k for g in groups for r in g.runs for k in scalars(r.metrics)))
+    """The figures that runs are compared by, the paper's beside them; below, folded, all others."""
     papers = [paper_of(g.first) for g in groups]
-    keys += [k for paper in papers for k in paper if k not in keys]
-    keys = [k for k in dict.fromkeys(keys) if any(g.values(k) for g in groups) or any(k in p for p in papers)]
     metric = metric_of(groups[0].first)
     first = [f"{split}_{metric}{end}" for end in _ENDS for split in ("valid", "test")]
-
-    def place(key: str) -> tuple[int, int]:
-        if key in first:
-            return 0, first.index(key)
-        if key in _OTHER_LAST or key.endswith("_per_second"):
-            return 3, 0
-        return (1 if key.startswith(("valid_", "test_")) else 2), 0
-
-    keys.sort(key=place)
-    lowest = {}
+    keys = [k for g in groups for r in g.runs for k in scalars(r.metrics)] + [k for paper in papers for k in paper]
+    keys = [k for k in dict.fromkeys(keys) if any(g.values(k) for g in groups) or any(k in p for p in papers)]
+    keys.sort(key=lambda key: _place(key, first))
     same_data = len({str(g.first.environment.get("data")) for g in groups}) == 1
-    for key in (k for k in first if k in keys and same_data):
+    lowest = _lowest(groups, [k for k in first if k in keys]) if same_data else {}
+    main = [k for k in keys if _is_main(k, first) or any(k in p for p in papers)]
+    if not keys:
+        return
+    note = "Of several seeds: mean ± standard deviation." if any(len(g.runs) > 1 for g in groups) else ""
+    if lowest:
+        note += " Bold: the lowest of the row, where lower is better."
+    parts = [_figures_table(groups, papers, main or keys, lowest), *([pages.paragraphs(note.strip())] if note else [])]
+    for title, rest in (
+        ("More figures", [k for k in keys if main and k not in main and k not in _HOW]),
+        ("How they were measured", [k for k in keys if main and k in _HOW]),
+    ):
+        if rest:
+            parts.append(f"<details><summary>{title}</summary>{_figures_table(groups, papers, rest, {})}</details>")
+    page.add("measures", "Measures", *parts)
+
+
+def _place(key: str, first: Sequence[str]) -> tuple[int, int]:
+    if key in first:
+        return 0, first.index(key)
+    if key in _LAST or key.endswith("_per_second"):
+        return 4, 0
+    if "." in key:
+        return 3, 0
+    return (1 if key.startswith(("valid_", "test_")) else 2), 0
+
+
+def _is_main(key: str, first: Sequence[str]) -> bool:
+    if key in first or key in _LAST or key.endswith(("_per_second", "naive_crps")):
+        return True
+    return key.startswith("test_") and not key.endswith(("_raw", "_all_words"))
+
+
+def _lowest(groups: Sequence[Group], keys: Sequence[str]) -> dict[str, int]:
+    """Which group has the lowest mean, for figures that more than one has."""
+    found = {}
+    for key in keys:
         means = [statistics.fmean(g.values(key)) if g.values(key) else math.inf for g in groups]
         if sum(math.isfinite(m) for m in means) > 1:
-            lowest[key] = means.index(min(means))
+            found[key] = means.index(min(means))
+    return found
+
+
+def _figures_table(
+    groups: Sequence[Group], papers: Sequence[Mapping[str, float]], keys: Sequence[str], lowest: Mapping[str, int]
+) -> str:
     rows = []
     for key in keys:
         cells = []
         for index, (group, paper) in enumerate(zip(groups, papers, strict=True)):
             values = group.values(key)
-            text = f'<span class="figure">{html.escape(mean(values))}</span>' if values else "–"
+            text = f'<span class="figure">{html.escape(figure(key, values))}</span>' if values else "–"
             if lowest.get(key) == index:
                 text = f'<span class="best">{text}</span>'
             if key in paper:
                 text += f'<br><span class="paper">paper {number(paper[key])}</span>'
             cells.append(f"<td>{text}</td>")
         rows.append(f'<tr><th scope="row">{html.escape(spoken(key))}</th>{"".join(cells)}</tr>')
-    if not rows:
-        return
     head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
-    table = f'<table><thead><tr><th scope="col">measure</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    note = "Of several seeds: mean ± standard deviation."
-    if lowest:
-        note += " Bold: the lowest of the row, where lower is better."
-    page.add("measures", "Measures", pages.wide(table), pages.paragraphs(note))
+    return pages.wide(
+        f'<table><thead><tr><th scope="col">measure</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    )
 
 
 def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
-    settings = [flat(g.first.settings) for g in groups]
+    settings = [completed(g.first.settings) for g in groups]
     keys = list(dict.fromkeys(k for one in settings for k in one))
     differing = [k for k in keys if k != "description" and len({repr(one.get(k)) for one in settings}) > 1]
     described = [f"{g.label}: {text}" for g in groups if isinstance(text := g.first.settings.get("description"), str)]

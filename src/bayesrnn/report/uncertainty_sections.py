@@ -12,6 +12,7 @@ from bayesrnn.report.collect import Group, Run, scalars
 from bayesrnn.report.gallery import level
 from bayesrnn.report.measured import WORDS, Measured
 from bayesrnn.report.parts import Page, file_name
+from bayesrnn.report.tables import Column, html_table
 from bayesrnn.report.wording import number, part, spoken
 
 SURPRISAL_LEVELS = (2.0, 4.0, 6.0, 9.0)
@@ -106,6 +107,8 @@ def selective(page: Page, groups: Sequence[Group], measured: Mapping[str, Measur
             points = [(p["x"], p["y"]) for p in _points(pairs, "x", "y")]
             if points:
                 named[group.label], up = points, key
+        elif points := _by_entropy(group.first):
+            named[group.label], up = points, "cider"
     if not named:
         return
     said = "; ".join(
@@ -121,6 +124,39 @@ def selective(page: Page, groups: Sequence[Group], measured: Mapping[str, Measur
         page.figure(
             "selective", png, alt=f"{spoken(up)} against the share that is answered. {said}.", caption=f"{said}."
         ),
+    )
+
+
+def _by_entropy(run: Run) -> list[tuple[float, float]]:
+    """Of captions: the score of the share that the model is surest of, with draws where it was measured with them."""
+    for key in ("selective_mc", "selective"):
+        pairs = part(run.metrics, key).get("entropy")
+        if isinstance(pairs, list):
+            named = [{"x": p[0], "y": p[1]} for p in pairs if isinstance(p, list) and len(p) == 2]
+            if points := [(p["x"], p["y"]) for p in _points(named, "x", "y")]:
+                return points
+    return []
+
+
+def unfamiliar(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    """Of digits: whether inputs of another kind are told from the test data by the entropy of their predictions."""
+    rows: dict[str, dict[str, float]] = {}
+    for group in groups:
+        for key, end in (("unfamiliar", ""), ("unfamiliar_mc", ", averaged over draws")):
+            for point in _points(group.first.metrics.get(key), "entropy_auroc", "entropy_auroc"):
+                rows.setdefault(str(point.get("kind", "?"))[:60] + end, {})[group.label] = point["entropy_auroc"]
+    if not rows:
+        return
+    columns = [Column("kind", "kind of input"), *(Column(g.label, g.label, "{:.1%}") for g in groups)]
+    records = [{**found, "kind": kind} for kind, found in sorted(rows.items())]
+    page.add(
+        "unfamiliar",
+        "Inputs unlike the training data",
+        pages.paragraphs(
+            "How often such an input is less certain than one of the test data (AUROC of the prediction's entropy): "
+            "100% tells them all apart, 50% is chance."
+        ),
+        pages.wide(html_table(records, columns)),
     )
 
 

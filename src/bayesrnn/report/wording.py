@@ -17,6 +17,19 @@ _ACRONYMS = {
     "cider": "CIDEr",
     **{f"bleu{n}": f"BLEU-{n}" for n in range(1, 5)},
 }
+_ENDS = {
+    "_mc_all_words": ", averaged over draws that keep all words",
+    "_mc": ", averaged over draws",
+    "_dynamic": ", dynamic evaluation",
+    "_bound": ", sharpened bound",
+    "_raw": ", before correction",
+}
+_WHOLE = {
+    **{f"{name}": f"{name.replace('_', ' ')}, with draws" for name in ("entropy_gap", "reversed_entropy")},
+    **{f"{name}_1": f"{name.replace('_', ' ')}, one draw" for name in ("entropy_gap", "reversed_entropy")},
+    **{f"{name}_mean": f"{name.replace('_', ' ')}, posterior mean" for name in ("entropy_gap", "reversed_entropy")},
+}
+_HEADS = {"end": "after the last epoch", "human": "people's captions"}
 
 
 def metric_of(run: Run) -> str:
@@ -56,17 +69,14 @@ def part(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def spoken(key: str) -> str:
     """A metric's name in words: ``test_perplexity_mc`` is "test perplexity, averaged over draws"."""
-    ends = {
-        "_mc": ", averaged over draws",
-        "_dynamic": ", dynamic evaluation",
-        "_bound": ", sharpened bound",
-        "_raw": ", before correction",
-    }
     head, _, text = key.rpartition(".")
-    suffix = next((end for end in ends if text.endswith(end)), "")
+    head = f"{_HEADS.get(head, head.replace('_', ' '))}: " if head else ""
+    if text in _WHOLE:
+        return head + _WHOLE[text]
+    suffix = next((end for end in _ENDS if text.endswith(end)), "")
     text = text.removesuffix(suffix).replace("valid_", "validation ", 1).replace("train_", "training ", 1)
     words = [_ACRONYMS.get(word, word) for word in text.replace("_", " ").split()]
-    return f"{head + ': ' if head else ''}{' '.join(words)}{ends.get(suffix, '')}"
+    return f"{head}{' '.join(words)}{_ENDS.get(suffix, '')}"
 
 
 def number(value: float) -> str:
@@ -83,9 +93,25 @@ def number(value: float) -> str:
 
 def mean(values: Sequence[float]) -> str:
     """The mean over seeds, and where they differ ± their standard deviation with as many decimals."""
-    middle = number(statistics.fmean(values))
+    middle = statistics.fmean(values)
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
     if spread == 0:
-        return middle
-    decimals = len(middle.partition(".")[2]) if "e" not in middle else 0
-    return f"{middle} ± {spread:.{decimals}f}" if decimals and "e" not in middle else f"{middle} ± {number(spread)}"
+        return number(middle)
+    size = max(abs(middle), spread)
+    if not 1e-6 < size < 1e15:
+        return f"{number(middle)} ± {number(spread)}"
+    decimals = 0 if size >= 1000 else 2 if size >= 10 else 3 - math.floor(math.log10(size))
+    return f"{middle:,.{decimals}f} ± {spread:,.{decimals}f}"
+
+
+def figure(key: str, values: Sequence[float]) -> str:
+    """The mean over seeds in the unit of its measure: shares of a whole are percentages."""
+    if is_share(key) and all(0 <= value <= 1 for value in values):
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        return f"{statistics.fmean(values):.1%}" + (f" ± {spread:.1%}" if spread else "")
+    return mean(values)
+
+
+def is_share(key: str) -> bool:
+    """Whether the measure is a share of a whole, by its name."""
+    return "coverage" in key.split("_") or key.endswith("_share")
