@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from bayesrnn.errors import AlreadyTold, UserError
 from bayesrnn.recipes import load, override
@@ -21,7 +23,7 @@ from bayesrnn.tasks.base import task_class
 from bayesrnn.train import checkpoint, ranks
 from bayesrnn.train.engine import Run
 from bayesrnn.train.launch import launch
-from bayesrnn.train.ranks import Ranks, Share, seed_of
+from bayesrnn.train.ranks import Ranks, Share, end, seed_of
 from bayesrnn.train.step import Step
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -495,10 +497,46 @@ def test_devices_start_processes_through_fabric(worker, text, sessions, tmp_path
     assert record(tmp_path / "own")["curves"] == record(sessions(2) / "own")["curves"]  # the same as by torchrun
 
 
+def test_the_end_of_one_of_several(monkeypatch, tmp_path, capfd):
+    """It leaves its line where torchrun looks for it, and no destructors run: they would end it with SIGABRT."""
+    report = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    end("bayesrnn: alone", 2)
+    assert not statuses
+    assert not report.exists()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    end("bayesrnn: among others", 2)
+    assert statuses == [2]
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(report))
+    assert str(ChildFailedError("train", {0: failure})).splitlines()[-2].endswith(": bayesrnn: among others")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "none" / "error.json"))
+    end("bayesrnn: it cannot be written", 3)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    end("bayesrnn: started by fabric", 4)
+    assert statuses == [2, 3, 4]
+
+
 @pytest.mark.slow
 def test_bad_input_is_one_line_of_several_processes(text, tmp_path):
     arguments = ["-m", "bayesrnn.cli", "train", "brnn-medium", "--data", tmp_path / "none", "--device", "cpu"]
     done = subprocess.run(torchrun(*arguments, count=2), capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    (said,) = [line for line in lines if line.startswith("bayesrnn: ")]
+    assert "is not a folder" in said
     assert done.returncode != 0
-    assert done.stderr.count("bayesrnn: ") == 1
+    assert lines[-2].endswith(f": {said}")  # torchrun's own report ends with it
+    assert "exitcode  : 2" in done.stderr
+    assert "SIGABRT" not in done.stderr
+
+
+@pytest.mark.slow
+def test_bad_input_is_one_line_through_fabric(tmp_path):
+    pytest.importorskip("lightning_fabric")
+    command = [sys.executable, "-m", "bayesrnn.cli", "train", "brnn-medium", "--data", tmp_path / "none", "--device",
+               "cpu", "--devices", "2"]  # fmt: skip
+    done = subprocess.run(map(str, command), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
     assert "is not a folder" in done.stderr

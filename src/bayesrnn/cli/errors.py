@@ -1,6 +1,7 @@
 """How a subcommand ends when something goes wrong: one line on stderr and an exit status."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -21,23 +22,27 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except UserError as error:
-            if not isinstance(error, AlreadyTold):
-                typer.echo(f"bayesrnn: {printable(str(error))}", err=True)
-            raise typer.Exit(2) from None
+            raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
         except (MemoryError, RuntimeError) as error:
             if not _is_memory(error):
                 raise
-            typer.echo(
-                f"bayesrnn: there is not enough memory ({first_line(error)}); "
-                "use a smaller model, smaller batches or fewer draws.",
-                err=True,
-            )
-            raise typer.Exit(2) from None
+            advice = "use a smaller model, smaller batches or fewer draws."
+            raise _ended(f"there is not enough memory ({first_line(error)}); {advice}", 2) from None
         except KeyboardInterrupt:
-            typer.echo("bayesrnn: interrupted.", err=True)
-            raise typer.Exit(130) from None
+            raise _ended("interrupted.", 130) from None
 
     return wrapped
+
+
+def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
+    """Says the line, unless another process has; one of several processes ends here."""
+    line = f"bayesrnn: {printable(text)}"
+    if not told:
+        typer.echo(line, err=True)
+    ranks = sys.modules.get("bayesrnn.train.ranks")  # no command but one that has joined others has loaded it
+    if ranks is not None:
+        ranks.end(line, status)
+    return typer.Exit(status)
 
 
 def _is_memory(error: Exception) -> bool:

@@ -6,10 +6,15 @@ CPUs, NCCL between GPUs.
 """
 
 import hashlib
+import json
 import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -129,8 +134,26 @@ class Ranks:
 
     def leave(self) -> None:
         """The last words."""
-        if self.several and dist.is_initialized():
+        if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def end(line: str, status: int) -> None:
+    """End this process at once, if it has joined others; ``line`` says why. Otherwise nothing happens.
+
+    Connections are not taken down in good order: that needs the others, who may be gone. Nor are they left to the
+    ordinary end of a process, which torch's threads for them do not survive (SIGABRT in the place of the status).
+    """
+    if not dist.is_initialized():
+        return
+    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # The last thing that torchrun prints is what it finds here.
+        about = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(report).write_text(json.dumps({"message": about}), "utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _sent(exchange: Callable[[], Any]) -> None:
