@@ -9,6 +9,8 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
+    pruning      results/pruning/NAME.json                    bayesrnn prune RUN: its prune.json
+    grid         results/grid/NAME.json                       bayesrnn sweep RECIPE --grid … --grid …: its sweep.json
     ablation     results/ablation/*.json                      python benchmarks/ablation.py --data ptb
     differences  results/differences/*.json                   python benchmarks/differences.py --data ptb
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits

@@ -43,6 +43,7 @@ def test_evaluate_everything(bayesian):
         "valid_perplexity", "test_perplexity", "test_perplexity_mc", "test_perplexity_bound", "test_perplexity_dynamic",
         "entropy_gap", "entropy_gap_mean", "entropy_gap_1", "test_calibration_error", "reliability",
     } <= metrics.keys()  # fmt: skip
+    assert [metrics["entropy_gap_1"], metrics["entropy_gap"]] == metrics["entropy_gaps"]
     record = json.loads((bayesian / "record.json").read_text())
     assert record["metrics"]["test_perplexity_mc"] == metrics["test_perplexity_mc"]
     assert record["metrics"]["words_per_second"] > 0
@@ -62,6 +63,9 @@ def test_prune(bayesian, runs):
     assert result.exit_code == 0, result.output
     summary = json.loads((bayesian / "prune.json").read_text())
     assert summary["curve"][0]["rise"] == 0
+    assert (summary["recipe"], summary["seed"]) == ("brnn-sharpened-medium", 1)
+    assert summary["settings"]["model"]["hidden"] == 8
+    assert {"commit", "device", "versions", "command", "data"} <= summary.keys()
     removed = sum(t["removed"] for t in summary["tensors"].values())
     total = sum(t["total"] for t in summary["tensors"].values())
     assert removed == pytest.approx(total / 2, abs=1)

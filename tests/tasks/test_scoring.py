@@ -72,3 +72,18 @@ def test_the_bound_without_a_step_is_the_mean():
             eta.fill_(1e-4)
     # a small step down the gradient gains more than its KL costs
     assert scoring.sharpened_perplexity(model, STREAM, window=7) < plain
+
+
+@pytest.mark.parametrize("name", ["variational-untied-medium", "brnn-medium"])
+def test_entropies_of_the_first_draws(name, monkeypatch):
+    """The k-th is that of the average of k draws; taken one by one from all draws' probabilities here."""
+    model = model_of(name)
+    pieces = list(scoring.log_probabilities(model, STREAM, samples=4, seed=1))
+    chances = torch.cat([logs for _, logs in pieces], 1).double().exp()
+    expected = [-(p * p.log()).sum(-1).mean() for p in (chances[: k + 1].mean(0) for k in range(4))]
+    monkeypatch.setattr(scoring, "_NUMBERS", 9 * 4 * 7)
+    found = scoring.scores(model, STREAM, samples=4, seed=1)
+    assert found.entropies == pytest.approx([float(e) for e in expected], rel=1e-5)
+    assert found.entropies[-1] == found.entropy
+    assert found.entropies[0] != pytest.approx(found.entropy, rel=1e-3)
+    assert len(scoring.scores(model, STREAM).entropies) == 1

@@ -1,11 +1,18 @@
 """``bayesrnn prune``: how many weights can go, and a model without them."""
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bayesrnn.cli.errors import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from bayesrnn.tasks.trained import Trained
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 
@@ -60,6 +67,7 @@ def command(
     report = br.prune(q, fraction)
     kept = {name: ratio > report.threshold for name, ratio in ratios.items()}
     summary = {
+        **_about(trained, where),
         "fraction": fraction,
         "threshold": report.threshold,
         "valid_perplexity": perplexity(q, streams.valid),
@@ -83,3 +91,20 @@ def command(
         f"{summary['test_perplexity']:.2f} test. Written to {run}",
         soft_wrap=True,
     )
+
+
+def _about(trained: "Trained", device: "torch.device") -> dict[str, Any]:
+    """Which run was pruned, and where: the figures are then a record by themselves."""
+    from bayesrnn.train.engine import environment
+    from bayesrnn.train.launch import commit
+
+    config = trained.config
+    return {
+        "recipe": config.get("recipe"),
+        "seed": config.get("seed"),
+        "data": Path(config.get("data", "")).name,
+        "commit": commit(),
+        **environment(device),
+        "command": shlex.join(["bayesrnn", *sys.argv[1:]]),
+        "settings": config["settings"],
+    }

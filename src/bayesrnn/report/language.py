@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn import recipes
-from bayesrnn.report.figures import drawn, write
+from bayesrnn.report import pruning
+from bayesrnn.report.figures import drawn, look, write
 from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.sweep import heat_map
 from bayesrnn.report.tables import Column, markdown_table
 
 if TYPE_CHECKING:
@@ -107,7 +109,30 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"beyond": beyond, "ablation": ablation}
+def _grids(results: Path) -> list[Path]:
+    """Records of sweeps over two settings: sweep.json under another name."""
+    return sorted((results / "grid").glob("*.json"))
+
+
+def grid(results: Path) -> str:
+    """A picture and a sentence for every grid."""
+    parts = []
+    for path in _grids(results):
+        record = json.loads(path.read_text("utf-8"))
+        best, (down, right) = record["best"], record["space"]
+        done = [row["value"] for row in record["trials"] if row["state"] == "complete"]
+        epochs = record["settings"]["train"]["epochs"]
+        settings = ", ".join(f"{key} {value:g}" for key, value in best["settings"].items())
+        parts += [
+            f"![Validation perplexity of every pair of {down} and {right}](figures/ptb-grid-{path.stem}.png)",
+            "",
+            f"{record['recipe']}, {epochs} epochs, seed {record['seed']}: {best['value']:.2f} with {settings}; "
+            f"{max(done):.2f} at worst. {record['device']}, torch {record['versions']['torch']}.",
+        ]
+    return "\n".join(parts)
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"beyond": beyond, "ablation": ablation, "grid": grid, **pruning.BLOCKS}
 
 
 def figures(results: Path) -> dict[str, bytes]:
@@ -115,9 +140,14 @@ def figures(results: Path) -> dict[str, bytes]:
     runs, made = load(results), {}
     if runs:
         made["ptb-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (8.6, 4.8))
-    pruned = [json.loads(p.read_text("utf-8")) for p in sorted((results / "pruning").glob("*.json"))]
-    if pruned:
-        made["ptb-pruning.png"] = drawn(lambda f: _draw_pruning(f, pruned), (6.4, 3.8))
+    made |= pruning.figures(results)
+    for path in _grids(results):
+        record = json.loads(path.read_text("utf-8"))
+        down, right = record["space"]
+        values = (record["space"][down], record["space"][right])
+        made[f"ptb-grid-{path.stem}.png"] = heat_map(
+            record["trials"], keys=(down, right), values=values, label="validation perplexity"
+        )
     gaps = {n: r[0]["metrics"] for n, r in runs.items() if "entropy_gap_mean" in r[0]["metrics"]}
     if gaps:
         made["ptb-entropy-gap.png"] = drawn(lambda f: _draw_gaps(f, gaps), (6.4, 3.8))
@@ -144,27 +174,27 @@ def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> Non
     axes.legend(frameon=False, fontsize=8.5, title="recipe, seed 1, and its lowest", title_fontsize=8.5)
 
 
-def _draw_pruning(figure: "Figure", pruned: list[dict[str, Any]]) -> None:
-    axes = figure.add_subplot()
-    for k, record in enumerate(pruned):
-        points = [(100 * p["fraction"], 100 * p["rise"]) for p in record["curve"] if p["fraction"] <= 0.9]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=COLOURS[1 + k],
-                  label=f"{record['recipe']}, seed {record['seed']}")  # fmt: skip
-    axes.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
-    axes.annotate("+1%", (0, 1.0), xytext=(2, 3), textcoords="offset points", fontsize=8.5, color="0.3")
-    axes.set_xlabel("weights removed, lowest |mean| / sigma first, %")
-    axes.set_ylabel("rise of validation perplexity, %")
-    axes.set_ylim(-0.5, 25)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8.5)
-
-
 def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:
     axes = figure.add_subplot()
-    keys = {"mean": "entropy_gap_mean", "1 draw": "entropy_gap_1", "many draws": "entropy_gap"}
-    for k, (name, metrics) in enumerate(gaps.items()):
-        points = [(label, metrics[key]) for label, key in keys.items() if metrics.get(key) is not None]
-        axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[k % len(COLOURS)], label=name)
+    most = 1
+    for name, metrics in gaps.items():
+        points = _gap_points(metrics)
+        most = max(most, *(k for k, _ in points))
+        style = look(name, gaps, None)
+        axes.plot(*zip(*points[:1], strict=True), markersize=7, **style)
+        axes.plot(*zip(*(points[1:] or points), strict=True), markersize=4, label=name, **style)
+    axes.set_xticks([0, *range(1, most + 1)], ["mean", *map(str, range(1, most + 1))])
+    axes.set_xlabel("the posterior mean, or draws that are averaged")
     axes.set_ylabel("entropy on reversed minus on test text, nats")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8.5)
+
+
+def _gap_points(metrics: dict[str, Any]) -> list[tuple[int, float]]:
+    """(draws, gap); 0 draws are the mean. Older records have those of the mean, one draw and all draws."""
+    points = [(0, metrics["entropy_gap_mean"])]
+    if metrics.get("entropy_gaps"):
+        return points + list(enumerate(metrics["entropy_gaps"], start=1))
+    count = metrics.get("entropy_samples", 10)
+    more = {1: metrics.get("entropy_gap_1"), count: metrics.get("entropy_gap")}
+    return points + [(k, gap) for k, gap in more.items() if gap is not None]

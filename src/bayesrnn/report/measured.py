@@ -107,13 +107,14 @@ def _gaps(run: "Trained", stream: "Tensor", say: Callable[[str], None]) -> list[
     from bayesrnn.tasks import scoring
     from bayesrnn.tasks.evaluation import _random, reset_of
 
-    text = stream[: WORDS + 1]
-    backwards, reset = torch.flip(text, (0,)), reset_of(run)
+    text, reset = stream[: WORDS + 1], reset_of(run)
+    backwards = torch.flip(text, (0,))
     found = []
     with scoring.word_dropout(run.model, on=False):
-        for count in DRAWS if _random(run) else DRAWS[:1]:
-            say(f"{run.path}: entropy gap with {count or 'no'} draws")
-            forward = scoring.scores(run.model, text, samples=count, seed=1, reset=reset)
-            reverse = scoring.scores(run.model, backwards, samples=count, seed=1, reset=reset)
-            found.append((count, reverse.entropy - forward.entropy))
+        for most in (0, DRAWS[-1]) if _random(run) else (0,):
+            say(f"{run.path}: entropy gap with {most or 'no'} draws")
+            forward = scoring.scores(run.model, text, samples=most, seed=1, reset=reset)
+            reverse = scoring.scores(run.model, backwards, samples=most, seed=1, reset=reset)
+            gaps = [r - f for r, f in zip(reverse.entropies, forward.entropies, strict=True)]
+            found += [(count, gaps[count - 1]) for count in DRAWS[1:]] if most else [(0, gaps[0])]
     return found

@@ -1,10 +1,26 @@
-"""The pruning curve, and which weights of each LSTM layer are left."""
+"""The pruning curve, and which weights of each LSTM layer are left; for the documentation, all curves there are."""
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.figures import drawn, look
 from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.tables import Column, markdown_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SHARES = (0.5, 0.7, 0.8, 0.9)
+_FLAT = 0.01  # a rise of perplexity that counts as none
+_COLUMNS = (
+    Column("run", "run"), Column("whole", "valid, whole", "{:.2f}"),
+    *(Column(f"{share:.0%}", f"{share:.0%} removed", "{:+.1%}") for share in _SHARES),
+    Column("flat", f"up to {_FLAT:+.0%}", "{:.0%} removed"),
+)  # fmt: skip
 
 
 def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> bytes:
@@ -38,3 +54,54 @@ def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> byt
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     return png.getvalue()
+
+
+def load(results: Path) -> dict[str, dict[str, Any]]:
+    """The prune.json files that were kept, each under a name that says what its run was."""
+    files = sorted((results / "pruning").glob("*.json"))
+    records = [json.loads(path.read_text("utf-8")) for path in files]
+    names = [_name(record) for record in records]
+    return {
+        name if names.count(name) == 1 else f"{name}, {path.stem}": record
+        for name, path, record in zip(names, files, records, strict=True)
+    }
+
+
+def _name(record: Mapping[str, Any]) -> str:
+    changed = ", ".join(changed_settings(record))
+    return f"{record['recipe']}{f' ({changed})' if changed else ''}, seed {record['seed']}"
+
+
+def table(results: Path) -> str:
+    """The rise of validation perplexity at some shares removed, a line for every record."""
+    rows = []
+    for name, record in load(results).items():
+        curve = record["curve"]
+        row: dict[str, Any] = {"run": name, "whole": curve[0]["valid_perplexity"]}
+        row |= {f"{p['fraction']:.0%}": p["rise"] for p in curve}
+        row["flat"] = max(p["fraction"] for p in curve if p["rise"] <= _FLAT)
+        rows.append(row)
+    return markdown_table(rows, _COLUMNS)
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"pruning": table}
+
+
+def figures(results: Path) -> dict[str, bytes]:
+    """The curves of all records as one PNG file, by name; nothing without records."""
+    records = load(results)
+    return {"ptb-pruning.png": drawn(lambda f: _draw(f, records), (6.4, 3.8 + 0.2 * len(records)))} if records else {}
+
+
+def _draw(figure: "Figure", records: Mapping[str, Mapping[str, Any]]) -> None:
+    axes = figure.add_subplot()
+    for name, record in records.items():
+        points = [(100 * p["fraction"], 100 * p["rise"]) for p in record["curve"] if p["fraction"] <= 0.9]
+        axes.plot(*zip(*points, strict=True), markersize=4, label=name, **look(name, records, None))
+    axes.axhline(100 * _FLAT, color="0.4", linewidth=1, linestyle="--")
+    axes.annotate(f"{_FLAT:+.0%}", (0, 100 * _FLAT), xytext=(2, 3), textcoords="offset points", fontsize=8.5)
+    axes.set_xlabel("weights removed, lowest |mean| / sigma first, %")
+    axes.set_ylabel("rise of validation perplexity, %")
+    axes.set_ylim(-0.5, 25)
+    axes.grid(alpha=0.25)
+    figure.legend(loc="outside upper left", frameon=False, fontsize=8.5)

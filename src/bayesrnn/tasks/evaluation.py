@@ -177,18 +177,27 @@ def _dynamic(
 def _reversed(
     run: Trained, test: Tensor, samples: int, drop_words: bool, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
+    """Entropy gaps of the mean, of one draw, and of the average of all; ``entropy_gaps`` has those of 1, 2, … draws."""
     backwards, reset = torch.flip(test, (0,)), reset_of(run)
     found: dict[str, Any] = {}
     with scoring.word_dropout(run.model, on=drop_words):
-        for count in sorted({0, 1, samples} if samples else {0}):
-            say(f"reversed text, {count or 'no'} draw{'s' * (count != 1)}")
-            forward = scoring.scores(run.model, test, samples=count, seed=seed, reset=reset)
-            reverse = scoring.scores(run.model, backwards, samples=count, seed=seed, reset=reset)
-            name = "entropy_gap_mean" if count == 0 else "entropy_gap" if count == samples else "entropy_gap_1"
-            found[name] = reverse.entropy - forward.entropy
-            found[f"reversed_{name.replace('_gap', '')}"] = reverse.entropy
-            if count == samples and count:
-                found["entropy_samples"] = count
-                found["test_calibration_error_mc"] = forward.calibration_error
-                found["test_mutual_information"] = forward.mutual_information
+        say("reversed text, no draws")
+        forward = scoring.scores(run.model, test, reset=reset)
+        reverse = scoring.scores(run.model, backwards, reset=reset)
+        found |= {"entropy_gap_mean": reverse.entropy - forward.entropy, "reversed_entropy_mean": reverse.entropy}
+        if samples:
+            say(f"reversed text, {samples} draw{'s' * (samples != 1)}")
+            forward = scoring.scores(run.model, test, samples=samples, seed=seed, reset=reset)
+            reverse = scoring.scores(run.model, backwards, samples=samples, seed=seed, reset=reset)
+            gaps = [r - f for r, f in zip(reverse.entropies, forward.entropies, strict=True)]
+            found |= {
+                "entropy_gap_1": gaps[0],
+                "reversed_entropy_1": reverse.entropies[0],
+                "entropy_gap": gaps[-1],
+                "reversed_entropy": reverse.entropy,
+                "entropy_gaps": gaps,
+                "entropy_samples": samples,
+                "test_calibration_error_mc": forward.calibration_error,
+                "test_mutual_information": forward.mutual_information,
+            }
     return found

@@ -107,6 +107,8 @@ class Scores:
     mutual_information: float
     calibration_error: float
     reliability: list[dict[str, float]]
+    entropies: list[float]
+    """Of the first draw, of the average of the first two, and so on; the last is ``entropy``."""
 
 
 def scores(
@@ -115,11 +117,15 @@ def scores(
     """Perplexity, mean entropy and mutual information (nats per word) and calibration of the top word."""
     count = torch.zeros(bins, dtype=torch.float64, device=stream.device)
     confidence, right = torch.zeros_like(count), torch.zeros_like(count)
-    nll = entropy = expected = 0.0
+    nll = expected = 0.0
+    entropies = torch.zeros(max(samples, 1), dtype=torch.float64, device=stream.device)
     for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset):
-        mean = logs.logsumexp(0) - math.log(len(logs))
+        total = logs[0]
+        for k, one in enumerate(logs):
+            total = torch.logaddexp(total, one) if k else one
+            entropies[k] += entropy_of_logs(total - math.log(k + 1)).double().sum()
+        mean = total - math.log(len(logs))
         nll -= float(mean.gather(-1, y.unsqueeze(-1)).double().sum())
-        entropy += float(entropy_of_logs(mean).double().sum())
         expected += float(entropy_of_logs(logs).mean(0).double().sum())
         top, word = mean.max(-1)
         index = (top.exp() * bins).long().clamp(0, bins - 1)
@@ -127,6 +133,7 @@ def scores(
         confidence.index_add_(0, index, top.exp().double())
         right.index_add_(0, index, (word == y).double())
     words = len(stream) - 1
+    entropy = float(entropies[-1])
     rows = [
         {"confidence": c / n, "accuracy": r / n, "count": n}
         for n, c, r in zip(count.tolist(), confidence.tolist(), right.tolist(), strict=True)
@@ -138,6 +145,7 @@ def scores(
         mutual_information=(entropy - expected) / words,
         calibration_error=float((confidence - right).abs().sum() / count.sum()),
         reliability=rows,
+        entropies=(entropies / words).tolist(),
     )
 
 

@@ -1,0 +1,84 @@
+"""Tables and pictures of the language page, from records."""
+
+import json
+
+import pytest
+
+from bayesrnn import recipes
+from bayesrnn.report import language, pruning
+
+
+def pruned(folder, stem, *, seed=1, rises=(0.0, 0.002, 0.008, 0.04, 0.3), changed=None):
+    (folder / "pruning").mkdir(exist_ok=True)
+    curve = [
+        {"fraction": f, "valid_perplexity": 80 * (1 + rise), "rise": rise}
+        for f, rise in zip((0.0, 0.5, 0.7, 0.8, 0.9), rises, strict=True)
+    ]
+    record = {"recipe": "brnn-medium", "seed": seed, "curve": curve}
+    if changed is not None:
+        record["settings"] = {"train": {**vars(recipes.load("brnn-medium").train), **changed}}
+    (folder / "pruning" / f"{stem}.json").write_text(json.dumps(record))
+
+
+def lines(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+
+
+def test_several_pruning_records_of_one_recipe(tmp_path):
+    pruned(tmp_path, "brnn-medium-1")
+    pruned(tmp_path, "brnn-medium-long-1", changed={"epochs": 120}, rises=(0.0, 0.0, 0.001, 0.009, 0.05))
+    pruned(tmp_path, "brnn-medium-2", seed=2)
+    head, *rows = lines(pruning.table(tmp_path))
+    assert head[2:] == ["50% removed", "70% removed", "80% removed", "90% removed", "up to +1%"]
+    assert rows == [
+        ["brnn-medium, seed 1", "80.00", "+0.2%", "+0.8%", "+4.0%", "+30.0%", "70% removed"],
+        ["brnn-medium, seed 2", "80.00", "+0.2%", "+0.8%", "+4.0%", "+30.0%", "70% removed"],
+        ["brnn-medium (train.epochs=120), seed 1", "80.00", "+0.0%", "+0.1%", "+0.9%", "+5.0%", "80% removed"],
+    ]
+    assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
+
+
+def test_records_that_say_the_same_are_told_apart_by_their_files(tmp_path):
+    pruned(tmp_path, "a")
+    pruned(tmp_path, "b", rises=(0.0, 0.1, 0.2, 0.3, 0.4))
+    assert list(pruning.load(tmp_path)) == ["brnn-medium, seed 1, a", "brnn-medium, seed 1, b"]
+    for k in range(9):  # more than there are colours
+        pruned(tmp_path, f"more-{k}", seed=k + 2)
+    assert len(pruning.load(tmp_path)) == 11
+    assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
+
+
+def test_a_grid_of_a_sweep(tmp_path):
+    space = {"model.recurrent_dropout": [0.0, 0.25], "model.word_dropout": [0.0, 0.5]}
+    trials = [
+        {"settings": dict(zip(space, pair, strict=True)), "value": value, "state": "complete" if value else "fail"}
+        for pair, value in (((0.0, 0.0), 130.0), ((0.25, 0.0), 110.0), ((0.0, 0.5), 120.5), ((0.25, 0.5), None))
+    ]
+    record = {
+        "recipe": "small-variational", "seed": 1, "space": space, "trials": trials, "best": trials[1],
+        "settings": {"train": {"epochs": 20}}, "device": "cuda (X)", "versions": {"torch": "2.11"},
+    }  # fmt: skip
+    (tmp_path / "grid").mkdir()
+    assert language.grid(tmp_path) == ""
+    assert language.figures(tmp_path) == {}
+    (tmp_path / "grid" / "small.json").write_text(json.dumps(record))
+    text = language.grid(tmp_path)
+    assert "(figures/ptb-grid-small.png)" in text
+    assert "20 epochs, seed 1: 110.00 with model.recurrent_dropout 0.25, model.word_dropout 0; 130.00 at worst" in text
+    assert language.figures(tmp_path)["ptb-grid-small.png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("curve", [None, [0.63, 0.65, 0.66]])
+def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
+    metrics = {"entropy_gap_mean": 0.61, "entropy_gap_1": 0.63, "entropy_gap": 0.66, "entropy_samples": 3}
+    expected = [(0, 0.61), (1, 0.63), (3, 0.66)]
+    if curve:
+        metrics["entropy_gaps"] = curve
+        expected = [(0, 0.61), (1, 0.63), (2, 0.65), (3, 0.66)]
+    assert language._gap_points(metrics) == expected
+    (tmp_path / "brnn-medium").mkdir()
+    record = {"seed": 1, "metrics": metrics, "curves": {"valid_perplexity": [90.0, 80.0]}}
+    (tmp_path / "brnn-medium" / "1.json").write_text(json.dumps(record))
+    made = language.figures(tmp_path)
+    assert set(made) == {"ptb-curves.png", "ptb-entropy-gap.png"}
+    assert language._gap_points({"entropy_gap_mean": 0.5}) == [(0, 0.5)]
