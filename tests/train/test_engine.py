@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.train import checkpoint
+from bayesrnn.train import checkpoint, engine
+from bayesrnn.train.engine import Writer
 from bayesrnn.train.launch import device_of, launch
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=3", "decay_after=1"]
@@ -174,6 +175,71 @@ def test_a_full_disk_keeps_what_was_saved(text_folder, tmp_path, monkeypatch):
     run(text_folder, out, resume=True)
     whole = run(text_folder, tmp_path / "whole")
     assert json.loads((out / "record.json").read_text())["curves"] == whole["curves"]
+
+
+def in_the_background(monkeypatch):
+    """Checkpoints are written as on a GPU: while the next epoch goes on."""
+    monkeypatch.setattr(engine, "Writer", lambda background: Writer(background=True))
+
+
+def test_checkpoints_in_the_background_are_the_same(text_folder, tmp_path, monkeypatch):
+    plain = run(text_folder, tmp_path / "plain", overrides=["average_from=2", "save_every=3"])
+    in_the_background(monkeypatch)
+    record = run(text_folder, tmp_path / "r", overrides=["average_from=2", "save_every=3"])
+    assert record["curves"] == plain["curves"]
+    for name in ("last.safetensors", "best.safetensors"):
+        found, expected = (checkpoint.load(tmp_path / out / name) for out in ("r", "plain"))
+        assert found[0].keys() == expected[0].keys()
+        assert all(torch.equal(t, expected[0][key]) for key, t in found[0].items())
+        assert found[1].get("epoch") == expected[1].get("epoch")
+
+
+def test_an_error_in_the_background_ends_the_run(text_folder, tmp_path, monkeypatch):
+    in_the_background(monkeypatch)
+    real = checkpoint.save_last
+
+    def full(folder, tensors, about):
+        if about["epoch"] == 3:
+            raise UserError("the disk is full")
+        real(folder, tensors, about)
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
+        patch.setattr(checkpoint, "save_last", full)
+        run(text_folder, tmp_path / "r")
+    assert checkpoint.load(tmp_path / "r" / "last.safetensors")[1]["epoch"] == 2
+    assert checkpoint.load(tmp_path / "r" / "best.safetensors")[1]["epoch"] == 1, "written after the error"
+    run(text_folder, tmp_path / "r", resume=True)
+
+
+def test_a_run_that_is_stopped_waits_for_its_checkpoint(text_folder, tmp_path, monkeypatch):
+    in_the_background(monkeypatch)
+    real = checkpoint.save_last
+
+    def slow(*args):
+        time.sleep(0.3)
+        real(*args)
+
+    class Stopping(Quiet):
+        def epoch(self, line, epochs):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save_last", slow)
+    with pytest.raises(KeyboardInterrupt):
+        run(text_folder, tmp_path / "r", reporter=Stopping())
+    assert checkpoint.load(tmp_path / "r" / "last.safetensors")[1]["epoch"] == 2
+
+
+@pytest.mark.parametrize("dtype", list(checkpoint._NAMES))
+def test_checkpoints_of_every_dtype_are_safetensors(tmp_path, dtype):
+    from safetensors.torch import load_file
+
+    tensors = {"a": torch.arange(6).view(2, 3).to(dtype), "b": torch.ones((), dtype=dtype), "c": torch.ones(0, 3)}
+    path = checkpoint.save_file(tmp_path / "x.safetensors", tensors, {"epoch": 1})
+    for found in (load_file(path), checkpoint.load(path)[0]):
+        assert found.keys() == tensors.keys()
+        for key, tensor in tensors.items():
+            assert found[key].dtype == tensor.dtype
+            assert torch.equal(found[key], tensor)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,16 @@ SPARE = (NEXT, PREVIOUS, BEST_COPY)
 _UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # no changed byte makes the first of the second
 _BLANK = "-" * 64
 _HEADER = 100 << 20
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, RuntimeError)  # what a header can lead to
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
@@ -34,8 +44,13 @@ class Damaged(UserError):
     """The file is not there, cut short, changed, or not one of ours."""
 
 
+def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each with memory of its own: tied weights and flattened LSTM weights share theirs."""
+    return {key: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for key, t in tensors.items()}
+
+
 def save(folder: RunFolder, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
-    """Write tensors and JSON under one name, whole or not at all."""
+    """Write a snapshot and JSON under one name, whole or not at all."""
     return folder.write(name, _encoded(tensors, about))
 
 
@@ -46,21 +61,39 @@ def save_last(folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, An
     folder.move(NEXT, LAST)
 
 
+def save_best(folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write the best weights twice, one after the other: later checkpoints cannot make them again."""
+    encoded = _encoded(tensors, about)
+    for name in (BEST, BEST_COPY):
+        folder.write(name, encoded)
+
+
 def save_file(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
-    """As :func:`save`, to any path."""
-    return write_file(path, _encoded(tensors, about))
+    """Write tensors and JSON to any path, whole or not at all."""
+    return write_file(path, _encoded(snapshot(tensors), about))
 
 
-def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
-    from safetensors.torch import save as to_bytes
+def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> list[bytes | memoryview]:
+    """The parts of a safetensors file: its header's length, the header, every tensor's own memory.
 
-    # Copies: tied weights and flattened LSTM weights share memory, which the format refuses.
-    plain = {key: torch.empty_like(t, device="cpu").copy_(t.detach()).contiguous() for key, t in tensors.items()}
+    Not the library's writer: that makes three copies of everything, and other threads wait for it meanwhile.
+    """
     text = json.dumps({"checksum": _BLANK, **about})
-    data = to_bytes(plain, metadata={_KEY: text})
-    at = data.index(_BLANK.encode(), 8)
-    checksum = hashlib.sha256(data).hexdigest().encode()
-    return b"".join((memoryview(data)[:at], checksum, memoryview(data)[at + len(checksum) :]))
+    entries: dict[str, Any] = {"__metadata__": {_KEY: text}}
+    parts: list[memoryview] = []
+    end = 0
+    for key, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        start, end = end, end + tensor.nbytes
+        entries[key] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        if tensor.numel():
+            parts.append(memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data))
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    length = len(header).to_bytes(8, "little")
+    checksum = hashlib.sha256(length + header)
+    for part in parts:
+        checksum.update(part)
+    return [length, header.replace(_BLANK.encode(), checksum.hexdigest().encode(), 1), *parts]
 
 
 def load(path: str | Path) -> Checkpoint:

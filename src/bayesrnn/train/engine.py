@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -52,6 +53,36 @@ class Reporter(Protocol):
     def epoch(self, line: dict[str, Any], epochs: int) -> None: ...
 
 
+class Writer:
+    """Writes files one after the other, at once or in the background. After an error nothing more is written."""
+
+    def __init__(self, *, background: bool) -> None:
+        self._thread = ThreadPoolExecutor(1, "bayesrnn-writer") if background else None
+        self._pending: list[Future[None]] = []
+        self._failed = False
+
+    def __call__(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            job()
+        else:
+            self._pending.append(self._thread.submit(self._run, job))
+
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def wait(self) -> None:
+        """Until all is written; raises the error, if there was one."""
+        pending, self._pending = self._pending, []
+        for job in pending:
+            job.result()
+
+
 class Run:
     """One training run of a task into a folder.
 
@@ -94,6 +125,8 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
         self.identity = _identity(folder)
+        # A GPU goes on with the next epoch while its checkpoint is written. Ranks wait for each other's errors.
+        self._writer = Writer(background=self.step.on_cuda and not self.ranks.several)
 
     def _check_draws(self) -> None:
         if not (self.ranks.several and self.recipe.train.shared_draw):
@@ -154,8 +187,9 @@ class Run:
 
     def _put_right(self) -> None:
         """Files beside the checkpoint, which may be of an earlier or a later moment."""
-        self._write_metrics()
+        self._write_metrics(self.history)
         self._check_best()
+        self._writer.wait()
 
     def _check_best(self) -> None:
         """The best epoch's weights are at hand; made again where the run was stopped before they were written."""
@@ -180,6 +214,12 @@ class Run:
 
     def train(self) -> None:
         """All epochs that are left."""
+        try:
+            self._epochs()
+        finally:
+            self._writer.wait()
+
+    def _epochs(self) -> None:
         settings, metric = self.recipe.train, self.task.metric
         while self.epoch <= settings.epochs and not self._out_of_patience():
             self.step.lr.fill_(settings.lr * settings.decay ** max(0, self.epoch - settings.decay_after))
@@ -310,27 +350,29 @@ class Run:
         self.ranks.from_first(partial(self._write, tensors))
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
+        self._writer.wait()  # what is being written has memory of its own: not more than two epochs' at a time
         about = {
             "run": self.identity,
             "ranks": self.ranks.count,
             "epoch": self.epoch,
             "done": self.done,
             "seconds": self.seconds,
-            "history": self.history,
+            "history": list(self.history),
         }
-        checkpoint.save_last(self.folder, tensors, about)
-        self._write_metrics()
         where = {"epoch": self.epoch, "step": self.done, "best": self.best}
+        self._writer(partial(self._write_files, checkpoint.snapshot(tensors), about, where))
+
+    def _write_files(self, tensors: dict[str, Tensor], about: dict[str, Any], where: dict[str, Any]) -> None:
+        checkpoint.save_last(self.folder, tensors, about)
+        self._write_metrics(about["history"])
         self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
 
     def _save_best(self, line: dict[str, Any]) -> None:
-        # Twice, one after the other: later checkpoints cannot make it again.
-        for name in (checkpoint.BEST, checkpoint.BEST_COPY):
-            checkpoint.save(self.folder, name, self._weights(), line)
+        self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), line))
 
-    def _write_metrics(self) -> None:
+    def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         # Whole, from what the checkpoint holds: the two can never disagree after a kill.
-        self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+        self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
 
 def _identity(folder: RunFolder | None) -> str:

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,10 @@ LOCK = ".lock"
 FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+
+Content = str | bytes | Sequence[bytes | memoryview]
+"""Of a file: text, bytes, or bytes in parts."""
 
 
 class Busy(UserError):
@@ -149,7 +153,7 @@ class RunFolder:
             return False
         return isinstance(record, dict) and record.get("program") == "bayesrnn"
 
-    def write(self, name: str, content: str | bytes) -> Path:
+    def write(self, name: str, content: Content) -> Path:
         """Write one file, atomically."""
         return write_file(self.path / name, content)
 
@@ -229,14 +233,14 @@ def _let_go(path: Path, descriptor: int, owner: int) -> None:
     os.close(descriptor)
 
 
-def write_file(final: Path, content: str | bytes) -> Path:
+def write_file(final: Path, content: Content) -> Path:
     """Write a whole file or leave what was there: beside its final name, then moved."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    content = content.encode("utf-8") if isinstance(content, str) else content
     # A name of its own: two processes may write the same file, such as the table of a sweep.
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, final)
