@@ -317,16 +317,18 @@ def test_functional_use_of_weights_inside_forward():
 
 
 class Checkpointed(nn.Module):
-    def __init__(self):
+    def __init__(self, reentrant=False):
         super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.a, self.b, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 2), reentrant
 
     def forward(self, x):
-        return checkpoint(lambda v: self.b(self.a(v).tanh()), x, use_reentrant=False)
+        return checkpoint(lambda v: self.b(self.a(v).tanh()), x, use_reentrant=self.reentrant)
 
 
-def test_activation_checkpointing_inside_is_refused():
-    q, x = br.BayesByBackprop(Checkpointed(), init_sigma=0.5), torch.randn(3, 4)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_inside_is_refused(reentrant):
+    q = br.BayesByBackprop(Checkpointed(reentrant), init_sigma=0.5)
+    x = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"around the whole Bayesian module"):
         q(x)
     before = q.module.a.weight
@@ -336,16 +338,31 @@ def test_activation_checkpointing_inside_is_refused():
     assert q.module.a.weight.grad.abs().sum() > 0
 
 
+def test_reentrant_checkpointing_elsewhere_is_left_alone():
+    module, x = Checkpointed(reentrant=True), torch.randn(3, 4, requires_grad=True)
+    q = br.BayesByBackprop(nn.Linear(2, 2))
+    q(module(x)).sum().backward()  # beside a Bayesian module
+    assert module.a.weight.grad.abs().sum() > 0
+    frozen = br.BayesByBackprop(Checkpointed(reentrant=True), init_sigma=0.5)
+    with torch.no_grad():
+        assert frozen(x).shape == (3, 2)  # nothing is differentiated
+    with pytest.raises(RuntimeError, match="around the whole Bayesian module"):
+        checkpoint(frozen, x, use_reentrant=True).sum().backward()  # one inside another
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("seed", [None, 1])
-def test_activation_checkpointing_around_the_whole_module(seed):
+def test_activation_checkpointing_around_the_whole_module(seed, reentrant):
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LSTM(4, 2))
-    q, x = br.BayesByBackprop(module, init_sigma=0.5), torch.randn(5, 3, 4)
+    q, x = br.BayesByBackprop(module, init_sigma=0.5), torch.randn(5, 3, 4, requires_grad=True)
     found = []
     for again in (False, True):
         torch.manual_seed(0)
+        q.zero_grad()
         with nullcontext() if seed is None else br.draw(q, seed=seed):
-            out = checkpoint(q, x, use_reentrant=False)[0] if again else q(x)[0]
-            found.append(torch.autograd.grad(out.square().sum(), list(q.parameters())))
+            out = checkpoint(q, x, use_reentrant=reentrant)[0] if again else q(x)[0]
+            out.square().sum().backward()
+            found.append([p.grad for p in q.parameters()])
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 

@@ -7,6 +7,7 @@ import difflib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointFunction
 
 from bayesrnn import draws
 from bayesrnn.compiling import uncompiled
@@ -164,14 +166,34 @@ _NO_CHECKPOINT = (
 )
 
 
+_refusing: ContextVar[bool] = ContextVar("bayesrnn_refuses_checkpoints", default=False)
+
+
 @contextmanager
 def _no_checkpoint_inside() -> Iterator[None]:
-    """Refuse `torch.utils.checkpoint` (without use_reentrant), which works by hooks on saved tensors."""
+    """Refuse `torch.utils.checkpoint`: by its hooks on saved tensors, and where it has none (use_reentrant=True) by
+    its own function, which asks."""
     with ExitStack() as stack:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             with suppress(RuntimeError):  # hooks are at work already: around the whole module they are welcome
                 stack.enter_context(disable_saved_tensors_hooks(_NO_CHECKPOINT))
+            stack.callback(_refusing.reset, _refusing.set(True))
         yield
+
+
+def _let_it_ask(function: Any) -> None:
+    """torch's checkpoint function with a question before it: no hook of torch's own tells that it is at work."""
+    own = function.forward
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        if _refusing.get():
+            raise RuntimeError(_NO_CHECKPOINT)
+        return own(ctx, *args)
+
+    function.forward = staticmethod(forward)
+
+
+_let_it_ask(CheckpointFunction)
 
 
 class Bayesian(nn.Module):
