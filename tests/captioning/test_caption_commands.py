@@ -148,6 +148,25 @@ class TestEvaluate:
         assert (metrics["valid_cider"], metrics["test_cider"]) == (30.0, 5.0)
         assert [row["length_penalty"] for row in metrics["decoding"]] == [0.0, 1.0]
 
+    def test_the_setting_has_the_best_mean_of_all_five_scores(self, monkeypatch):
+        """Not the best CIDEr: a setting that loses more BLEU than it wins there is not taken."""
+        made = {0.5: (62.0, 44.0, 30.0, 20.0, 47.0), 0.7: (61.0, 43.0, 29.0, 19.0, 48.0)}
+
+        def score(one, references):
+            each = dict.fromkeys(one["captions"], 1.0)
+            return dict(zip(caption_scores.SCORES, made[one["length_penalty"]], strict=True)), each
+
+        monkeypatch.setattr(caption_evaluation, "_score", score)
+        about = {"caption": "a dog", "entropy": 1.0, "mutual_information": 0.1, "surprisal": 1.0}
+        found = [
+            {"split": split, "beam": 3, "length_penalty": penalty, "captions": {"1.jpg": about}}
+            for split in ("valid", "test")
+            for penalty in made
+        ]
+        metrics = caption_evaluation._chosen(found, None, "_mc")
+        assert metrics["length_penalty_mc"] == 0.5
+        assert metrics["valid_cider_mc"] == 47.0
+
     def test_selective_keeps_the_least_doubtful(self):
         captions = {f"{i}": {"entropy": i, "mutual_information": -i, "surprisal": i} for i in range(10)}
         cider = {f"{i}": float(10 * i) for i in range(10)}

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bayesrnn.recipes import Recipe
+    from bayesrnn.report.records import Record
 
 TABLES = {
     "gal2016": "dropout in recurrent networks, arXiv 1512.05287",
@@ -74,26 +75,16 @@ def command(
         console.print(rich_table(rows, columns))
 
 
-def records_of(folder: Path) -> list[dict[str, Any]]:
+def records_of(folder: Path) -> "list[Record]":
     """The records of one recipe, one per seed."""
-    import json
+    from bayesrnn.report import records
 
-    from bayesrnn.errors import UserError
-
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            record = json.loads(path.read_text("utf-8"))
-            record["metrics"].keys()
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            raise UserError(f"{path} is not a record of a run.") from None
-        found.append(record)
-    return found
+    return records.read(folder)
 
 
-def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def compared(name: str, recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
     """One line per published figure: the paper's, and the mean (± sd over seeds) of ours; one set for each settings."""
-    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    alike: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         alike.setdefault(tuple(sorted(record.get("overrides") or [])), []).append(record)
     lines = []
@@ -103,7 +94,7 @@ def compared(name: str, recipe: "Recipe", records: list[dict[str, Any]]) -> list
     return lines
 
 
-def _lines(recipe: "Recipe", records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
     import statistics
 
     sharpened = recipe.posterior.kind == "sharpened"

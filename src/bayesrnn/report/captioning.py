@@ -4,18 +4,18 @@ Records are ``results/caption-METHOD/SEED.json``, and ``results/caption-search/*
 validation that chose their settings.
 """
 
-import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bayesrnn import recipes
-from bayesrnn.errors import UserError
+from bayesrnn.report import records as records_
 from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.figures import png
 from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.records import Record
 from bayesrnn.report.tables import Column, markdown_table
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ _COLOUR = dict(zip(METHODS, COLOURS, strict=False))
 _STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", (0, (5, 1.5)), "-"), strict=True))
 _MARK = dict(zip(METHODS, "sD^vo", strict=True))
 
-Record = Mapping[str, Any]
 Runs = dict[str, list[Record]]
 
 
@@ -53,27 +52,12 @@ def load(results: Path) -> Runs:
 
 
 def _read(folder: Path) -> list[Record]:
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            record = json.loads(path.read_text("utf-8"))
-            record["metrics"]["valid_perplexity"], record["curves"]["valid_perplexity"], record["seed"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is not the record of a captioning run.") from None
-        records.append(record)
-    return sorted(records, key=lambda record: record["seed"])
-
-
-def _figures(records: Sequence[Record], key: str) -> list[float]:
-    return [record["metrics"][key] for record in records if record["metrics"].get(key) is not None]
+    needs = ("metrics.valid_perplexity", "curves.valid_perplexity", "seed")
+    return records_.read(folder, what="the record of a captioning run", needs=needs)
 
 
 def _mean(values: Sequence[float], pattern: str = "{:.1f}") -> str | None:
-    """Mean and standard deviation over seeds."""
-    if not values:
-        return None
-    spread = f" ± {pattern.format(statistics.stdev(values))}" if len(values) > 1 else ""
-    return pattern.format(statistics.fmean(values)) + spread
+    return records_.mean(values, pattern)
 
 
 def table(runs: Runs) -> str:
@@ -81,7 +65,7 @@ def table(runs: Runs) -> str:
     rows: list[dict[str, Any]] = []
     for name, records in runs.items():
         for suffix, how in (("", "mean"), ("_mc", "draws")):
-            values = {key: _figures(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
+            values = {key: records_.figures(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
             if not values["perplexity"]:
                 continue
             rows.append(
@@ -200,7 +184,7 @@ def findings(runs: Runs) -> list[str]:
 
 
 def _compared(bayes: Sequence[Record], plain: Sequence[Record], key: str, suffix: str) -> str | None:
-    ours, theirs = _figures(bayes, f"test_{key}{suffix}"), _figures(plain, f"test_{key}")
+    ours, theirs = records_.figures(bayes, f"test_{key}{suffix}"), records_.figures(plain, f"test_{key}")
     if not ours or not theirs:
         return None
     gain = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -221,8 +205,8 @@ def _block(make: Callable[[Runs], str]) -> Callable[[Path], str]:
 def _main(runs: Runs) -> str:
     lines = [table(runs), *(f"- {sentence}" for sentence in findings(runs)), ""]
     lines += [f"![{alt}](figures/{name})\n" for name, (alt, _) in FIGURES.items() if name != _DOUBT]
-    sources = sorted({f"{r['device']}, torch {r['versions']['torch']}" for records in runs.values() for r in records})
-    return "\n".join([*lines, f"From `results/`: {'; '.join(sources)}."])
+    every = [record for records in runs.values() for record in records]
+    return "\n".join([*lines, f"From `results/`: {records_.devices(every)}."])
 
 
 def _doubt(runs: Runs) -> str:
@@ -299,7 +283,7 @@ def scores(runs: Runs) -> bytes:
         axes = figure.add_subplot(1, 3, column, sharey=shared)
         for row, (name, records) in enumerate(runs.items()):
             for suffix, shift, face in (("", -0.12, _COLOUR[name]), ("_mc", 0.12, "white")):
-                values = _figures(records, f"test_{key}{suffix}")
+                values = records_.figures(records, f"test_{key}{suffix}")
                 axes.plot(
                     values, [row + shift] * len(values), _MARK[name], color=_COLOUR[name], markerfacecolor=face, ms=8
                 )

@@ -4,14 +4,14 @@ Runs that compare sharpening with its absence, all else equal, are in ``results/
 those among which validation chose the settings in ``results/digits-search/*.json``.
 """
 
-import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bayesrnn.errors import UserError
+from bayesrnn.report import records as records_
 from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.records import Record, figures
 from bayesrnn.report.tables import Column, markdown_table
 
 NAMES = {
@@ -34,7 +34,6 @@ NO_RECORD = "No run is recorded yet."
 TURNED = "digits-lenet-all"
 SHARPENING = "digits-sharpening.png"
 
-Record = Mapping[str, Any]
 Runs = dict[str, list[Record]]
 
 
@@ -45,27 +44,12 @@ def load(results: Path) -> Runs:
 
 
 def _read(folder: Path) -> list[Record]:
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            record = json.loads(path.read_text("utf-8"))
-            float(record["metrics"]["test_error"]), record["curves"]["test_error"][0], record["seed"]
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
-            raise UserError(f"{path} is not the record of a digits run.") from None
-        records.append(record)
-    return records
-
-
-def figures_of(records: Sequence[Record], key: str) -> list[float]:
-    return [r["metrics"][key] for r in records if r["metrics"].get(key) is not None]
+    needs = ("metrics.test_error", "curves.test_error", "seed")
+    return records_.read(folder, what="the record of a digits run", needs=needs)
 
 
 def _mean(values: Sequence[float], pattern: str = "{:.2f}") -> str | None:
-    """Mean and standard deviation over seeds."""
-    if not values:
-        return None
-    spread = f" ± {pattern.format(statistics.stdev(values))}" if len(values) > 1 else ""
-    return pattern.format(statistics.fmean(values)) + spread
+    return records_.mean(values, pattern)
 
 
 def _epochs(records: Sequence[Record]) -> str:
@@ -83,10 +67,10 @@ def error_table(runs: Runs) -> str:
             {
                 "name": NAMES[name],
                 "paper": paper.test_error,
-                "valid": _mean(figures_of(records, "valid_error")),
-                "test": _mean(figures_of(records, "test_error")),
-                "valid_mc": _mean(figures_of(records, "valid_error_mc")),
-                "test_mc": _mean(figures_of(records, "test_error_mc")),
+                "valid": _mean(figures(records, "valid_error")),
+                "test": _mean(figures(records, "test_error")),
+                "valid_mc": _mean(figures(records, "valid_error_mc")),
+                "test_mc": _mean(figures(records, "test_error_mc")),
                 "epochs": _epochs(records),
                 "seeds": len(records),
             }
@@ -111,7 +95,7 @@ def calibration_table(runs: Runs) -> str:
         row: dict[str, Any] = {"name": NAMES[name]}
         for key, pattern in (("test_nll", "{:.4f}"), ("test_calibration_error", "{:.4f}")):
             for suffix in ("", "_mc"):
-                row[key + suffix] = _mean(figures_of(records, key + suffix), pattern)
+                row[key + suffix] = _mean(figures(records, key + suffix), pattern)
         rows.append(row)
     columns = (
         Column("name", "test images"),
@@ -196,7 +180,7 @@ def findings(runs: Runs) -> list[str]:
             f"Dropout after every convolution: MC is below the standard error in {below} of {len(mc)} seeds "
             f"({statistics.fmean(mc):.2f}% against {statistics.fmean(standard):.2f}%), {reached} 0.7%."
         )
-    ip = figures_of(runs.get("digits-lenet-ip", []), "test_error")
+    ip = figures(runs.get("digits-lenet-ip", []), "test_error")
     if both and ip:
         hurts = "hurts" if statistics.fmean(standard) > statistics.fmean(ip) else "does NOT hurt"
         helps = "helps" if statistics.fmean(mc) < statistics.fmean(ip) else "does NOT help"
@@ -206,7 +190,7 @@ def findings(runs: Runs) -> list[str]:
         )
     bbb = runs.get(PLAIN)
     if bbb:
-        errors = figures_of(bbb, "test_error")
+        errors = figures(bbb, "test_error")
         reached = "at most" if statistics.fmean(errors) <= 1.4 else "MORE than"
         said.append(f"Bayes by Backprop, 400 units: {statistics.fmean(errors):.2f}% (mean weights), {reached} 1.4%.")
     return said
@@ -228,13 +212,12 @@ def sharpening_finding(runs: Runs) -> str | None:
 def sources(runs: Runs) -> str:
     """Where the figures were made, and every setting that is not the recipe's."""
     every = [r for records in runs.values() for r in records]
-    devices = sorted({f"{r['device']}, torch {r['versions']['torch']}" for r in every})
     changed = sorted({text for r in every for text in changed_settings(r)})
     samples = sorted({r["metrics"].get("samples") or 0 for r in every} - {0})
     settings = f" Not as in the recipes: {', '.join(changed)}." if changed else ""
     return (
         f"Of all epochs validation chose one; MC: {' or '.join(map(str, samples)) or 'no'} draws; ± is the standard "
-        f"deviation over seeds. From `results/`, on {'; '.join(devices)}.{settings}"
+        f"deviation over seeds. From `results/`, on {records_.devices(every)}.{settings}"
     )
 
 
@@ -285,7 +268,7 @@ def sharpening_block(results: Path) -> str:
 def pictures(runs: Runs) -> list[str]:
     """Names of the pictures that these records are enough for; :mod:`bayesrnn.report.digits_plots` draws them."""
     found = []
-    if any(figures_of(records, "test_error_mc") for records in runs.values()):
+    if any(figures(records, "test_error_mc") for records in runs.values()):
         found.append("digits-errors.png")
     if any(r["metrics"].get("pruning") for records in runs.values() for r in records):
         found.append("digits-pruning.png")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bayesrnn.report import records as records_
 from bayesrnn.report.digits import (
     NAMES,
     PAIR,
@@ -13,9 +14,7 @@ from bayesrnn.report.digits import (
     SHARPENED,
     SHARPENING,
     TURNED,
-    Record,
     Runs,
-    figures_of,
     levels_reached,
     load,
     pictures,
@@ -23,6 +22,7 @@ from bayesrnn.report.digits import (
 )
 from bayesrnn.report.figures import drawn, write
 from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def _draw_errors(figure: "Figure", runs: Runs) -> None:
     ):
         seen = False
         for row, records in enumerate(reversed(runs.values())):
-            values = figures_of(records, key)
+            values = records_.figures(records, key)
             if values:
                 y = row + shift
                 axes.plot(values, [y] * len(values), marker, color=colour, markersize=4, alpha=0.45, linestyle="")

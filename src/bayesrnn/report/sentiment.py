@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.report import records as records_
+from bayesrnn.report.records import Record, figures
 from bayesrnn.report.tables import Column, markdown_table
 
 CELLS = {"lstm": "LSTM", "gru": "GRU"}
@@ -23,7 +25,6 @@ VARIANTS = {
 }
 GRID = ("model.recurrent_dropout", "model.word_dropout")  # p_U and p_E
 
-Record = Mapping[str, Any]
 Runs = dict[tuple[str, str], list[Record]]
 
 
@@ -44,15 +45,8 @@ def load(results: Path, *, division: str = "review") -> Runs:
 
 
 def _read(folder: Path) -> list[Record]:
-    records = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            record = json.loads(path.read_text("utf-8"))
-            record["metrics"]["end"], record["settings"]["data"], record["curves"]["test_rmse"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is not the record of a sentiment run.") from None
-        records.append(record)
-    return sorted(records, key=lambda record: record["seed"])
+    needs = ("metrics.end", "settings.data", "curves.test_rmse", "seed")
+    return records_.read(folder, what="the record of a sentiment run", needs=needs)
 
 
 def name_of(key: tuple[str, str]) -> str:
@@ -60,23 +54,7 @@ def name_of(key: tuple[str, str]) -> str:
 
 
 def _mean(values: Sequence[float], pattern: str = "{:.4f}") -> str | None:
-    """Mean and standard deviation over seeds."""
-    if not values:
-        return None
-    spread = f" ± {pattern.format(statistics.stdev(values))}" if len(values) > 1 else ""
-    return pattern.format(statistics.fmean(values)) + spread
-
-
-def _all(records: Sequence[Record], *path: str) -> list[float]:
-    """The figure at this path in each record that has it."""
-    found = []
-    for record in records:
-        value: Any = record["metrics"]
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            found.append(value)
-    return found
+    return records_.mean(values, pattern)
 
 
 def table(runs: Runs) -> str:
@@ -84,12 +62,12 @@ def table(runs: Runs) -> str:
     rows = [
         {
             "name": name_of(key),
-            "end": _mean(_all(records, "end", "test_rmse")),
-            "end_mc": _mean(_all(records, "end", "test_rmse_mc")),
+            "end": _mean(figures(records, "end.test_rmse")),
+            "end_mc": _mean(figures(records, "end.test_rmse_mc")),
             "epoch": ", ".join(str(r["metrics"]["best_epoch"]) for r in records),
-            "best": _mean(_all(records, "test_rmse")),
-            "best_mc": _mean(_all(records, "test_rmse_mc")),
-            "review": _mean(_all(records, "end", "test_review_rmse")),
+            "best": _mean(figures(records, "test_rmse")),
+            "best_mc": _mean(figures(records, "test_rmse_mc")),
+            "review": _mean(figures(records, "end.test_review_rmse")),
             "seeds": len(records),
         }
         for key, records in runs.items()
@@ -117,8 +95,8 @@ def interval_table(runs: Runs) -> str:
             if level == 0.9:
                 widths = [r["metrics"]["end"]["intervals"][at]["width"] for r in records]
                 row["width"] = _mean(widths, "{:.3f}")
-        row["likelihood"] = _mean(_all(records, "end", "test_log_likelihood"), "{:.3f}")
-        row["correlation"] = _mean(_all(records, "end", "uncertainty", "rank_correlation"), "{:.3f}")
+        row["likelihood"] = _mean(figures(records, "end.test_log_likelihood"), "{:.3f}")
+        row["correlation"] = _mean(figures(records, "end.uncertainty.rank_correlation"), "{:.3f}")
         halves = [_half(record) for record in records if record["metrics"]["end"]["uncertainty"]]
         row["half"] = _mean(halves)
         rows.append(row)
@@ -152,7 +130,7 @@ def findings(runs: Runs) -> list[str]:
         variational = runs.get((cell, "variational"))
         if variational is None:
             continue
-        ours = _all(variational, "end", "test_rmse_mc")
+        ours = figures(variational, "end.test_rmse_mc")
         for other in ("plain", "naive"):
             if (cell, other) in runs:
                 theirs = _end(runs[cell, other])
@@ -184,8 +162,8 @@ def _monte_carlo(records: Sequence[Record]) -> list[str]:
         ("test_rmse_mc", "the mean of the draws (MC)"),
         ("test_rmse_mc_all_words", "the mean of draws that keep all words"),
     ):
-        measured = [record for record in records if _all([record], "end", figure)]  # not all records have it
-        errors, standard = _all(measured, "end", figure), _all(measured, "end", "test_rmse")
+        measured = [record for record in records if figures([record], f"end.{figure}")]  # not all records have it
+        errors, standard = figures(measured, f"end.{figure}"), figures(measured, "end.test_rmse")
         if not errors:
             continue
         better = sum(mc <= mean for mc, mean in zip(errors, standard, strict=True))
@@ -199,7 +177,7 @@ def _monte_carlo(records: Sequence[Record]) -> list[str]:
 
 def _end(records: Sequence[Record]) -> list[float]:
     """Test errors at the end of training: with draws averaged where there are draws, else as they are."""
-    return _all(records, "end", "test_rmse_mc") or _all(records, "end", "test_rmse")
+    return figures(records, "end.test_rmse_mc") or figures(records, "end.test_rmse")
 
 
 def _range(values: Sequence[float]) -> float:
@@ -217,16 +195,16 @@ def _rise(records: Sequence[Record]) -> float:
 
 def sources(runs: Runs) -> str:
     """Where the figures were made, and every setting that is not the recipe's."""
-    devices = sorted({f"{r['device']}, torch {r['versions']['torch']}" for rs in runs.values() for r in rs})
-    changed = sorted({o for rs in runs.values() for r in rs for o in r.get("overrides") or []})
+    every = [record for records in runs.values() for record in records]
+    changed = sorted({o for r in every for o in r.get("overrides") or []})
     settings = f" Changed settings: {', '.join(changed)}." if changed else ""
-    constants = sorted({f"{r['constant_rmse']:.4f}" for rs in runs.values() for r in rs})
-    epochs = sorted({len(r["curves"]["test_rmse"]) for rs in runs.values() for r in rs})
-    samples = sorted({r["metrics"]["samples"] for rs in runs.values() for r in rs} - {0})
+    constants = sorted({f"{r['constant_rmse']:.4f}" for r in every})
+    epochs = sorted({len(r["curves"]["test_rmse"]) for r in every})
+    samples = sorted({r["metrics"]["samples"] for r in every} - {0})
     return (
         f"{' or '.join(map(str, epochs))} epochs; MC of {' or '.join(map(str, samples)) or 'no'} draws; ± is the "
         f"standard deviation over seeds; a constant gives {' or '.join(constants)}. "
-        f"From `results/`, on {'; '.join(devices)}.{settings}"
+        f"From `results/`, on {records_.devices(every)}.{settings}"
     )
 
 

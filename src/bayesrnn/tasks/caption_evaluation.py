@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from bayesrnn.tasks.captioning import Captioning
 
 CAPTIONS = "captions.json"
-CHOSEN_BY = "cider"
-"""The validation score that chooses beam and length penalty."""
 _KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
 _SIGNS = ("entropy", "mutual_information", "surprisal")
 
@@ -168,7 +166,7 @@ def _captions(
 
 
 def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix: str) -> dict[str, Any]:
-    """Scores with the setting that does best on validation, and those of all settings there."""
+    """Scores with the setting that does best on validation (mean of all five), and those of all settings there."""
     rows, tests = [], {}
     for one in found:
         setting = (one["beam"], one["length_penalty"])
@@ -177,7 +175,7 @@ def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix
             continue
         corpus, _ = _score(one, references)
         rows.append({"beam": one["beam"], "length_penalty": one["length_penalty"], **corpus, "words": _mean_words(one)})
-    best = max(rows, key=lambda row: row[CHOSEN_BY])
+    best = max(rows, key=lambda row: sum(row[name] for name in caption_scores.SCORES))
     test = tests[best["beam"], best["length_penalty"]]
     corpus, each = _score(test, references)
     values = {name: best[name] for name in ("beam", "length_penalty")}

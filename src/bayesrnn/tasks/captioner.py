@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.nn.linear import run_linear
+
 LSTMState = tuple[Tensor, Tensor]
 
 
@@ -109,4 +111,4 @@ class Captioner(nn.Module):
         hidden, state = self.rnn(self.step_drop(inputs), state)
         if features is not None:
             hidden = hidden[1:]
-        return self.decoder(self.step_drop(self.drop(hidden))), state
+        return run_linear(self.decoder, self.step_drop(self.drop(hidden))), state
