@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.data.text import Corpus, Vocabulary, batchify, windows
-from bayesrnn.tasks.language import LanguageModel, perplexity
+from bayesrnn.tasks.language import perplexity
+from bayesrnn.tasks.language_model import LanguageModel
 from bayesrnn.train.loop import Epoch, History, fit
 
 METHODS = {
