@@ -5,6 +5,7 @@ target is the mixture of the S Gaussians N(draw, sigma^2). A model without rando
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 BINS = 10
 CURVE = 20
+FEWEST = 30  # targets that a noise of their own is fitted on
 
 
 def rmse(predicted: Tensor, targets: Tensor) -> float:
@@ -84,8 +86,51 @@ def interval_figures(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[
     return found
 
 
-def uncertainty_figures(draws: Tensor, targets: Tensor) -> dict[str, Any] | None:
-    """Error against predicted uncertainty, the spread of the draws; None where all draws agree.
+def groups_of(sizes: Tensor, limits: Sequence[int]) -> list[Tensor]:
+    """Which targets (N,) have a size up to each limit and above the one before; the last limit takes all above."""
+    place = torch.bucketize(sizes, torch.tensor(list(limits[:-1]), device=sizes.device))
+    return [place == i for i in range(len(limits))]
+
+
+def noise_of_groups(draws: Tensor, targets: Tensor, groups: Sequence[Tensor]) -> list[float]:
+    """The fitted noise of each group alone; of one with fewer than ``FEWEST`` targets that of all targets."""
+    whole = fit_noise(draws, targets)
+    return [fit_noise(draws[:, g], targets[g]) if int(g.sum()) >= FEWEST else whole for g in groups]
+
+
+def group_figures(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigma: float) -> list[dict[str, Any]]:
+    """Of each group of targets: how many, error, spread of the draws, scatter of predictions and targets, coverage.
+
+    ``coverage`` is of 90% intervals with one noise sigma for all; all but ``count`` is None of a group of none.
+    """
+    import bayesrnn as br
+
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        own, truth = draws.double()[:, group], targets.double()[group]
+        if not len(truth):
+            names = ("rmse", "spread", "predictions_sd", "targets_sd", "coverage")
+            found.append({"count": 0, **dict.fromkeys(names)})
+            continue
+        low, high = intervals(own, sigma, 0.9)
+        found.append(
+            {
+                "count": len(truth),
+                "rmse": rmse(own.mean(0), truth),
+                "spread": float(own.var(0, correction=0).mean().sqrt()),
+                "predictions_sd": float(own.mean(0).std(correction=0)),
+                "targets_sd": float(truth.std(correction=0)),
+                "coverage": br.uncertainty.interval_coverage(low, high, truth),
+            }
+        )
+    return found
+
+
+def uncertainty_figures(draws: Tensor, targets: Tensor, noise: Tensor | None = None) -> dict[str, Any] | None:
+    """Error against predicted uncertainty, the spread of the draws; None where all are equally uncertain.
+
+    Args:
+        noise: (N,), a standard deviation of each target; then the uncertainty is the root of spread^2 + noise^2.
 
     Returns:
         ``risk``: RMSE of the most certain part of the predictions, for ``CURVE`` sizes of that part (``coverage``);
@@ -95,7 +140,9 @@ def uncertainty_figures(draws: Tensor, targets: Tensor) -> dict[str, Any] | None
     import bayesrnn as br
 
     spread = draws.double().std(0, correction=0)
-    if len(draws) < 2 or float(spread.max()) == 0:
+    if noise is not None:
+        spread = torch.hypot(spread, noise.to(spread))
+    if float(spread.max()) == float(spread.min()):
         return None
     squared = (draws.double().mean(0) - targets.double()).square()
     curve = br.uncertainty.risk_coverage(spread, squared)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
+_LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
 _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
 
 
@@ -294,7 +295,23 @@ class Sentiment(Task):
         found["test_log_likelihood"] = regression.log_likelihood(draws[1], test_ratings, noise)
         found["intervals"] = regression.interval_figures(draws[1], test_ratings, noise)
         found["uncertainty"] = regression.uncertainty_figures(draws[1], test_ratings)
-        return found
+        return found | self._by_length(draws[0], draws[1], noise)
+
+    def _by_length(self, valid: Tensor, test: Tensor, noise: float) -> dict[str, Any]:
+        """What pieces of few words have of error, spread and coverage; and the uncertainty with a noise by length."""
+        limits = [math.ceil(self.recipe.data.length * share) for share in _LENGTHS]
+        groups = [
+            regression.groups_of((part.tokens != reviews.PAD).sum(0).to(self.device), limits)
+            for part in (self.parts.valid, self.parts.test)
+        ]
+        n = len(self.parts.valid)
+        rows = regression.group_figures(test, self.ratings[n:], groups[1], noise)
+        own = regression.noise_of_groups(valid, self.ratings[:n], groups[0])
+        each = torch.zeros(len(self.parts.test), dtype=torch.float64, device=self.device)
+        for row, limit, sigma, group in zip(rows, limits, own, groups[1], strict=True):
+            row |= {"words": limit, "noise": sigma}
+            each[group] = sigma
+        return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_figures(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
         """Of the best epoch's weights, and under ``end`` of the last epoch's: the published figures stop nowhere."""
