@@ -129,6 +129,15 @@ def first_line(error: BaseException) -> str:
     return printable(str(error).split("\n")[0])[:200].strip() or type(error).__name__
 
 
+def lack_of_memory(error: BaseException) -> str | None:
+    """What was asked for, of an error that says that memory is short; None: it says something else."""
+    text = str(error)
+    if not isinstance(error, MemoryError) and not re.search("out of memory|allocate memory", text, re.IGNORECASE):
+        return None
+    asked = re.search(r"allocate (\d+) bytes", text)
+    return f"{int(asked.group(1)) / 1e9:,.1f} GB asked for at once" if asked else first_line(error)
+
+
 def printable(text: str) -> str:
     """Without line ends and control characters: what a file says must not steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -29,6 +29,13 @@ def run(error):
             "not enough memory (CUDA out of memory.",
         ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), 2, "use a smaller model"),
+        (
+            RuntimeError(
+                "[alloc.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to allocate 320000000000 bytes"
+            ),
+            2,
+            "bayesrnn: there is not enough memory (320.0 GB asked for at once); use a smaller model",
+        ),
         (KeyboardInterrupt(), 130, "bayesrnn: interrupted.\n"),
         (typer.Exit(7), 7, ""),
     ],

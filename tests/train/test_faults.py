@@ -503,3 +503,17 @@ def test_folders_of_a_newer_format_are_refused(train, stopped):
             train("stopped", resume=True)
         with pytest.raises(UserError, match=message):
             open_run(stopped, torch.device("cpu"))
+
+
+def test_settings_that_need_more_memory_than_there_is(monkeypatch, tmp_path):
+    class Large:
+        def __init__(self, recipe, data, device):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 320000000000 bytes.")
+
+    monkeypatch.setattr("bayesrnn.train.launch.task_class", lambda name: Large)
+    with pytest.raises(UserError, match=r"brnn-medium with these settings .* \(320.0 GB asked for at once\).*hidden"):
+        launch("brnn-medium", out=tmp_path / "run", reporter=Told(), device="cpu")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(Large, "__init__", lambda self, *given: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):  # a fault of ours stays one
+        launch("brnn-medium", out=tmp_path / "run", reporter=Told(), device="cpu")

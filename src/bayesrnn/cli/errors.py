@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 import typer
 
 from bayesrnn.errors import AlreadyTold, UserError
-from bayesrnn.reading import first_line, printable
+from bayesrnn.reading import lack_of_memory, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,10 +24,11 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
         except UserError as error:
             raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
         except (MemoryError, RuntimeError) as error:
-            if not _is_memory(error):
+            asked = lack_of_memory(error)
+            if asked is None:
                 raise
             advice = "use a smaller model, smaller batches or fewer draws."
-            raise _ended(f"there is not enough memory ({first_line(error)}); {advice}", 2) from None
+            raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
         except KeyboardInterrupt:
             raise _ended("interrupted.", 130) from None
 
@@ -43,8 +44,3 @@ def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
     if ranks is not None:
         ranks.end(line, status)
     return typer.Exit(status)
-
-
-def _is_memory(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text

@@ -248,7 +248,7 @@ def _values(kinds: dict[str, Any], values: Any, where: str, prefix: str) -> dict
     for key, value in values.items():
         if key not in kinds:
             name = key if isinstance(key, str) and len(key) <= 60 and key.isprintable() else shown(key)
-            raise UserError(f"{where}: there is no key {prefix}{name}{_nearest(name, list(kinds), prefix)}.")
+            raise UserError(_sentence(f"{where}: there is no key {prefix}{name}{_nearest(name, list(kinds), prefix)}"))
         if dataclasses.is_dataclass(kinds[key]):
             hints = typing.get_type_hints(kinds[key])
             made[key] = kinds[key](**_values(hints, value, where, f"{prefix}{key}."))
@@ -258,8 +258,21 @@ def _values(kinds: dict[str, Any], values: Any, where: str, prefix: str) -> dict
 
 
 def _nearest(key: str, names: list[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
+    near = _near(key, names)
+    if near:
+        return f"; did you mean {prefix}{near}?"
+    where = prefix.rstrip(".") or "a recipe"
+    return f"; {where} has {', '.join(names) or 'no keys'}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith("?") else f"{text}."
+
+
+def _near(key: str, names: list[str]) -> str:
+    """The name that the key is a slip of; empty: none is that near."""
+    found = difflib.get_close_matches(key[:60], names, n=1, cutoff=0.65)
+    return found[0] if found else ""
 
 
 def _typed(value: Any, kind: Any, key: str, where: str) -> Any:
@@ -302,11 +315,32 @@ def full_key(recipe: Recipe, key: str) -> str:
         raise UserError(f"{key} is in several sections; write one of {', '.join(ends)}.")
     if ends:
         return ends[0]
-    shorts = {k.rpartition(".")[2]: k for k in known}
-    near = difflib.get_close_matches(key, [*known, *shorts], n=1, cutoff=0.4)
-    hint = f"; did you mean {shorts.get(near[0], near[0])}?" if near else ""
     name = key if len(key) <= 60 and key.isprintable() else shown(key)
-    raise UserError(f"There is no key {name}{hint or '.'}")
+    raise UserError(_sentence(f"There is no key {name}{_known(recipe, key, known)}"))
+
+
+def _known(recipe: Recipe, key: str, known: list[str]) -> str:
+    """What may have been meant by an unknown dotted key: the nearest, if one is near, or what there is."""
+    sections = [name for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)]
+    there = f"sections are {', '.join(sections)}"
+    section, dot, leaf = key.partition(".")
+    if key in sections:
+        return f"; it is a section, and has {_names(recipe, key)}"
+    if not dot:
+        shorts = {k.rpartition(".")[2]: k for k in known}
+        near = _near(key, list(shorts))
+        return f"; did you mean {shorts[near]}?" if near else f"; keys are written SECTION.KEY, and {there}"
+    if section in sections:
+        near = _near(leaf, [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")])
+        return f"; did you mean {section}.{near}?" if near else f"; {section} has {_names(recipe, section)}"
+    near = _near(section, sections)
+    if near and f"{near}.{leaf}" in known:
+        return f"; did you mean {near}.{leaf}?"
+    return f"; {there}"
+
+
+def _names(recipe: Recipe, section: str) -> str:
+    return ", ".join(item.name for item in dataclasses.fields(getattr(recipe, section))) or "no keys"
 
 
 def override(recipe: Recipe, assignments: list[str]) -> Recipe:
@@ -314,7 +348,7 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
     values = dataclasses.asdict(recipe)
     for text in assignments:
         key, equals, value = text.partition("=")
-        if not equals:
+        if not equals or not key:
             raise UserError(f"{shown(text)} is no override; write key=value, such as train.epochs=2.")
         full = full_key(recipe, key)
         if full == "task":

@@ -13,7 +13,7 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.reading import read_json
+from bayesrnn.reading import lack_of_memory, read_json
 from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import Task, task_class
 from bayesrnn.tasks.trained import check_files
@@ -130,7 +130,16 @@ class _Silent:
 def _task(name: str, overrides: list[str], data: str | None, device: torch.device, ranks: Ranks) -> Task:
     """The recipe's task on its data, of which this rank has its part."""
     recipe = recipes.override(recipes.load(name), overrides)
-    task = task_class(recipe.task)(recipe, data, device)
+    try:
+        task = task_class(recipe.task)(recipe, data, device)
+    except (MemoryError, RuntimeError) as error:
+        asked = lack_of_memory(error)
+        if asked is None:
+            raise
+        raise UserError(
+            f"{name} with these settings needs more memory than there is ({asked}), before any model is made; "
+            "choose smaller settings of model and data, such as model.hidden or data.batch_size."
+        ) from None
     outlined = sizes.outline(type(task), recipe, task.files(), where=f"{name}, on this {task.source},")
     if outlined is not None:
         sizes.check_memory(outlined)
