@@ -107,7 +107,7 @@ def settings_table(runs: Runs) -> str:
                 if f"beam{suffix}" in metrics:
                     penalty = metrics[f"length_penalty{suffix}"]
                     found[how] = f"{metrics[f'beam{suffix}']} / {penalty:g}"
-                    found[f"cider_{how}"] = metrics[f"valid_cider{suffix}"]
+                    found[f"score_{how}"] = statistics.fmean(metrics[f"valid_{key}{suffix}"] for key in SCORES)
             found["seconds"] = metrics["train_seconds"]
             found["changed"] = ", ".join(changed_settings(record)) or None
             rows.append(found)
@@ -117,9 +117,9 @@ def settings_table(runs: Runs) -> str:
         Column("epoch", "best epoch"),
         Column("perplexity", "perplexity", "{:.2f}"),
         Column("mean", "beam / length penalty, mean"),
-        Column("cider_mean", "CIDEr", "{:.1f}"),
+        Column("score_mean", "mean of scores", "{:.1f}"),
         Column("draws", "draws"),
-        Column("cider_draws", "CIDEr", "{:.1f}"),
+        Column("score_draws", "mean of scores", "{:.1f}"),
         Column("seconds", "seconds of training", "{:,.0f}"),
         *changes,
     )
