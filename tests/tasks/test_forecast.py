@@ -15,6 +15,7 @@ from bayesrnn.data.frames import Cut, Frame
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import forecast as task_file
 from bayesrnn.tasks.forecast import Forecast, ForecastModel, GaussianHeads, Model, Plan, prior_cost
+from bayesrnn.tasks.forecast_plan import kept_series
 from bayesrnn.tasks.forecaster import (
     Forecaster,
     _summary,
@@ -381,6 +382,56 @@ class TestTask:
         files = task.files()
         assert set(files) == {"frame.json", "series.csv"}
         assert Plan.from_json(files["frame.json"]) == task.plan
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"season": 0}, "season should be a number of steps, not 0"),
+            ({"cut": [1, 2]}, "cut should be three steps"),
+            ({"cut": [80, 70, 90]}, "cut should be three steps"),
+            ({"cut": 5}, "cut should be three steps"),
+            ({"columns": []}, "columns should be a list of names"),
+            ({"columns": ["level", "more"]}, "frame.center should be 2 numbers"),
+            ({"nope": 1}, "it should have columns, cut, season and frame"),
+            ({"frame": [1]}, "frame should have window, horizon, lag, log, center"),
+            ({"frame.window": 0}, "frame.window should be a whole number of at least 1, not 0"),
+            ({"frame.horizon": True}, "frame.horizon should be a whole number of at least 1, not True"),
+            ({"frame.lag": 10**6}, "together are longer than the training part"),
+            ({"frame.log": "yes"}, "frame.log should be true or false"),
+            ({"frame.spread": [0.0]}, "frame.spread should be above 0"),
+            ({"frame.target_center": [math.nan] * 3}, "frame.target_center should be 3 numbers"),
+        ],
+    )
+    def test_a_damaged_plan_is_named(self, series, change, said):
+        about = json.loads(
+            Forecast(recipes.override(recipes.load("forecast"), SMALL), series, CPU).files()["frame.json"]
+        )
+        for key, value in change.items():
+            section, _, name = key.rpartition(".")
+            (about[section] if section else about)[name] = value
+        with pytest.raises(UserError, match=f"^frame.json of this run is damaged .*{said}.*train again.$"):
+            Plan.from_json(json.dumps(about).encode())
+
+    @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe\x00", b"[" * 999, b'{"a": 1, "a": 2}'])
+    def test_a_plan_that_is_none(self, text):
+        with pytest.raises(UserError, match=r"^frame.json of this run is damaged \(it "):
+            Plan.from_json(text)
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"", "it is empty"),
+            (b"\xff\x00", "not UTF-8"),
+            (None, "it has 40 steps of level, and frame.json is for 160"),
+        ],
+    )
+    def test_a_damaged_series_is_named(self, series, content, said):
+        task = Forecast(recipes.override(recipes.load("forecast"), SMALL), series, CPU)
+        whole = task.files()
+        assert kept_series(whole, task.plan, name="wave").name == "wave"
+        half = b"\n".join(whole["series.csv"].splitlines()[:41])
+        with pytest.raises(UserError, match=f"^series.csv of this run is damaged .*{said}"):
+            kept_series({**whole, "series.csv": half if content is None else content}, task.plan, name="wave")
 
     @pytest.mark.parametrize(("difference", "lag"), [("none", 0), ("last", 1), ("season", 8)])
     def test_differences(self, series, difference, lag):

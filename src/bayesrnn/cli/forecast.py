@@ -50,10 +50,11 @@ def forecast(
 
     from bayesrnn.data.series import Series
     from bayesrnn.errors import UserError
-    from bayesrnn.tasks.forecast import Plan, forecaster, read_series
+    from bayesrnn.tasks.forecast import forecaster, read_series
+    from bayesrnn.tasks.forecast_plan import FRAME, Plan, kept_series
 
-    plan = Plan.from_json(trained.files["frame.json"])
-    series = own = _own(trained)
+    plan = Plan.from_json(trained.files[FRAME])
+    series = own = kept_series(trained.files, plan, name=Path(trained.config["data"]).stem)
     if data is not None:
         series, file = read_series(data, trained.recipe.data), Path(data).name
         if tuple(series.columns) != plan.columns:
@@ -94,13 +95,6 @@ def forecast(
         "rows": rows,
         "past": {"labels": labels, "values": series.target[-shown:].tolist()},
     }
-
-
-def _own(trained: Any) -> Any:
-    """The series as the run kept it."""
-    from bayesrnn.data.series import parse_csv
-
-    return parse_csv(trained.files["series.csv"], name=Path(trained.config["data"]).stem, covariates="all")
 
 
 def _plot(found: dict[str, Any], path: Path) -> None:

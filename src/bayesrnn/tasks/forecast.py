@@ -1,22 +1,22 @@
 """Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
 
-import json
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.data.frames import Cut, Frame, choose_lag, gather, season_of
+from bayesrnn.data.frames import gather
 from bayesrnn.data.series import Series, mauna_loa, read_csv
 from bayesrnn.data.tables import naming
 from bayesrnn.errors import UserError
 from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive, rate
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.tasks.forecast_plan import FRAME, SERIES, Plan
 from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
 
 _ROOT = 0.5 * math.log(2 * math.pi)
@@ -138,55 +138,6 @@ def prior_cost(model: nn.Module, sigma: float) -> Tensor:
     return torch.stack(squares).sum() / (2 * sigma**2)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the data decided: parts, season, and the frame of windows. Kept in the run folder as frame.json."""
-
-    columns: tuple[str, ...]
-    cut: Cut
-    season: int
-    frame: Frame
-
-    @classmethod
-    def of(cls, series: Series, settings: Data) -> "Plan":
-        values = torch.from_numpy(series.values).unsqueeze(1)
-        length, horizon = len(series), settings.horizon
-        suggested = settings.season or series.grid.season
-        window = settings.window or min(max(24, suggested), 96)
-        cut = Cut.of(length, valid=settings.valid, test=settings.test, window=window, horizon=horizon)
-        season = season_of(values[:, 0, 0], cut, suggested)
-        lags = {"none": [0], "last": [1], "season": [season], "auto": sorted({0, 1, season})}[settings.difference]
-        lag = lags[0]
-        if len(lags) > 1:
-            lag = choose_lag(values, cut, lags, window=window, horizon=horizon, log=settings.log)
-        frame = Frame.fit(values, cut, window=window, horizon=horizon, lag=lag, log=settings.log)
-        return cls(tuple(series.columns), cut, season, frame)
-
-    def moved(self, steps: int) -> "Plan":
-        """The same for values that begin so many steps later."""
-        cut = Cut(*(max(0, end - steps) for end in (self.cut.train, self.cut.valid, self.cut.length)))
-        return replace(self, cut=cut)
-
-    def to_json(self) -> str:
-        about = {
-            "columns": list(self.columns),
-            "cut": [self.cut.train, self.cut.valid, self.cut.length],
-            "season": self.season,
-            "frame": {k: _rounded(v) for k, v in self.frame.settings().items()},
-        }
-        return json.dumps(about, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: bytes) -> "Plan":
-        about = json.loads(text)
-        return cls(tuple(about["columns"]), Cut(*about["cut"]), about["season"], Frame.of(about["frame"]))
-
-
-def _rounded(value: object) -> object:
-    """Ten digits: the same on machines that add up in another order."""
-    return [float(f"{v:.10g}") for v in value] if isinstance(value, tuple) else value
-
-
 class Forecast(Task):
     """A CSV file, or carbon dioxide at Mauna Loa, and forecasts of it for H steps ahead."""
 
@@ -217,7 +168,7 @@ class Forecast(Task):
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
-        plan = Plan.from_json(files["frame.json"])
+        plan = Plan.from_json(files[FRAME])
         plain = ForecastModel(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
 
@@ -228,7 +179,7 @@ class Forecast(Task):
         self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
 
     def files(self) -> dict[str, bytes]:
-        return {"frame.json": self.plan.to_json().encode(), "series.csv": self.series.to_csv().encode()}
+        return {FRAME: self.plan.to_json().encode(), SERIES: self.series.to_csv().encode()}
 
     def tensors(self) -> dict[str, Tensor]:
         return self.minibatches.tensors()

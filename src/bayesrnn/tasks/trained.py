@@ -60,8 +60,8 @@ def check_files(task: Task, before: Files, *, advice: str) -> None:
         if content != before[name]:
             here, there = (part.count(b"\n") for part in (content, before[name]))
             raise UserError(
-                f"The {Path(name).stem} of this {task.source} ({here:,} lines) is not that of the run ({there:,}); "
-                f"{advice}."
+                f"The {Path(name).stem} of this {task.source} ({here:,} lines) is not that of the run ({name}, "
+                f"{there:,} lines); {advice}."
             )
 
 
