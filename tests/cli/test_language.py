@@ -154,3 +154,21 @@ def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):
     assert result.exit_code == 2
     assert "not a whole checkpoint" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_an_interrupted_run_says_how_to_go_on(text_folder, tmp_path, monkeypatch):
+    from bayesrnn.train import engine
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    words = ["train", "brnn-medium", "--data", text_folder, "--out", tmp_path / "run", "--device", "cpu", *TINY]
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.Run, "train", stop)
+        result = invoke(*words)
+    assert result.exit_code == 130
+    assert result.stderr == "bayesrnn: interrupted.\n"
+    assert f"the same command with --resume goes on in {tmp_path / 'run'}" in result.stdout
+    again = invoke(*words, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "Stopped" not in again.stdout

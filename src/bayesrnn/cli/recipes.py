@@ -38,7 +38,9 @@ def command() -> None:
         flat = [{**row["figures"], **row} for row in rows]
         shown = f": {measure} in the papers" if any(values.values()) else ""
         console.print(f"{task}{shown}", style="italic")
-        console.print(rich_table(flat, columns))
+        table = rich_table(flat, columns)
+        table.columns[-1].justify = "left"
+        console.print(table)
     console.print("Train one: bayesrnn train RECIPE --data FOLDER", soft_wrap=True)
 
 

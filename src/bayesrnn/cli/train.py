@@ -45,25 +45,31 @@ def command(
     from bayesrnn.cli.console import plain_console
     from bayesrnn.train.launch import launch
     from bayesrnn.train.ranks import join
+    from bayesrnn.train.run_folder import MARKER
 
     console = plain_console()
     where = out or Path("runs") / Path(recipe).stem / str(seed)
     ranks = join(device, devices)
     with reporter(console) if ranks.first else nullcontext(Lines(console)) as told:
-        record = launch(
-            recipe,
-            out=where,
-            reporter=told,
-            data=data,
-            overrides=overrides,
-            seed=seed,
-            device=device,
-            resume=resume,
-            force=force,
-            graph=graph,
-            command=shlex.join(["bayesrnn", *sys.argv[1:]]),
-            ranks=ranks,
-        )
+        try:
+            record = launch(
+                recipe,
+                out=where,
+                reporter=told,
+                data=data,
+                overrides=overrides,
+                seed=seed,
+                device=device,
+                resume=resume,
+                force=force,
+                graph=graph,
+                command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+                ranks=ranks,
+            )
+        except KeyboardInterrupt:
+            if ranks.first and (where / MARKER).exists():
+                told.say(f"Stopped; the same command with --resume goes on in {where}.")
+            raise
     ranks.leave()
     if not ranks.first:
         return
