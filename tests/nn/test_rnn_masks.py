@@ -261,3 +261,38 @@ def test_the_mean_over_draws_is_the_input_s_own_product():
     mean = torch.stack([input_mask(layer, rows=50)[0] for _ in range(100)]).mean()
     # 100,000 multipliers of variance 3/7: standard error 0.0021; a missing 1 / (1 - p) would give 0.7
     assert abs(mean - 1) < 5 * 0.0021
+
+
+def test_rates_can_be_changed_after_construction():
+    layer, x = br.LSTM(3, 4, input_dropout=0.2), torch.randn(5, 2, 3)
+    layer.input_dropout, layer.recurrent_dropout, layer.tied = 0.5, 0.25, False
+    layer.noise, layer.share, layer.cell_dropout, layer.weight_dropout = "gaussian", "batch", 0.1, 0.3
+    wanted = br.LSTM(
+        3, 4, input_dropout=0.5, recurrent_dropout=0.25, weight_dropout=0.3, cell_dropout=0.1, tied=False,
+        noise="gaussian", share="batch",
+    )  # fmt: skip
+    assert layer.rates == wanted.rates
+    assert (layer.input_dropout, layer.tied, layer.noise) == (0.5, False, "gaussian")
+    wanted.load_state_dict(layer.state_dict())
+    found = []
+    for each in (layer, wanted):
+        with br.draw(each, seed=1):
+            found.append(each(x)[0])
+    assert torch.equal(*found)
+    layer.input_dropout = layer.recurrent_dropout = layer.weight_dropout = layer.cell_dropout = 0.0
+    plain = torch.nn.LSTM(3, 4)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x)[0], plain(x)[0])
+
+
+def test_a_changed_rate_is_checked_as_in_the_constructor():
+    layer = br.GRU(3, 4, recurrent_dropout=0.2)
+    for name, value, message in (
+        ("input_dropout", 1.0, "input_dropout must be a number in"),
+        ("noise", "uniform", "noise must be one of"),
+        ("tied", "yes", "tied must be one of"),
+        ("cell_dropout", 0.5, "cell_dropout is of br.LSTM: a GRU has no cell state"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            setattr(layer, name, value)
+    assert layer.rates == br.GRU(3, 4, recurrent_dropout=0.2).rates

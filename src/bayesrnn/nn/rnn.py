@@ -8,6 +8,7 @@ numbers from torch.nn's kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,10 +44,26 @@ else:
     _Base = object
 
 
+def _setting(name: str) -> Any:
+    """A keyword of the constructor as an attribute: it can be read, and set to another value that is checked alike."""
+
+    def set_it(layer: Any, value: Any) -> None:
+        layer._set_rates(**{**asdict(layer.rates), name: value})
+
+    return property(lambda layer: getattr(layer.rates, name), set_it, doc=f"`{name}` of the constructor.")
+
+
 class _Noisy(_Base):
     """What the three layers share. A mixin before torch.nn's class."""
 
     rates: layered.Rates
+    input_dropout = _setting("input_dropout")
+    recurrent_dropout = _setting("recurrent_dropout")
+    weight_dropout = _setting("weight_dropout")
+    cell_dropout = _setting("cell_dropout")
+    tied = _setting("tied")
+    noise = _setting("noise")
+    share = _setting("share")
 
     def _set_rates(self, *, cell_dropout: float = 0.0, **rates: Any) -> None:
         for name in ("input_dropout", "recurrent_dropout", "weight_dropout"):
@@ -55,6 +72,8 @@ class _Noisy(_Base):
         draws.check_choice("share", rates["share"], ("sequence", "batch"))
         draws.check_choice("tied", rates["tied"], (True, False))
         rates["cell_dropout"] = draws.check_probability("cell_dropout", cell_dropout)
+        if cell_dropout and self.mode != "LSTM":
+            raise ValueError(f"cell_dropout is of br.LSTM: a {layered.cell_of(self)} has no cell state")
         self.rates = layered.Rates(**rates)
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:  # type: ignore[override]
