@@ -156,3 +156,12 @@ def test_kl_gradients_are_weight_decay():
     br.kl(model, length_scale=2.0).backward()
     torch.testing.assert_close(model.weight_ih_l0.grad, 0.8 * 4.0 * model.weight_ih_l0.detach())
     assert model.weight_hh_l0.grad is None
+
+
+@pytest.mark.parametrize("length_scale", [-1, 0, math.nan, math.inf, "1", True])
+def test_a_length_scale_is_a_positive_number(length_scale):
+    model = br.LSTM(3, 4, input_dropout=0.2)
+    with pytest.raises(ValueError, match="length_scale must be a positive number"):
+        br.kl(model, length_scale=length_scale)
+    with pytest.raises(ValueError, match="length_scale must be a positive number"):
+        br.ELBO(model, br.Categorical(), num_data=5, length_scale=length_scale)

@@ -91,3 +91,31 @@ def test_wrong_shapes_and_types_say_what_to_do():
     for sigma in (0, -1, math.nan):
         with pytest.raises(ValueError, match="sigma must be a positive number"):
             br.Gaussian(sigma)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8, torch.bool])
+def test_class_indices_may_be_of_any_whole_type(kind):
+    logits, target = torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
+    assert torch.equal(br.Categorical().nll(logits, target.to(kind)), br.Categorical().nll(logits, target))
+
+
+@pytest.mark.parametrize(("classes", "said"), [([0, 3], "got 0 to 3"), ([-1, 2], "got -1 to 2")])
+def test_targets_that_are_no_class_are_named(classes, said):
+    logits, target = torch.randn(2, 3), torch.tensor(classes)
+    for check in (br.Categorical().nll, br.Categorical()._check_range):
+        with pytest.raises(ValueError, match=f"targets must be classes from 0 to 2, as the output has 3, {said}"):
+            check(logits, target)
+    ignoring = br.Categorical(ignore_index=3 if 3 in classes else -1)
+    assert ignoring.nll(logits, target).isfinite()
+    ignoring._check_range(logits, target)
+    ignoring._check_range(logits[:0], target[:0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_targets_that_are_no_class_are_named_before_a_gpu_stops():
+    model = torch.nn.Linear(2, 3, device="cuda")
+    elbo = br.ELBO(model, br.Categorical(), num_data=5)
+    with pytest.raises(ValueError, match="targets must be classes from 0 to 2"):
+        elbo(model(torch.ones(2, 2, device="cuda")), torch.tensor([0, 3], device="cuda"))
+    assert elbo(model(torch.ones(2, 2, device="cuda")), torch.tensor([0, 2], device="cuda")).loss.isfinite()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.draws import is_number, is_whole
-from bayesrnn.likelihoods import Likelihood
+from bayesrnn.likelihoods import Categorical, Likelihood
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class ELBO(nn.Module):
             raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
         self.model, self.likelihood = model, likelihood
         self.num_data = int(num_data) if is_whole(num_data) else float(num_data)
-        self.length_scale, self.check_finite = length_scale, check_finite
+        self.length_scale, self.check_finite = _check_length_scale(length_scale), check_finite
 
     def forward(self, output: Any, target: Any) -> Terms:
         """`output` is what the model returned (of a tuple, the first part), `target` what it should say.
@@ -79,6 +80,8 @@ class ELBO(nn.Module):
         if isinstance(output, (tuple, list)) and not isinstance(output, PackedSequence):
             output = output[0]
         output, target = (p.data if isinstance(p, PackedSequence) else p for p in (output, target))
+        if self.check_finite and isinstance(self.likelihood, Categorical) and not _capturing(output):
+            self.likelihood.check(output, target)
         nll = self.likelihood.nll(output, target)
         divergence = kl(self.model, length_scale=self.length_scale).to(nll.device)
         sharpening = nll.new_zeros(())
@@ -104,6 +107,12 @@ class ELBO(nn.Module):
         return Terms(loss=loss, nll=nll, kl=divergence, sharpening=sharpening)
 
 
+def _check_length_scale(value: float) -> float:
+    if not is_number(value) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"length_scale must be a positive number, got {value!r}: the prior is N(0, 1 / l^2)")
+    return float(value)
+
+
 def _capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
@@ -119,6 +128,7 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
         model: any module; posteriors and noisy layers are found however deep they sit.
         length_scale: l, the prior length scale of dropout posteriors: the prior is N(0, 1 / l^2).
     """
+    length_scale = _check_length_scale(length_scale)
     terms: list[Tensor] = []
     module: Any
     # a weight with a posterior of its own has its KL there, also inside a layer with dropout

@@ -17,7 +17,7 @@ class Categorical(nn.Module):
     Args:
         ignore_index: targets of this value do not count (padding).
 
-    Shapes: output (..., classes) logits, target (...) of class indices.
+    Shapes: output (..., classes) logits, target (...) of class indices, whole numbers of any type.
     """
 
     def __init__(self, ignore_index: int = -100) -> None:
@@ -35,12 +35,33 @@ class Categorical(nn.Module):
             raise ValueError(
                 "targets of br.Categorical are class indices (torch.long); for real values use br.Gaussian"
             )
-        return F.cross_entropy(
-            output.flatten(0, -2) if output.ndim > 1 else output.unsqueeze(0),
-            target.flatten(),
-            ignore_index=self.ignore_index,
-            reduction="sum",
-        )
+        try:
+            return F.cross_entropy(
+                output.flatten(0, -2) if output.ndim > 1 else output.unsqueeze(0),
+                target.flatten().long(),
+                ignore_index=self.ignore_index,
+                reduction="sum",
+            )
+        except IndexError:
+            self._check_range(output, target)
+            raise
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raise where a target is no class of the output. On a CPU `nll` does; on a GPU torch would stop the process,
+        and looking waits for the device: `br.ELBO` does it unless `check_finite` is False."""
+        if output.is_cuda and target.numel() and not target.is_floating_point():
+            self._check_range(output, target)
+
+    def _check_range(self, output: Tensor, target: Tensor) -> None:
+        counted = target[target != self.ignore_index]
+        if not counted.numel():
+            return
+        lowest, highest, classes = int(counted.min()), int(counted.max()), output.shape[-1]
+        if lowest < 0 or highest >= classes:
+            raise ValueError(
+                f"targets must be classes from 0 to {classes - 1}, as the output has {classes}, "
+                f"got {lowest} to {highest}: check the labels, or set ignore_index for padding"
+            )
 
     def count(self, target: Tensor) -> int | Tensor:
         """Number of targets that count."""

@@ -521,3 +521,19 @@ def test_the_kl_in_half_precision(sigma):
     half = q.half()
     half(x.half())
     assert float(br.kl(half).detach()) == pytest.approx(float(exact), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("spread", "message"),
+    [
+        ((0.2, 0.1), "write the smaller one first"),
+        ((0.1, 0.2, 0.3), "a number or a pair"),
+        ({"weight": (0.2, 0.1), "*": 0.1}, "write the smaller one first"),
+        ((0.1, -0.2), "must be a positive number"),
+    ],
+)
+def test_a_spread_of_first_sigmas_goes_from_low_to_high(spread, message):
+    with pytest.raises(ValueError, match=f"init_sigma.*{message}"):
+        br.BayesByBackprop(nn.Linear(2, 2), init_sigma=spread)
+    q = br.BayesByBackprop(nn.Linear(2, 2), init_sigma=[0.1, 0.2])
+    assert all(s.min() >= 0.1 and s.max() <= 0.2 for _, _, s in q.named_posteriors())

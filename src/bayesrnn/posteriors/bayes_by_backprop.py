@@ -264,9 +264,12 @@ def _initial_rho(weight: Weight, init_sigma: Spread | Mapping[str, Spread]) -> T
         spread = next((s for pattern, s in init_sigma.items() if fnmatchcase(weight.name, pattern)), None)
         if spread is None:
             raise ValueError(f"init_sigma has no pattern for {weight.name!r}: add a last one '*'")
-    low, high = spread if isinstance(spread, tuple) else (spread, spread)
-    low = inverse_softplus(_check_sigma("init_sigma", low))
-    high = inverse_softplus(_check_sigma("init_sigma", high))
+    ends = tuple(spread) if isinstance(spread, (tuple, list)) else (spread, spread)
+    if len(ends) != 2:
+        raise ValueError(f"init_sigma must be a number or a pair (low, high), got {spread!r}")
+    low, high = (inverse_softplus(_check_sigma("init_sigma", sigma)) for sigma in ends)
+    if low > high:
+        raise ValueError(f"init_sigma is a pair (low, high), got {spread!r}: write the smaller one first")
     return torch.empty_like(weight.mean, requires_grad=False).uniform_(low, high)
 
 
