@@ -1,6 +1,7 @@
 """`br.predict`: the same draws however the work is cut, right averages, and nothing left changed behind."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import bayesrnn as br
-from bayesrnn import montecarlo
+from bayesrnn import footprint, montecarlo
 from bayesrnn.draws import Draw
 
 
@@ -355,7 +356,7 @@ def test_fold_of_torch_dropout_has_the_same_law_as_torch_itself():
 def test_batched_weight_draws_equal_sequential_ones(module, x):
     q = br.BayesByBackprop(module, init_sigma=0.3).eval()
     with torch.no_grad():
-        batched = montecarlo.batched_weight_draws(q, x, (), [Draw(s) for s in (1, 2, 3)])
+        batched = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(s) for s in (1, 2, 3)])
         for k, seed in enumerate((1, 2, 3)):
             with br.draw(q, seed=seed):
                 out = q(x)
@@ -424,8 +425,12 @@ def test_bad_input_says_what_is_wrong():
     for samples in (0, -1, 2.5, True, None):
         with pytest.raises(ValueError, match="samples must be a whole number of draws, at least 1"):
             br.predict(model, x, samples=samples)
-    with pytest.raises(ValueError, match="memory_limit must be a positive"):
-        br.predict(model, x, memory_limit=0)
+    for limit in (0, "1 GB", math.nan):
+        with pytest.raises(ValueError, match="memory_limit must be a positive"):
+            br.predict(model, x, memory_limit=limit)
+    for axis in ("a", 2, -1, 0.5, True):
+        with pytest.raises(ValueError, match="batch_dim must be an axis of the input, a whole number from 0 below 2"):
+            br.predict(model, x, batch_dim=axis)
     for bad in (math.nan, math.inf):
         broken = x.clone()
         broken[2, 1] = bad
@@ -495,7 +500,7 @@ def test_threads_that_predict_with_one_model_take_turns():
 
 
 def test_memory_is_a_quarter_of_what_a_gpu_has_free_and_a_gib_elsewhere(monkeypatch):
-    assert montecarlo._memory(nn.Linear(2, 2)) == montecarlo._memory(nn.Sequential()) == 1 << 30
+    assert footprint.default_limit(nn.Linear(2, 2)) == footprint.default_limit(nn.Sequential()) == 1 << 30
 
     class OnAGPU:
         device = torch.device("cuda")
@@ -507,7 +512,7 @@ def test_memory_is_a_quarter_of_what_a_gpu_has_free_and_a_gib_elsewhere(monkeypa
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
     for free, expected in ((10 << 30, 3 << 30), (0, 1 << 30)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 << 30))
-        assert montecarlo._memory(OnAGPU()) == expected
+        assert footprint.default_limit(OnAGPU()) == expected
 
 
 def test_draws_of_whole_weights_are_cut_into_few_batches_of_one_size(monkeypatch):
@@ -522,9 +527,9 @@ def test_draws_of_whole_weights_are_cut_into_few_batches_of_one_size(monkeypatch
     whole = br.predict(q, x, samples=30, seed=1)
     assert sizes == [4, 26]
     sizes.clear()
-    # one draw: 15 weights and 15 outputs of the layer, which is the whole module, 4 bytes each
-    cut = br.predict(q, x, samples=30, seed=1, memory_limit=10 * 4 * (15 + 15))
-    assert sizes == [4, 9, 9, 8]
+    # one draw: 15 weights and three times the 15 outputs, 4 bytes each; six times the outputs for the averages
+    cut = br.predict(q, x, samples=30, seed=1, memory_limit=10 * 4 * (15 + 3 * 15) + 4 * 6 * 15)
+    assert sizes == [10, 10, 9]  # after one alone, as little memory is left
     torch.testing.assert_close(cut.samples, whole.samples)
     sizes.clear()
     br.predict(q, x, samples=1, seed=1)
@@ -556,3 +561,39 @@ def test_samples_may_be_numpys():
     for wrong in (np.int64(0), np.float64(3), np.bool_(True), True):
         with pytest.raises(ValueError, match="samples must be a whole number of draws"):
             br.predict(q, x, samples=wrong)
+
+
+@pytest.mark.parametrize("rnn", [br.LSTM(4, 5, **NOISE), nn.LSTM(4, 5)])
+@pytest.mark.parametrize("bayesian", [False, True])
+def test_keyword_arguments_go_to_the_model(rnn, bayesian):
+    torch.manual_seed(0)
+    model, x = Tagger(rnn).eval(), tokens(6, 3)
+    if bayesian:
+        model = br.BayesByBackprop(model, init_sigma=0.3)
+    state = tuple(torch.randn(1, 3, 5) for _ in range(2))
+    by_place = br.predict(model, x, state, samples=6, seed=1)
+    by_name = br.predict(model, x, samples=6, seed=1, kwargs={"state": state})
+    assert torch.equal(by_name.samples, by_place.samples)
+    assert not torch.allclose(by_name.samples, br.predict(model, x, samples=6, seed=1).samples)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stat'"):
+        br.predict(model, x, kwargs={"stat": state})
+    broken = (state[0], torch.full_like(state[1], math.nan))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        br.predict(model, x, kwargs={"state": broken})
+
+
+def test_users_do_not_see_what_vmap_says_about_its_speed(monkeypatch):
+    class Renormed(nn.Linear):
+        def forward(self, x):
+            return torch.renorm(super().forward(x), 2, 0, 1.0)
+
+    q, x = br.BayesByBackprop(Renormed(4, 3), init_sigma=0.3).eval(), reals(5, 4)
+    with pytest.warns(UserWarning, match="There is a performance drop"):
+        torch.vmap(lambda t: torch.renorm(t, 2, 0, 1.0))(torch.randn(2, 4, 4))
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        many = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(1), Draw(2)])
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
+    one = montecarlo._one(q, x, montecarlo.Rest(), Draw(1))
+    torch.testing.assert_close(many[0], one)

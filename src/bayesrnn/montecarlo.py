@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from numbers import Integral
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bayesrnn import draws, kernels
+from bayesrnn import draws, footprint, kernels
 from bayesrnn.draws import Draw, Stacked, Unfoldable
 from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
 from bayesrnn.nn import Dropout, Embedding, SequenceDropout, layered
@@ -22,9 +24,9 @@ from bayesrnn.nn.plain import folded_torch_noise, seeded_torch_noise
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import Prediction, Summary
 
-_GIB = 1 << 30
 _SMALL = 1 << 20  # weights up to which draws are batched on a CPU
-_FIRST = 4  # draws of whole weights in the first batch, which shows how much memory one takes
+_FIRST = 4  # draws of whole weights in the first batch, which shows how much memory one takes;
+_ROOMY = 64  # 1 where the memory limit is not this many times the weights
 _AT_ONCE = 1 << 25  # bytes of one batch of draws there, which stay reserved: more is not faster
 
 
@@ -39,6 +41,7 @@ def predict(
     memory_limit: int | None = None,
     keep_samples: bool = True,
     progress: bool | Callable[[int, int], None] = False,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Prediction:
     """Predict with `samples` draws of the weights, averaging probabilities (not logits).
 
@@ -57,11 +60,12 @@ def predict(
             Gaussian without observation noise.
         batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
             takes (T, B, …), else 0.
-        memory_limit: bytes that the draws of one chunk may take (roughly). None: 1 GiB, on a GPU a quarter of what is
-            free if that is more.
+        memory_limit: bytes that the draws of one chunk may take, by an estimate; one draw always runs, and what
+            `keep_samples` keeps comes on top. None: 1 GiB, on a GPU a quarter of what is free if that is more.
         keep_samples: False: keep the running averages only, for outputs too large to hold for every draw; then
             `.samples` and `.interval` are not available.
         progress: True: a progress bar; or a function called with (draws done, draws in all).
+        kwargs: keyword arguments of the model, such as `{"hx": state}`; tensors among them as in `args`.
 
     Returns:
         A `Prediction`; its tensors have the shape of the model's output.
@@ -71,14 +75,15 @@ def predict(
     samples = int(samples)
     if seed is not None and not isinstance(seed, Integral):
         raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
-    if memory_limit is not None and memory_limit <= 0:
+    if memory_limit is not None and not (draws.is_number(memory_limit) and memory_limit > 0):
         raise ValueError(f"memory_limit must be a positive number of bytes, got {memory_limit!r}")
-    for part in _tensors((x, args)):
+    rest = Rest(args, dict(kwargs or {}))
+    for part in footprint.tensors((x, *rest)):
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise ValueError("the input has NaN or infinite values: clean or mask them before predicting")
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
     seeds = [_mix(base, k) for k in range(samples)]
-    axis = _batch_dim(model) if batch_dim is None else batch_dim
+    axis = _batch_dim(model) if batch_dim is None else _check_batch_dim(batch_dim, x)
     with (
         _alone(model),
         _Progress(progress, samples) as report,
@@ -87,23 +92,35 @@ def predict(
         layered.clear_about_states(),
     ):
         summary: Summary | None = None
-        limit = _memory(model) if memory_limit is None else memory_limit
-        for outputs in _outputs(model, x, args, seeds, axis, limit):
+        limit = footprint.default_limit(model) if memory_limit is None else int(memory_limit)
+        for outputs in _outputs(model, x, rest, seeds, axis, limit):
             if summary is None:
-                summary = Summary(_likelihood_for(outputs, likelihood), keep_samples)
+                summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
             summary.add(outputs)
+            del outputs  # before the next chunk is made
             report(summary.count)
     assert summary is not None
     return summary.prediction()
 
 
-def _memory(model: nn.Module) -> int:
-    first = next(model.parameters(), None)
-    if first is None or first.device.type != "cuda":
-        return _GIB
-    free: int = torch.cuda.mem_get_info(first.device)[0]
-    idle = torch.cuda.memory_reserved(first.device) - torch.cuda.memory_allocated(first.device)
-    return max(_GIB, (free + idle) // 4)
+class Rest(NamedTuple):
+    """The model's arguments after the first."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+    def repeated(self, count: int) -> Rest:
+        """For a batch of `count` draws."""
+        repeated = {name: _repeat_states(value, count) for name, value in self.kwargs.items()}
+        return Rest(_repeat_states(self.args, count), repeated)
+
+
+def _check_batch_dim(batch_dim: Any, x: Any) -> int:
+    dims = x.dim() if isinstance(x, Tensor) else None
+    if not draws.is_whole(batch_dim) or batch_dim < 0 or (dims is not None and batch_dim >= dims):
+        known = "" if dims is None else f" below {dims}, as the input has {dims} axes"
+        raise ValueError(f"batch_dim must be an axis of the input, a whole number from 0{known}, got {batch_dim!r}")
+    return int(batch_dim)
 
 
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
@@ -129,16 +146,6 @@ def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | N
     return Categorical() if outputs.ndim > 1 and outputs.shape[-1] > 1 else None
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, PackedSequence):
-        yield value.data
-    elif isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
-
-
 def _batch_dim(model: nn.Module) -> int:
     for module in model.modules():
         if isinstance(module, nn.RNNBase) or hasattr(module, "word_dropout") or hasattr(module, "share"):
@@ -158,24 +165,23 @@ def _in_eval(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _outputs(
-    model: nn.Module, x: Any, args: tuple[Any, ...], seeds: list[int], axis: int, memory_limit: int
-) -> Iterator[Tensor]:
+def _outputs(model: nn.Module, x: Any, rest: Rest, seeds: list[int], axis: int, memory_limit: int) -> Iterator[Tensor]:
     """The outputs of all draws, in order, as chunks (draws, *output.shape)."""
     if _has_weight_draws(model):
-        yield from _weight_draws(model, x, args, seeds, memory_limit)
+        yield from _weight_draws(model, x, rest, seeds, memory_limit)
         return
     if not isinstance(x, Tensor) or x.dim() <= axis:
-        yield from (_one(model, x, args, Draw(seed)).unsqueeze(0) for seed in seeds)
+        yield from (_one(model, x, rest, Draw(seed)).unsqueeze(0) for seed in seeds)
         return
     try:
-        with _counting(model) as counter:
-            first = _folded(model, x, args, seeds[:1], axis)
+        with footprint.watch(model) as found:
+            first = _folded(model, x, rest, seeds[:1], axis)
     except Unfoldable:
-        yield from (_one(model, x, args, Draw(seed)).unsqueeze(0) for seed in seeds)
+        yield from (_one(model, x, rest, Draw(seed)).unsqueeze(0) for seed in seeds)
         return
     yield first
-    chunk = max(1, min(memory_limit // max(counter.bytes, 1), len(seeds)))
+    fit = found.draws_in(memory_limit, before=footprint.size((x, *rest)), result=footprint.size(first))
+    chunk = min(fit, len(seeds))
     checked, done = {1}, 1
     while done < len(seeds):
         count = min(chunk, len(seeds) - done)
@@ -186,7 +192,7 @@ def _outputs(
             count += 1
         part = seeds[done : done + count - again] + seeds[:1] * again
         try:
-            outputs = _folded(model, x, args, part, axis, alone=first.shape[1:])
+            outputs = _folded(model, x, rest, part, axis, alone=first.shape[1:])
         except Exception:
             if len(part) == 1:
                 raise
@@ -197,7 +203,9 @@ def _outputs(
             continue
         checked.add(count)
         done += count - again
-        yield outputs[: count - again]
+        outputs = outputs[: count - again]
+        yield outputs
+        del outputs
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -221,21 +229,22 @@ def _first(output: Any) -> Tensor:
     return output
 
 
-def _one(model: nn.Module, x: Any, args: tuple[Any, ...], draw: Draw) -> Tensor:
+def _one(model: nn.Module, x: Any, rest: Rest, draw: Draw) -> Tensor:
     """One draw, one pass."""
     with draws.bind(model, draw), seeded_torch_noise(model, draw):
-        return _first(model(x, *args))
+        return _first(model(x, *rest.args, **rest.kwargs))
 
 
 def _folded(
-    model: nn.Module, x: Tensor, args: tuple[Any, ...], seeds: Sequence[int], axis: int, alone: torch.Size | None = None
+    model: nn.Module, x: Tensor, rest: Rest, seeds: Sequence[int], axis: int, alone: torch.Size | None = None
 ) -> Tensor:
     """The draws of all `seeds` in one pass over a batch that repeats the input; one alone has shape `alone`."""
     count, rows = len(seeds), x.shape[axis]
     folded = torch.cat([x] * count, dim=axis) if count > 1 else x
     source = Stacked([Draw(seed) for seed in seeds])
     with draws.bind(model, source), folded_torch_noise(model, source, rows=rows * count, batch_dim=axis):
-        output = _first(model(folded, *_repeat_states(args, count)))
+        more = rest.repeated(count)
+        output = _first(model(folded, *more.args, **more.kwargs))
     if count == 1:
         return output.unsqueeze(0)
     for out_axis, size in enumerate(alone or ()):
@@ -256,34 +265,35 @@ def _repeat_states(args: Any, count: int) -> Any:
     return args
 
 
-def _weight_draws(
-    model: nn.Module, x: Any, args: tuple[Any, ...], seeds: list[int], memory_limit: int
-) -> Iterator[Tensor]:
+def _weight_draws(model: nn.Module, x: Any, rest: Rest, seeds: list[int], memory_limit: int) -> Iterator[Tensor]:
     """Draws of whole weights: batched by vmap on an accelerator and for small models on a CPU, else one by one."""
     q = model if isinstance(model, Bayesian) else None
     vectorised = q is not None and not _has_unit_noise(model) and _gains_from_batches(q)
-    done, chunk, known = 0, _FIRST if vectorised else 1, False
+    weights = 0 if q is None else footprint.size(list(q.means.values()))
+    roomy = vectorised and memory_limit > _ROOMY * weights
+    done, chunk, known = 0, _FIRST if roomy else 1, False
     while done < len(seeds):
         part = [Draw(seed) for seed in seeds[done : done + chunk]]
-        with _counting(model) as counter:
+        with footprint.watch(model) as found:
             if vectorised and q is not None and len(part) > 1:
                 try:
-                    outputs = batched_weight_draws(q, x, args, part)
+                    outputs = batched_weight_draws(q, x, rest, part)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception:  # alone each draw may run: the model has something that vmap does not know
                     vectorised, chunk = False, 1
                     continue
             else:
-                outputs = torch.stack([_one(model, x, args, draw) for draw in part])
+                outputs = torch.stack([_one(model, x, rest, draw) for draw in part])
+        result = footprint.size(outputs[0])
         yield outputs
+        del outputs
         done += len(part)
         left = len(seeds) - done
-        if vectorised and q is not None and left and not known:
-            bytes_of_one = counter.bytes + sum(m.numel() * m.element_size() for m in q.means.values())
+        if vectorised and left and not known:
             on_cpu = next(model.parameters()).device.type == "cpu"
             limit = min(memory_limit, _AT_ONCE) if on_cpu else memory_limit
-            most = max(1, limit // max(bytes_of_one, 1))
+            most = found.draws_in(limit, before=weights, result=result)
             chunk, known = -(-left // -(-left // most)), True  # chunks of one size
 
 
@@ -296,7 +306,7 @@ def _gains_from_batches(q: Bayesian) -> bool:
     return small and kernels.path("cpu", name="gaussian", dtype=first.dtype) == "compiled"
 
 
-def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Sequence[Draw]) -> Tensor:
+def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw]) -> Tensor:
     """All draws of `part` at once: the module mapped over a stack of weights."""
     device = q.means[q._names[0]].device
     noises = [draws.Bound(draw, "").weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
@@ -309,9 +319,10 @@ def batched_weight_draws(q: Bayesian, x: Any, args: tuple[Any, ...], part: Seque
 
     def run(weights: dict[str, Tensor]) -> Tensor:
         with q.placed(weights):
-            return _first(q.module(x, *args))
+            return _first(q.module(x, *rest.args, **rest.kwargs))
 
-    with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _known_to_vmap(q):
+    with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _known_to_vmap(q), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # of operations that vmap loops over
         return torch.vmap(run)(stacked)
 
 
@@ -382,26 +393,6 @@ def _rates(module: nn.Module) -> list[float]:
     if rates is not None:
         return [float(rates.any)]
     return [float(getattr(module, "word_dropout", 0.0))]
-
-
-class _Counter:
-    bytes = 0
-
-
-@contextmanager
-def _counting(model: nn.Module) -> Iterator[_Counter]:
-    """Counts the bytes that the modules' outputs take, an estimate of what one draw needs."""
-    counter = _Counter()
-
-    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-        counter.bytes += sum(t.numel() * t.element_size() for t in _tensors(output))
-
-    handles = [m.register_forward_hook(hook) for m in model.modules()]
-    try:
-        yield counter
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Progress:

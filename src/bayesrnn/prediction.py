@@ -117,8 +117,10 @@ class Prediction:
 class Summary:
     """Running averages over draws, so that single draws need not be kept."""
 
-    def __init__(self, likelihood: Likelihood | None, keep_samples: bool) -> None:
-        self.likelihood, self.keep = likelihood, keep_samples
+    def __init__(self, likelihood: Likelihood | None, keep_samples: bool, *, draws: int | None = None) -> None:
+        """`draws`: how many there will be, if that is known; then those that are kept are written in one place."""
+        self.likelihood, self.keep, self._draws = likelihood, keep_samples, draws
+        self._all: Any = None
         self.count = 0
         self._mean: Any = None
         self._square: Any = None
@@ -133,7 +135,7 @@ class Summary:
         values = outputs.softmax(-1) if isinstance(self.likelihood, Categorical) else outputs
         n = values.shape[0]
         mean = values.mean(0)
-        square = (values - mean).square().sum(0)  # Welford's update, chunk by chunk
+        square = (values - mean).square_().sum(0)  # Welford's update, chunk by chunk
         if self._mean is None:
             self._mean, self._square = mean, square
         else:
@@ -143,9 +145,13 @@ class Summary:
         if isinstance(self.likelihood, Categorical):
             entropy = entropy_of(values).sum(0)
             self._entropy = entropy if self._entropy is None else self._entropy + entropy
-        self.count += n
-        if self.keep:
+        if self.keep and self._draws is not None:
+            if self._all is None:
+                self._all = values.new_empty(self._draws, *values.shape[1:])
+            self._all[self.count : self.count + n] = values
+        elif self.keep:
             self._samples.append(values)
+        self.count += n
 
     def prediction(self) -> Prediction:
         classifier = isinstance(self.likelihood, Categorical)
@@ -157,5 +163,5 @@ class Summary:
             variance_of_draws=self._square / self.count,
             expected_entropy=self._entropy / self.count if classifier else None,
             noise_variance=None if noise is None else noise.to(self._mean),
-            samples=torch.cat(self._samples) if self.keep else None,
+            samples=None if not self.keep else torch.cat(self._samples) if self._all is None else self._all,
         )

@@ -78,7 +78,7 @@ if not INTERPRETED:
         q = br.BayesByBackprop(net, init_sigma=0.05).cuda().eval()
         x = torch.randint(11, (9, rows), device="cuda")
         with torch.no_grad():
-            found = montecarlo.batched_weight_draws(q, x, (), [Draw(seed) for seed in range(15)])
+            found = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(seed) for seed in range(15)])
             for k in (0, 7, 14):
                 with br.draw(q, seed=k):
                     alone = q(x)
@@ -144,7 +144,7 @@ else:
         x = torch.randint(11, (2, 2))
         with torch.no_grad(), kernels.force("persistent"):
             assert montecarlo._path_for_vmap(q, x) == "persistent"
-            found = montecarlo.batched_weight_draws(q, x, (), [Draw(1), Draw(2)])
+            found = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(1), Draw(2)])
             with br.draw(q, seed=2):
                 alone = q(x)
         assert float((found[1] - alone).norm() / alone.norm()) < 1e-3

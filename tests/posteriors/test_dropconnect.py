@@ -114,7 +114,7 @@ def test_prediction_averages_draws():
         with br.draws.using(q, Draw(montecarlo._mix(3, k))):
             alone.append(q(X).softmax(-1))
     assert_close(found.samples, torch.stack(alone))
-    batched = montecarlo.batched_weight_draws(q, X, (), [Draw(montecarlo._mix(3, k)) for k in range(6)])
+    batched = montecarlo.batched_weight_draws(q, X, montecarlo.Rest(), [Draw(montecarlo._mix(3, k)) for k in range(6)])
     assert_close(batched.softmax(-1), found.samples)  # what an accelerator runs
     assert found.mutual_information.min() > 0
 
