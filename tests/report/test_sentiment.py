@@ -139,6 +139,31 @@ class TestText:
         assert "| 50% | 80% | 90% | 95% |" in text
         assert "0.900 ± 0.000" in text
 
+    def test_slopes_are_said_where_all_are_measured(self, tmp_path):
+        one = record("lstm", "variational", 1, end=0.15)
+        assert "slope" not in report.block(write(tmp_path, one))
+        one["metrics"]["end"] |= {"test_slope": 0.8, "test_slope_mc": 1.21, "test_slope_mc_all_words": 0.9}
+        assert "0.80 of the standard approximation, 1.21 of MC, 0.90 of MC that keeps all words" in report.block(
+            write(tmp_path, one)
+        )
+
+    def test_figures_by_length(self, tmp_path):
+        """Means over the seeds that have them."""
+        made = [record("lstm", "variational", seed, end=0.15) for seed in (1, 2, 3)]
+        for one, rmse in zip(made, (0.18, 0.2), strict=False):
+            end = one["metrics"]["end"]
+            names = ("spread", "predictions_sd", "targets_sd", "coverage", "noise")
+            short = {"words": 25, "count": 60, "rmse": rmse, **dict.fromkeys(names, 0.03)}
+            end["lengths"] = [short, {**short, "words": 200, "count": 140, "rmse": 0.14}]
+            risk = {"coverage": [i / 20 for i in range(1, 21)], "rmse": [0.12] * 20}
+            end["uncertainty_with_noise"] = {**end["uncertainty"], "risk": risk}
+        text = report.length_block(write(tmp_path, *made))
+        assert "| LSTM, variational, 1 to 25 words | 60 | 0.1900 | 0.0300 |" in text
+        assert "| LSTM, variational, 26 to 200 words | 140 | 0.1400 |" in text
+        assert re.search(r"most certain tenth: 0\.1\d{3} by the spread of the draws, 0\.1200 with the noise", text)
+        assert text.rstrip().endswith("2 seeds.")
+        assert plots.figures(tmp_path)["sentiment-uncertainty.png"].startswith(PNG)
+
     def test_changed_settings_are_named(self, tmp_path):
         one = record("lstm", "plain", 1, end=0.16)
         one["overrides"] = ["train.epochs=10"]
@@ -151,7 +176,12 @@ class TestText:
 
     def test_the_authors_division_is_kept_apart(self, results):
         write(results, record("lstm", "plain", 1, end=0.14, split="chunk"), name="sentiment-lstm-plain-chunk")
-        assert "| LSTM, no dropout | 0.1" in report.division_block(results)
+        (row,) = [line for line in report.division_block(results).splitlines() if line.startswith("| LSTM")]
+        cells = row.split(" | ")
+        assert float(cells[1]) == pytest.approx(0.14, abs=0.001)
+        assert cells[2] == "–", "no draws without noise"
+        assert cells[4] == "1"
+        assert cells[5].startswith("0.165"), "the division by review beside it"
         assert len(report.load(results)["lstm", "plain"]) == 3
         write(results, record("lstm", "plain", 9, end=0.14, split="chunk"), name="sentiment-lstm-plain")
         with pytest.raises(UserError, match="not divided by review"):
@@ -195,7 +225,10 @@ class TestGrid:
         text = report.grid_block(results)
         assert "| lowest validation RMSE | p_E = 0 | p_E = 0.5 |" in text
         assert "| p_U = 0.25 | 0.1600 | **0.1500** |" in text
-        assert text.count("**") == 2
+        last = kind == "runs"
+        assert text.count("**") == (4 if last else 2)
+        assert ("| p_U = 0.25 | 0.1700 | **0.1600** |" in text) == last, "the last epoch is not the best here"
+        assert ("sentiment-grid-last.png" in text) == last == ("sentiment-grid-last.png" in plots.figures(results))
 
     def test_picture(self, tmp_path):
         made = plots.figures(self.sweep(tmp_path))

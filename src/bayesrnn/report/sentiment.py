@@ -97,7 +97,7 @@ def interval_table(runs: Runs) -> str:
                 row["width"] = _mean(widths, "{:.3f}")
         row["likelihood"] = _mean(figures(records, "end.test_log_likelihood"), "{:.3f}")
         row["correlation"] = _mean(figures(records, "end.uncertainty.rank_correlation"), "{:.3f}")
-        halves = [_half(record) for record in records if record["metrics"]["end"]["uncertainty"]]
+        halves = [_kept([record], "uncertainty", 0.5) for record in records if record["metrics"]["end"]["uncertainty"]]
         row["half"] = _mean(halves)
         rows.append(row)
     levels = levels_of(next(iter(runs.values()))) if runs else []
@@ -114,13 +114,6 @@ def interval_table(runs: Runs) -> str:
 
 def levels_of(records: Sequence[Record]) -> list[float]:
     return [figure["level"] for figure in records[0]["metrics"]["end"]["intervals"]]
-
-
-def _half(record: Record) -> float:
-    risk = record["metrics"]["end"]["uncertainty"]["risk"]
-    at = min(range(len(risk["coverage"])), key=lambda i: abs(risk["coverage"][i] - 0.5))
-    value: float = risk["rmse"][at]
-    return value
 
 
 def findings(runs: Runs) -> list[str]:
@@ -171,6 +164,13 @@ def _monte_carlo(records: Sequence[Record]) -> list[str]:
         said.append(
             f"that {draws} is at least as good as the standard approximation {verdict}: {better} of {len(errors)} "
             f"seeds ({statistics.fmean(errors):.4f} against {statistics.fmean(standard):.4f})."
+        )
+    slopes = [figures(records, f"end.test_slope{way}") for way in ("", "_mc", "_mc_all_words")]
+    if all(slopes):
+        one, drawn, words = (statistics.fmean(values) for values in slopes)
+        said.append(
+            f"slope of the ratings on the predictions (below 1: too bold, above 1: too near the mean) {one:.2f} of the "
+            f"standard approximation, {drawn:.2f} of MC, {words:.2f} of MC that keeps all words."
         )
     return said
 
@@ -240,13 +240,89 @@ def any_spread(runs: Runs) -> bool:
 
 
 def division_block(results: Path) -> str:
-    """The authors' division."""
-    runs = load(results, division="chunk")
-    return "\n".join([table(runs), sources(runs)]) if runs else NOTHING
+    """The authors' division beside the one by review: errors at the end of training."""
+    apart = load(results, division="chunk")
+    if not apart:
+        return NOTHING
+    whole = load(results)
+    rows: list[dict[str, Any]] = []
+    for key, records in apart.items():
+        row: dict[str, Any] = {"name": name_of(key), "seeds": len(records)}
+        for way, runs in (("chunk", records), ("review", whole.get(key, []))):
+            for figure in ("test_rmse", "test_rmse_mc"):
+                row[f"{way}_{figure}"] = _mean(figures(runs, f"end.{figure}"))
+            row[f"{way}_best"] = _mean(figures(runs, "test_rmse"))
+        rows.append(row)
+    columns = (
+        Column("name", "test RMSE"),
+        Column("chunk_test_rmse", "by piece: end, standard"),
+        Column("chunk_test_rmse_mc", "end, MC"),
+        Column("chunk_best", "best epoch, standard"),
+        Column("seeds", "seeds"),
+        Column("review_test_rmse", "by review: end, standard"),
+        Column("review_test_rmse_mc", "end, MC"),
+        Column("review_best", "best epoch, standard"),
+    )
+    return "\n".join([markdown_table(rows, columns), f"Of the division by piece: {sources(apart)}"])
 
 
-def grid(results: Path) -> tuple[str, dict[tuple[float, float], float]]:
-    """What was run, and the lowest validation error by (p_U, p_E). Of several runs of a point, their mean."""
+def length_block(results: Path) -> str:
+    """Error, spread and coverage of the variational models by the words of a piece."""
+    runs = {key: with_lengths(records) for key, records in load(results).items() if key[1] == "variational"}
+    runs = {key: records for key, records in runs.items() if records}
+    if not runs:
+        return NOTHING
+    rows, said = [], []
+    for key, records in runs.items():
+        low = 0
+        for at, first in enumerate(records[0]["metrics"]["end"]["lengths"]):
+            lines = [record["metrics"]["end"]["lengths"][at] for record in records]
+            shown = {name: statistics.fmean(line[name] for line in lines) for name in first if first[name] is not None}
+            words = f"{low + 1} to {first['words']}" if low + 1 < first["words"] else f"{first['words']}"
+            rows.append({**shown, "name": f"{name_of(key)}, {words} words"})
+            low = first["words"]
+        tenth = [_kept(records, figure, 0.1) for figure in ("uncertainty", "uncertainty_with_noise")]
+        said.append(
+            f"{name_of(key)}, RMSE of the most certain tenth: {tenth[0]:.4f} by the spread of the draws, "
+            f"{tenth[1]:.4f} with the noise of its length beside it; of all {statistics.fmean(_end(records)):.4f}. "
+            f"{len(records)} seed{'s' * (len(records) > 1)}."
+        )
+    columns = (
+        Column("name", "test pieces"),
+        Column("count", "pieces", "{:.0f}"),
+        Column("rmse", "RMSE", "{:.4f}"),
+        Column("targets_sd", "sd of ratings", "{:.4f}"),
+        Column("predictions_sd", "sd of predictions", "{:.4f}"),
+        Column("spread", "spread of draws", "{:.4f}"),
+        Column("coverage", "inside 90%, one noise", "{:.3f}"),
+        Column("noise", "noise of its own", "{:.4f}"),
+    )
+    return "\n".join([markdown_table(rows, columns), *(f"- {sentence}" for sentence in said)])
+
+
+def with_lengths(records: Sequence[Record]) -> list[Record]:
+    """Those that have figures by length; older ones have none."""
+    return [record for record in records if record["metrics"]["end"].get("lengths")]
+
+
+def _kept(records: Sequence[Record], figure: str, share: float) -> float:
+    """Mean RMSE of that share of the predictions with the least uncertainty."""
+    found = []
+    for record in records:
+        risk = record["metrics"]["end"][figure]["risk"]
+        at = min(range(len(risk["coverage"])), key=lambda i: abs(risk["coverage"][i] - share))
+        found.append(risk["rmse"][at])
+    return statistics.fmean(found)
+
+
+Points = dict[tuple[float, float], float]
+
+
+def grid(results: Path, *, last: bool = False) -> tuple[str, Points]:
+    """What was run, and the lowest validation error by (p_U, p_E). Of several runs of a point, their mean.
+
+    ``last``: the error after the last epoch instead, of the records of runs; a sweep's does not have it.
+    """
     points: dict[tuple[float, float], list[float]] = {}
     about: set[str] = set()
     for path in sorted((results / "sentiment-grid").glob("*.json")):
@@ -254,9 +330,11 @@ def grid(results: Path) -> tuple[str, dict[tuple[float, float], float]]:
             record = json.loads(path.read_text("utf-8"))
             about.add(f"{record['recipe']}, {record['device']}")
             if "trials" in record:
-                found = [(row["settings"], row["value"]) for row in record["trials"] if row["state"] == "complete"]
+                trials = [] if last else record["trials"]
+                found = [(row["settings"], row["value"]) for row in trials if row["state"] == "complete"]
             else:
-                found = [(_dotted(record["settings"]), min(record["curves"]["valid_rmse"]))]
+                curve = record["curves"]["valid_rmse"]
+                found = [(_dotted(record["settings"]), curve[-1] if last else min(curve))]
             for settings, value in found:
                 points.setdefault((float(settings[GRID[0]]), float(settings[GRID[1]])), []).append(value)
         except (OSError, ValueError, KeyError, TypeError):
@@ -269,22 +347,31 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grid_block(results: Path) -> str:
-    """Validation error over p_U (down) and p_E (across); the least is marked."""
-    about, values = grid(results)
-    if not values:
+    """Validation errors over p_U (down) and p_E (across), the lowest and the last; the least of each is marked."""
+    about, lowest = grid(results)
+    if not lowest:
         return NOTHING
+    lines = [_grid_table(lowest, "lowest validation RMSE")]
+    lines += [_picture("sentiment-grid.png", "Lowest validation RMSE over p_U and p_E"), ""]
+    _, last = grid(results, last=True)
+    if last:
+        lines += [_grid_table(last, "last validation RMSE")]
+        lines += [_picture("sentiment-grid-last.png", "Last validation RMSE over p_U and p_E"), ""]
+    return "\n".join([*lines, f"{about}."])
+
+
+def _grid_table(values: Points, label: str) -> str:
     best = min(values, key=lambda at: values[at])
     shown = {at: f"**{value:.4f}**" if at == best else f"{value:.4f}" for at, value in values.items()}
     down, across = (sorted({at[i] for at in values}) for i in (0, 1))
     rows = [{"u": f"p_U = {u:g}", **{f"{e:g}": shown.get((u, e)) for e in across}} for u in down]
-    columns = (Column("u", "lowest validation RMSE"), *(Column(f"{e:g}", f"p_E = {e:g}") for e in across))
-    picture = _picture("sentiment-grid.png", "Validation RMSE over p_U and p_E")
-    return "\n".join([markdown_table(rows, columns), picture, "", f"{about}."])
+    return markdown_table(rows, (Column("u", label), *(Column(f"{e:g}", f"p_E = {e:g}") for e in across)))
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "sentiment": block,
     "sentiment-intervals": interval_block,
+    "sentiment-lengths": length_block,
     "sentiment-division": division_block,
     "sentiment-grid": grid_block,
 }

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from bayesrnn.report.figures import drawn, write
 from bayesrnn.report.plots import COLOURS
-from bayesrnn.report.sentiment import CELLS, GRID, VARIANTS, Runs, any_spread, curve_of, grid, levels_of, load
+from bayesrnn.report.sentiment import (
+    CELLS,
+    GRID,
+    VARIANTS,
+    Runs,
+    any_spread,
+    curve_of,
+    grid,
+    levels_of,
+    load,
+    with_lengths,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,15 +31,16 @@ _MARK = dict(zip(VARIANTS, "osD^", strict=True))
 
 def figures(results: Path) -> dict[str, bytes]:
     """PNG files by name, of whatever records there are."""
-    runs, (_, points) = load(results), grid(results)
+    runs, (_, points), (_, last) = load(results), grid(results), grid(results, last=True)
     made = {}
     if runs:
         made["sentiment-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (9.0, 4.2))
         made["sentiment-intervals.png"] = drawn(lambda f: _draw_coverage(f, runs), (9.0, 4.2))
     if any_spread(runs):
         made["sentiment-uncertainty.png"] = drawn(lambda f: _draw_uncertainty(f, runs), (9.0, 4.2))
-    if points:
-        made["sentiment-grid.png"] = _grid_picture(points)
+    for name, label, values in (("", "lowest", points), ("-last", "last", last)):
+        if values:
+            made[f"sentiment-grid{name}.png"] = _grid_picture(values, f"{label} validation RMSE")
     return made
 
 
@@ -123,6 +135,11 @@ def _draw_uncertainty(figure: "Figure", runs: Runs) -> None:
         coverage = found[0]["risk"]["coverage"]
         mean = [statistics.fmean(column) for column in zip(*(f["risk"]["rmse"] for f in found), strict=True)]
         left.plot(coverage, mean, linewidth=2, **style)
+        totals = [r["metrics"]["end"]["uncertainty_with_noise"]["risk"]["rmse"] for r in with_lengths(records)]
+        if totals and variant == "variational":
+            mean = [statistics.fmean(column) for column in zip(*totals, strict=True)]
+            label = f"{VARIANTS[variant]}, with a noise by length"
+            left.plot(coverage, mean, linewidth=2, linestyle=(0, (1, 1)), color=COLOURS[3], label=label)
         spread, error = (
             [statistics.fmean(column) for column in zip(*(f["bins"][k] for f in found), strict=True)]
             for k in ("spread", "rmse")
@@ -134,9 +151,9 @@ def _draw_uncertainty(figure: "Figure", runs: Runs) -> None:
     _legend(figure, left)
 
 
-def _grid_picture(values: Mapping[tuple[float, float], float]) -> bytes:
+def _grid_picture(values: Mapping[tuple[float, float], float], label: str) -> bytes:
     from bayesrnn.report.sweep import heat_map
 
     rows = [{"settings": dict(zip(GRID, at, strict=True)), "value": value} for at, value in values.items()]
     down, across = (sorted({at[i] for at in values}) for i in (0, 1))
-    return heat_map(rows, keys=GRID, values=(down, across), label="lowest validation RMSE")
+    return heat_map(rows, keys=GRID, values=(down, across), label=label)
