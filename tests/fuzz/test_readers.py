@@ -1,6 +1,6 @@
 """Readers of files that may come from anywhere: they read, or refuse with a `UserError`. `run.py` tries many more."""
 
-import importlib.util
+import importlib
 import json
 import shutil
 import sys
@@ -18,11 +18,14 @@ HERE = Path(__file__).parent
 
 
 def module(name):
-    spec = importlib.util.spec_from_file_location(f"fuzz_{name}", HERE / f"{name}.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made
-    spec.loader.exec_module(made)
-    return made
+    """One of the files beside this one, as a module of its own: those of the readers choose how inputs are made."""
+    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_data"):
+        sys.modules.pop(other, None)
+    sys.path.insert(0, str(HERE))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(HERE))
 
 
 readers = module("readers")
@@ -138,7 +141,7 @@ def test_what_messages_show():
 
 def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
     """A configuration that asks for a model of 10^14 weights: refused before anything is built."""
-    for name, content in readers.tiny_run().items():
+    for name, content in readers.runs.tiny_run().items():
         (tmp_path / name).write_bytes(content)
     config = json.loads((tmp_path / "config.json").read_text())
     import torch
@@ -157,7 +160,7 @@ def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
 
 
 def test_names_of_files_do_not_leave_the_folder(tmp_path):
-    for name, content in readers.tiny_run().items():
+    for name, content in readers.runs.tiny_run().items():
         (tmp_path / name).write_bytes(content)
     config = json.loads((tmp_path / "config.json").read_text())
     import torch
@@ -186,7 +189,7 @@ def test_token_files_are_read_as_numbers_of_words_alone(tmp_path, kind):
     """As objects ("O") their bytes would be taken for addresses."""
     from bayesrnn.data.token_files import TokenFolder
 
-    files = readers.token_files()
+    files = readers.data.token_files()
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     about = json.loads(files["tokens.json"])
@@ -217,7 +220,7 @@ def test_absurd_headers_take_no_memory(tmp_path):
     np.save(file, np.zeros((0, 3), np.float32))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for width, height in ((9_000, 9_000), (20_000, 1)):
-        image.write_bytes(readers.png_of(width, height, 8, 2, b""))
+        image.write_bytes(readers.data.png_of(width, height, 8, 2, b""))
         with pytest.raises(UserError, match=f"{width} by {height} pixels"):
             open_image(image)
     file.write_bytes(b"\x93NUMPY\2\0" + b"\xff" * 4 + b"{")
@@ -232,7 +235,7 @@ def test_absurd_headers_take_no_memory(tmp_path):
         ("<é", "(1,)"),
     ):
         header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n"
-        file.write_bytes(readers.npy_of(header, b"1234"))
+        file.write_bytes(readers.data.npy_of(header, b"1234"))
         with pytest.raises(UserError, match=r"not a .npy file of numbers|one row of floating-point features"):
             read_features(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
@@ -244,18 +247,26 @@ def test_a_limit_is_no_size(tmp_path):
     assert read_bytes(tmp_path / "a", most=1 << 50) == b"abc"
 
 
-def test_the_standing_command(tmp_path, monkeypatch):
+@pytest.fixture
+def command(monkeypatch):
+    """The module of the command, with quick inputs and without a limit of memory for this process."""
+    monkeypatch.setenv("BAYESRNN_FUZZ_QUICK", "1")  # as the command does; undone after the test
+    monkeypatch.syspath_prepend(str(HERE))
+    module("readers")
+    run = importlib.import_module("run")
+    monkeypatch.setattr(run, "_limit_memory", lambda: None)
+    yield run
+    for name in ("readers", "run", "fuzz_inputs", "fuzz_runs", "fuzz_data", "quick"):
+        sys.modules.pop(name, None)
+
+
+def test_the_standing_command(command, tmp_path, monkeypatch):
     import signal
 
-    monkeypatch.setenv("BAYESRNN_FUZZ_QUICK", "1")  # as the command does; undone after the test
-    run = module("run")
-    monkeypatch.setattr(run, "_limit_memory", lambda: None)
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.delitem(sys.modules, "readers", raising=False)
     monkeypatch.setattr(sys, "argv", ["run.py", "--inputs", "30", "--out", str(tmp_path / "fuzz.json"), "overrides"])
     before = signal.getsignal(signal.SIGALRM)
     try:
-        run.main()
+        command.main()
     finally:
         signal.signal(signal.SIGALRM, before)
     found = json.loads((tmp_path / "fuzz.json").read_text())["readers"]["overrides"]
@@ -263,22 +274,17 @@ def test_the_standing_command(tmp_path, monkeypatch):
     assert found["commit"]
 
 
-def test_what_the_command_finds_is_shown(monkeypatch, capsys):
-    monkeypatch.setenv("BAYESRNN_FUZZ_QUICK", "1")
-    run = module("run")
-    monkeypatch.setattr(run, "_limit_memory", lambda: None)
-    monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.delitem(sys.modules, "readers", raising=False)
+def test_what_the_command_finds_is_shown(command, monkeypatch, capsys):
     import readers as quick_readers
 
     def read(value, folder):
         raise IndexError("a finding")
 
-    monkeypatch.setitem(quick_readers.READERS, "text", quick_readers.Reader(quick_readers.text_inputs, read, "text"))
+    text = quick_readers.data.text_inputs
+    monkeypatch.setitem(quick_readers.READERS, "text", quick_readers.Reader(text, read, "text"))
     with pytest.raises(IndexError, match="a finding"):
-        run.fuzz("text", 5, 0)
+        command.fuzz("text", 5, 0)
     assert "input 0 of text, seed 0: (" in capsys.readouterr().err
-    monkeypatch.delitem(sys.modules, "readers")
 
 
 def test_the_record_as_a_table(tmp_path):
