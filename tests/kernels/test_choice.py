@@ -146,6 +146,28 @@ def test_words_for_a_whole_model(with_cuda):
     assert "module (LSTM): path 'persistent'" in text  # drawn weights, so that the layer is ours to run
 
 
+def test_words_for_other_posteriors_and_for_sharpening():
+    other = kernels.explain(br.DropConnect(torch.nn.Linear(3, 4), p=0.5))
+    assert other == "the module (DropConnect), drawn weights: torch operations of MultipliedWeights itself."
+    sharpened = kernels.explain(br.PosteriorSharpening(br.BayesByBackprop(torch.nn.Linear(3, 4))).double())
+    assert sharpened.startswith("q (BayesByBackprop), drawn weights: path 'loop'")
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", "input", "gaussian", "update"])
+@pytest.mark.parametrize("path", [row.name for row in kernels._TABLE])
+def test_words_for_every_kernel_on_every_path(with_cuda, name, path):
+    row = kernels._TABLE[[r.name for r in kernels._TABLE].index(path)]
+    device = "cpu" if path == "compiled" else "cuda"
+    with kernels.force(path):
+        text = kernels.explain(name, device=device)
+        if name in row.kernels and row.refuses(Case(name, device)) is None:
+            assert text.splitlines()[0] == f"{name}: path '{path}' (kernels.force asks for it): {row.what}."
+        else:
+            assert f"(kernels.force asks for '{path}')" in text.splitlines()[0]
+        later = [r for r in kernels._TABLE[: kernels._TABLE.index(row)] if name in r.kernels]
+        assert text.count("another path was asked for") == len(later)
+
+
 def test_what_explain_says_is_what_runs(monkeypatch):
     taken = []
     real = kernels._load

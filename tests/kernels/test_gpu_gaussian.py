@@ -39,6 +39,7 @@ def seeded(number=7):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.usefixtures("nan_allocations")
 def test_the_kernels_give_the_reference_s_values_and_gradients(prior, dtype, tolerance):
     from bayesrnn.kernels.gaussian import triton
 
@@ -75,6 +76,24 @@ def plain_kl(prior, sample, means, noise):
     group = "input" if prior.kind == "groups" else "weight"
     mixture = br.ScaleMixture(prior.pi, prior.sigma1, prior.sigma2, group=group)
     return log_q - sum(mixture.log_prob(w, group_dim=g).sum() for w, g in zip(sample.weights, GROUPS, strict=True))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_every_run_gives_the_same_bits(prior):
+    from bayesrnn.kernels.gaussian import triton
+
+    torch.manual_seed(0)
+    spec = make_spec(SHAPES, GROUPS, prior, torch.float32)
+    means = [torch.randn(s, device="cuda", requires_grad=True) for s in SHAPES]
+    rhos = [(torch.randn(s, device="cuda") - 2).requires_grad_() for s in SHAPES]
+    cotangents = [torch.randn(s, device="cuda") for s in SHAPES]
+    first = None
+    for _ in range(30):
+        weights, kl = triton.draw(seeded(), spec, means, rhos)
+        grads = torch.autograd.grad([*weights, kl], [*means, *rhos], [*cotangents, torch.ones_like(kl)])
+        found = [kl.detach(), *(w.detach() for w in weights), *grads]
+        first = first or found
+        assert_close(found, first, rtol=0, atol=0)
 
 
 class Net(nn.Module):

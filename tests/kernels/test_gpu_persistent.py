@@ -92,6 +92,21 @@ def test_outputs_and_gradients_are_the_reference_s(problem, cell, sizes, hidden,
 
 
 @pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("hidden", [65, 650, 1500])
+@pytest.mark.parametrize("batch", [1, 3, 20, 127])
+@pytest.mark.usefixtures("nan_allocations")
+def test_every_size_on_the_path_that_is_chosen_for_it(problem, cell, batch, hidden):
+    masks = "untied" if batch == 127 else "tied"
+    for steps in (1, 2, 63):
+        facts = {"batch": batch, "hidden": hidden, "steps": steps, "recurrent_mask": masks}
+        kernel = kernels.kernel(cell, "cuda", dtype=torch.float32, **facts)
+        case = problem(cell, [batch] * steps, hidden, masks=masks, seed=batch * steps)
+        expected = case.to("cuda").outcome(reference_of(cell))
+        found = case.to("cuda", torch.float32).outcome(kernel)
+        assert max(errors(found, expected)) < 2e-3, facts  # some units in the last place of TF32, 2^-11
+
+
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(("sizes", "hidden", "masks"), [([3] * 63, 65, "untied"), ([20] * 63, 650, "tied")])
 def test_every_run_gives_the_same_bits(problem, cell, sizes, hidden, masks):
     case = problem(cell, sizes, hidden, masks=masks).to("cuda", torch.float32)

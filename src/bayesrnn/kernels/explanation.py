@@ -67,7 +67,10 @@ def _of_module(
             yield _of_layer(part, title, device, dtype, batch, facts, ours)
         elif hasattr(part, "posterior_kl") and hasattr(part, "posterior"):
             drawn.append(f"{name}.module" if name else "module")
-            yield _paragraph(f"{title}, drawn weights", kernels.Case("gaussian", device, dtype))
+            if hasattr(part.posterior, "rho"):  # a diagonal Gaussian
+                yield _paragraph(f"{title}, drawn weights", kernels.Case("gaussian", device, dtype))
+            else:
+                yield f"{title}, drawn weights: torch operations of {type(part.posterior).__name__} itself."
 
 
 def _of_layer(
