@@ -1,11 +1,13 @@
 """Records of digit runs, ``results/digits-*/SEED.json``, as tables, sentences and pictures for the documentation.
 
-Runs that compare sharpening with its absence, all else equal, are in ``results/digits-sharpening/RECIPE/SEED.json``;
-those among which validation chose the settings in ``results/digits-search/*.json``.
+Runs that compare sharpening with its absence, all else equal, are in ``results/digits-sharpening/RECIPE/SEED.json``,
+with larger first sigmas in ``results/digits-sharpening-noisy/``. Those among which validation chose the settings are
+in ``results/digits-search/*.json``.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +30,10 @@ NAMES = {
     "digits-bbb-sharpened-400": "Bayes by Backprop, MLP 400, sharpened",
 }
 PLAIN, SHARPENED = "digits-bbb-400", "digits-bbb-sharpened-400"
-LEVELS = (5.0, 4.0, 3.0, 2.5, 2.2, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3)
-PAIR = "digits-sharpening"
+LEVELS = (50.0, 30.0, 20.0, 15.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.2, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3)
+PAIRS = ("digits-sharpening", "digits-sharpening-noisy")
 NO_RECORD = "No run is recorded yet."
 TURNED = "digits-lenet-all"
-SHARPENING = "digits-sharpening.png"
 
 Runs = dict[str, list[Record]]
 
@@ -132,7 +133,10 @@ def first_epoch(curve: Sequence[float], level: float) -> int | None:
 
 
 def levels_reached(runs: Runs) -> list[dict[str, Any]]:
-    """For each level of test error that every run of both kinds reached: its first epoch, as a mean over seeds."""
+    """For each level of test error that every run of both kinds reached: its first epoch, as a mean over seeds.
+
+    Levels that all runs reach in their first epoch say nothing, and are left out.
+    """
     rows = []
     for level in LEVELS:
         row: dict[str, Any] = {"level": level}
@@ -142,7 +146,8 @@ def levels_reached(runs: Runs) -> list[dict[str, Any]]:
                 break
             row[name] = statistics.fmean(e for e in epochs if e is not None)
         else:
-            rows.append(row)
+            if max(row[PLAIN], row[SHARPENED]) > 1:
+                rows.append(row)
     return rows
 
 
@@ -202,10 +207,11 @@ def sharpening_finding(runs: Runs) -> str | None:
     if not rows:
         return None
     later = [f"{row['level']:g}%" for row in rows if row[SHARPENED] > row[PLAIN]]
+    earlier = sum(row[SHARPENED] < row[PLAIN] for row in rows)
     verdict = f"LATER at {', '.join(later)}" if later else "never later"
     return (
         f"Sharpening reaches the {len(rows)} levels from {rows[0]['level']:g}% to {rows[-1]['level']:g}% test error "
-        f"{verdict} (mean of first epochs over seeds)."
+        f"{verdict}, earlier at {earlier} of them (mean of first epochs over seeds)."
     )
 
 
@@ -254,14 +260,14 @@ def search_block(results: Path) -> str:
     return markdown_table(rows, columns).rstrip("\n") if rows else NO_RECORD
 
 
-def sharpening_block(results: Path) -> str:
+def sharpening_block(results: Path, pair: str) -> str:
     """Epochs to each level of error, plain and sharpened, the picture, and the last figures of both."""
-    runs = load(results / PAIR)
+    runs = load(results / pair)
     found = sharpening_finding(runs)
     if found is None:
         return NO_RECORD
     alt = "Test error per epoch, and the first epoch of each error level"
-    parts = [level_table(runs), f"- {found}\n", f"![{alt}](figures/{SHARPENING})\n", error_table(runs), sources(runs)]
+    parts = [level_table(runs), f"- {found}\n", f"![{alt}](figures/{pair}.png)\n", error_table(runs), sources(runs)]
     return "\n".join(parts)
 
 
@@ -299,6 +305,6 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
         results, pruning_table, "digits-pruning.png", "Test error against the share of weights removed"
     ),
     "digits-search": search_block,
-    "digits-sharpening": sharpening_block,
+    **{pair: partial(sharpening_block, pair=pair) for pair in PAIRS},
 }
 """Blocks of docs/digits.md by name: results folder to Markdown."""

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from bayesrnn.report import records as records_
 from bayesrnn.report.digits import (
     NAMES,
-    PAIR,
+    PAIRS,
     PLAIN,
     SHARPENED,
-    SHARPENING,
     TURNED,
     Runs,
     levels_reached,
@@ -38,9 +37,10 @@ def figures(results: Path) -> dict[str, bytes]:
         "digits-turning.png": (_draw_turning, (9.0, 6.0)),
     }
     made = {name: drawn(_of(draws[name][0], runs), draws[name][1]) for name in pictures(runs)}
-    pair = load(results / PAIR)
-    if sharpening_finding(pair) is not None:
-        made[SHARPENING] = drawn(_of(_draw_sharpening, pair), (9.0, 4.0))
+    for name in PAIRS:
+        pair = load(results / name)
+        if sharpening_finding(pair) is not None:
+            made[f"{name}.png"] = drawn(_of(_draw_sharpening, pair), (9.0, 4.0))
     return made
 
 
@@ -102,7 +102,7 @@ def _draw_sharpening(figure: "Figure", runs: Runs) -> None:
     left.set_xscale("log")
     left.xaxis.set_major_formatter("{x:g}")
     left.set_yscale("log")
-    _plain_ticks(left, [1, 1.2, 1.4, 1.7, 2, 2.5, 3, 4, 5, 7, 10, 15, 20])
+    _plain_ticks(left, [1, 1.2, 1.4, 1.7, 2, 2.5, 3, 4, 5, 7, 10, 15, 20, 30, 50, 90])
     _tidy(left, "epoch (log scale)", "test error, % (log scale)")
     left.legend(frameon=False)
     rows = levels_reached(runs)
@@ -112,6 +112,10 @@ def _draw_sharpening(figure: "Figure", runs: Runs) -> None:
             linewidth=1.3, markersize=6,
         )  # fmt: skip
     right.invert_xaxis()
+    if rows and rows[0]["level"] / rows[-1]["level"] > 5:
+        right.set_xscale("log")
+        right.set_xticks([row["level"] for row in rows[::2]], [f"{row['level']:g}" for row in rows[::2]])
+        right.minorticks_off()
     if rows:
         right.set_yscale("log")
         _plain_ticks(right, [m * 10**e for e in range(3) for m in (1, 2, 3, 5)])
