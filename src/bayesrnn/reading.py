@@ -52,9 +52,12 @@ def parse_json(text: str | bytes, *, where: str) -> Any:
     if depth(text) > _DEPTH:
         raise UserError(f"{where} is nested more than {_DEPTH} deep.")
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+        found = json.loads(text, object_pairs_hook=_once, parse_int=_whole)
+        if _HALVES.search(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text):
+            _check_text(found)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({first_line(error)}).") from None
+    return found
 
 
 def _whole(text: str) -> int:
@@ -68,6 +71,25 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise ValueError("a key is there twice")
     return made
+
+
+def _check_text(value: Any) -> None:
+    """ValueError where a text has half of a character (a lone surrogate), which can be neither printed nor written."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("a text has half of a character, which no file in UTF-8 can hold") from None
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            _check_text(each)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_text(key)
+            _check_text(inner)
+
+
+_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # what may make one in JSON
 
 
 def depth(text: str | bytes, *, strings: bool = True) -> int:
@@ -97,7 +119,9 @@ def load_yaml(text: str, *, where: str) -> Any:
     try:
         loader: Any = _strict_loader()(text)
         try:
-            return loader.get_single_data()
+            found = loader.get_single_data()
+            _check_text(found)
+            return found
         finally:
             loader.dispose()
     except wrong as error:  # not all of them YAMLError: PyYAML trusts its tags

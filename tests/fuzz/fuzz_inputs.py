@@ -58,6 +58,7 @@ SCALARS = st.one_of(
     st.just(10**400),
     st.floats(),
     st.sampled_from(ODD),
+    st.sampled_from(["\ud800", "a\udfff"]),  # halves of characters
     st.text(max_size=12),
 )
 

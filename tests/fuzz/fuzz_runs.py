@@ -222,6 +222,30 @@ def a_record() -> dict[str, Any]:
     }
 
 
+@cache
+def a_forecast() -> dict[str, Any]:
+    dates, numbers = ["2001", "2002", "2003"], [1.0, 2.0, 3.0]
+    bands = dict.fromkeys(("mean", "low", "high", "aleatoric", "epistemic"), numbers)
+    return {
+        "recipe": "forecast",
+        "seed": 1,
+        "settings": {"task": "forecast", "model": {"hidden": 8}},
+        "series": {"columns": ["co2", "wind"]},
+        "curves": {"valid_crps": [0.5, 0.4]},
+        "metrics": {
+            "level": 0.9,
+            "valid_crps": 0.4,
+            "reliability": {"pit": [0.5, 0.5], "levels": [0.5], "coverage": [0.55]},
+            "by_horizon": {"crps": numbers},
+            "walk": {"date": dates, **bands, "actual": numbers},
+            "ahead": {"date": [*dates, *dates], "past": numbers, **bands, "direct": 1},
+            "unfamiliar": [{"kind": "noise", "entropy_auroc": 0.9}],
+            "selective": {"entropy": [[0.5, 60.0]]},
+            "pruning": [{"fraction": 0.5, "valid_error": 1.5}],
+        },
+    }
+
+
 def record_inputs() -> Any:
     metrics = json.dumps({"epoch": 1, "valid_perplexity": 9.5}).encode() + b"\n"
     record = mixed(
@@ -229,6 +253,7 @@ def record_inputs() -> Any:
         values().map(as_json),
         altered(a_record()).map(as_json),
         altered(a_record()).map(as_json),
+        altered(a_forecast()).map(as_json),
         changed(st.just(as_json(a_record()))),
     )
     return st.tuples(record, st.booleans(), changed(st.just(metrics * 2)))
@@ -237,14 +262,63 @@ def record_inputs() -> Any:
 def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
     from unittest import mock
 
-    from bayesrnn.report import collect, figures, page
+    from bayesrnn.report import collect, figures, forecast, page
 
     record, finished, metrics = given
     write(folder, "record.json" if finished else "config.json", record)
     write(folder, "metrics.jsonl", metrics)
     together = collect.groups(collect.read(folder))
     names = ("curves", "against_diagonal", "lines", "histogram", "patterns")
-    with mock.patch.multiple(figures, **{name: lambda *a, **k: b"png" for name in names}):
-        text, _ = page.build(together, {}, title="t")
+    with (
+        mock.patch.multiple(figures, **{name: lambda *a, **k: b"png" for name in names}),
+        mock.patch.multiple(forecast, **{name: lambda *a, **k: b"png" for name in ("forecast_plot", "walked")}),
+    ):
+        text, _ = page.build(together, {}, title=page.heading(together))
     assert "<script" not in text.lower()
-    return text
+    return text.encode("utf-8")
+
+
+# What a forecast run keeps of its data
+
+
+@cache
+def forecast_files() -> dict[str, bytes]:
+    import torch
+
+    from bayesrnn import recipes
+    from bayesrnn.tasks.forecast import Forecast
+
+    recipe = recipes.override(recipes.load("forecast"), ["hidden=3", "window=4", "horizon=2"])
+    rows = "".join(f"{1900 + k},{k % 7 + 0.1 * k:.2f}\n" for k in range(80))
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder), "s.csv", f"year,level\n{rows}".encode())
+        return Forecast(recipe, str(path), torch.device("cpu")).files()
+
+
+def forecast_inputs() -> Any:
+    whole = forecast_files()
+    frame = mixed(
+        st.binary(max_size=40),
+        values().map(as_json),
+        altered(json.loads(whole["frame.json"])).map(as_json),
+        altered(json.loads(whole["frame.json"])).map(as_json),
+        changed(st.just(whole["frame.json"])),
+        st.just(whole["frame.json"]),
+    )
+    series = mixed(st.just(whole["series.csv"]), st.just(whole["series.csv"]), changed(st.just(whole["series.csv"])))
+    return st.tuples(frame, series)
+
+
+def read_forecast(given: tuple[bytes, bytes], folder: Path) -> object:
+    """As `bayesrnn forecast` does; a frame that is read must do for windows, and for a forecast at the end."""
+    import torch
+
+    from bayesrnn.tasks.forecast_plan import Plan, kept_series
+
+    frame, csv = given
+    plan = Plan.from_json(frame)
+    series = kept_series({"series.csv": csv}, plan, name="s")
+    values = torch.from_numpy(series.values).unsqueeze(1)
+    last = torch.tensor([len(series) - 1])
+    plan.frame.windows(values, last)
+    return plan.frame.known(values, last)

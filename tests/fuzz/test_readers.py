@@ -110,6 +110,22 @@ def test_json_that_is_read(value):
     assert parse_json(json.dumps(value), where="x") == value
 
 
+@pytest.mark.parametrize(
+    "text", ['"\\ud800"', '["a\\uDFFF"]', '{"\\udead": 1}', '{"a": {"b": ["\\ude00\\ud83d"]}}', b'"\xed\xa0\x80"']
+)
+def test_halves_of_characters_are_refused(text):
+    """They can be neither printed nor written."""
+    with pytest.raises(UserError, match=r"x is not JSON \(a text has half of a character"):
+        parse_json(text, where="x")
+    if isinstance(text, str):
+        with pytest.raises(UserError, match=r"x is not YAML .* \(a text has half of a character"):
+            load_yaml(text.replace("\\ude00\\ud83d", "\\ude00"), where="x")
+
+
+def test_whole_characters_may_be_written_as_halves():
+    assert parse_json('["\\ud83d\\ude00", "\\\\ud800"]', where="x") == ["\U0001f600", "\\ud800"]
+
+
 def test_brackets_in_strings_are_not_nesting():
     words = ["[" * 300, '\\"[' * 50]
     assert parse_json(json.dumps(words), where="x") == words

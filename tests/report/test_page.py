@@ -316,6 +316,7 @@ def test_titles_are_short(tmp_path):
 
 def test_names_are_no_formulas():
     assert figures.curves({r"a $\frac$": [[1.0, 2.0]]}, label="$x_{$").startswith(b"\x89PNG")
+    assert figures.lines({"日本": [(1.0, 2.0)]}, across="x", up="y").startswith(b"\x89PNG")  # nor is there a warning
     assert figures.lines({"$x_{$": [(1.0, 2.0)]}, across="$_$", up="^$").startswith(b"\x89PNG")
 
 

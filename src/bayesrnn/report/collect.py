@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.reading import MB, printable, read_json, read_text
+from bayesrnn.reading import MB, parse_json, printable, read_json, read_text
 
 _DEPTH = 3  # of folders in folders: runs/RECIPE/SEED
 _NAMED = 2  # settings in a label
@@ -200,8 +200,8 @@ def metrics_lines(path: Path) -> list[dict[str, Any]]:
     found = []
     for text in read_text(path, most=256 * MB).splitlines():
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
+            line = parse_json(text, where="a line")
+        except UserError:
             continue
         if isinstance(line, dict):
             found.append(line)

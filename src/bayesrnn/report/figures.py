@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,8 @@ def png(made: "Figure") -> bytes:
     text: Any
     for text in made.findobj(Text):
         text.set_parse_math(False)
-    with rc_context({"text.parse_math": False}):  # ticks are made while it is drawn
+    with rc_context({"text.parse_math": False}), warnings.catch_warnings():  # ticks are made while it is drawn
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name of another script has boxes
         made.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
