@@ -294,3 +294,28 @@ def test_a_run_that_another_process_still_writes_is_left_to_it(swept, tmp_path):
     with RunFolder(tmp_path / "out" / "trials" / "0000", files=[]):
         record, _ = swept(grid=["train.lr=0.01"])
     assert [(row["state"], row["folder"]) for row in record["trials"]] == [("complete", "trials/0001")]
+
+
+@pytest.mark.parametrize("message", ["UNIQUE constraint failed: alembic_version.version_num", "table x already exists"])
+def test_tables_that_another_process_makes_are_waited_for(swept, monkeypatch, message):
+    """Two that start at the same moment both make the tables of a new database; one of them fails at it."""
+    import sqlalchemy.exc
+
+    opened, failed = optuna.storages.RDBStorage.__init__, []
+
+    def made(*args, **kwargs):
+        if len(failed) < failures:
+            failed.append(message)
+            raise sqlalchemy.exc.OperationalError("CREATE TABLE x", None, Exception(message))
+        opened(*args, **kwargs)
+
+    monkeypatch.setattr(optuna.storages.RDBStorage, "__init__", made)
+    monkeypatch.setattr(module, "_WAIT", 0.001)
+    monkeypatch.setattr(module, "_LAST_WAIT", 0.03)
+    failures = 3
+    assert swept(grid=["hidden=2"])[0]["best"] is not None
+    assert len(failed) == 3
+    failures = 100
+    with pytest.raises(UserError, match=r"cannot be opened \(.*(UNIQUE|already exists)"):
+        swept(grid=["hidden=2"])
+    assert len(failed) == 3 + 6  # 1, 2, 4, 8 and 16 ms between them

@@ -31,6 +31,8 @@ FILE = "sweep.json"
 DATABASE = "sweep.db"
 _HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
 _TRIES = 3  # of one trial that is killed again and again
+_WAIT, _LAST_WAIT = 0.1, 10.0  # seconds, doubled from try to try, for tables that another process makes
+_RACE = ("already exists", "unique", "duplicate", "locked")
 _SURPLUS = "another process has this one"
 
 
@@ -317,16 +319,24 @@ def _open(optuna: Any, url: str, name: str, about: dict[str, Any]) -> Any:
     """The study of this name, made if there is none; one of other settings is refused."""
     import sqlalchemy.exc
 
-    try:
-        storage = optuna.storages.RDBStorage(url, heartbeat_interval=_HEARTBEAT, grace_period=_GRACE)
-        study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
-    except ModuleNotFoundError as error:
-        raise UserError(f"This storage needs the Python package {error.name}.") from None
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(
-            f"The storage cannot be opened ({reason}); give an SQL URL such as sqlite:///sweep.db."
-        ) from None
+    wait = _WAIT
+    while True:
+        try:
+            storage = optuna.storages.RDBStorage(url, heartbeat_interval=_HEARTBEAT, grace_period=_GRACE)
+            study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+            break
+        except ModuleNotFoundError as error:
+            raise UserError(f"This storage needs the Python package {error.name}.") from None
+        except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            # Another process makes the tables at this moment: in a moment they are there.
+            if wait < _LAST_WAIT and any(word in reason.lower() for word in _RACE):
+                time.sleep(wait)
+                wait *= 2
+                continue
+            raise UserError(
+                f"The storage cannot be opened ({reason}); give an SQL URL such as sqlite:///sweep.db."
+            ) from None
     plain = json.loads(json.dumps(about))
     before = study.user_attrs.get("about")
     if before is None:
