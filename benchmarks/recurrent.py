@@ -1,22 +1,30 @@
 """One recurrent layer on a GPU, all steps in one launch: milliseconds of forward and backward beside cuDNN's.
 
 python benchmarks/recurrent.py [--cells GRU] [--hidden 650] [--masks none tied untied] [--batch 20] [--steps 35]
+                               [--out results/gpu-layers.json]
 
-Both include the input products and the weight gradients, run as CUDA graphs and in TF32. The error is that of all
-outputs and gradients together against float64; where it is not small no time is printed.
+Both include the input products and the weight gradients, run as CUDA graphs and in TF32; "alone" is the recurrence
+without them, forward and backward. The error is that of all outputs and gradients together against float64; where it
+is not small no time is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from gaussian import milliseconds
 from torch import Tensor
 
+import bayesrnn as br
 from bayesrnn import kernels
+from bayesrnn.train.launch import commit
 
 GATES = {"LSTM": 4, "GRU": 3}
 
@@ -55,12 +63,25 @@ class Layer:
             bias = b_ih + torch.cat([b_hh[:size], torch.zeros_like(b_hh[size:])])
             inside = [b_hh[size:]]
         gx = kernels.kernel("input", "cuda")(x.flatten(0, 1), w_ih, bias, None, self.sizes)
+        out = self._steps(recurrence, gx, h, w_hh, inside, mask).view(x.shape)
+        return [out, *torch.autograd.grad(out, leaves, self.cotangent.to(dtype))]
+
+    def _steps(self, recurrence: Any, gx: Tensor, h: Tensor, w_hh: Tensor, inside: list[Any], mask: Any) -> Tensor:
         if self.cell == "LSTM":
-            out = recurrence(gx, h, h, w_hh, None, mask, None, batch_sizes=self.sizes)[0]
+            out: Tensor = recurrence(gx, h, h, w_hh, None, mask, None, batch_sizes=self.sizes)[0]
         else:
             out = recurrence(gx, h, w_hh, *inside, mask, batch_sizes=self.sizes)[0]
-        out = out.view(x.shape)
-        return [out, *torch.autograd.grad(out, leaves, self.cotangent.to(dtype))]
+        return out
+
+    def alone(self, recurrence: Any, masks: str) -> Tensor:
+        """The steps forward and backward, without the products over all of them: of the input, and for the weights."""
+        gates, rows = GATES[self.cell] * self.hidden, self.x.shape[0] * self.x.shape[1]
+        gx = torch.zeros(rows, gates, device=self.x.device, requires_grad=True)
+        h, w_hh = self.x.new_zeros(self.x.shape[1], self.hidden), self.module.weight_hh_l0.detach()
+        inside = [self.module.bias_hh_l0.detach()[2 * self.hidden :]] if self.cell == "GRU" else []
+        out = self._steps(recurrence, gx.clone(), h, w_hh, inside, self.masks[masks])
+        (found,) = torch.autograd.grad(out, [gx], self.cotangent.flatten(0, 1))
+        return found
 
 
 def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
@@ -75,7 +96,9 @@ def main() -> None:
     parser.add_argument("--masks", nargs="+", default=["none", "tied", "untied"], choices=["none", "tied", "untied"])
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--steps", type=int, default=35)
+    parser.add_argument("--out", type=Path, help="write the record here")
     options = parser.parse_args()
+    lines: list[dict[str, Any]] = []
     torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {options.batch}, {options.steps} steps")
     for cell in options.cells:
@@ -92,7 +115,19 @@ def main() -> None:
                     print(f"  one launch, masks {masks}: WRONG, error {off:.1e}", flush=True)
                     continue
                 took = milliseconds(lambda masks=masks, layer=layer, fast=fast: layer.ours(fast, masks))
-                print(f"  one launch, masks {masks}: {took:.3f} ms, error {off:.1e}", flush=True)
+                alone = milliseconds(lambda masks=masks, layer=layer, fast=fast: layer.alone(fast, masks))
+                print(f"  one launch, masks {masks}: {took:.3f} ms, alone {alone:.3f}, error {off:.1e}", flush=True)
+                lines.append(
+                    {"cell": cell, "hidden": hidden, "masks": masks, "milliseconds": took, "alone": alone, "error": off,
+                     "cudnn_milliseconds": their_time}
+                )  # fmt: skip
+    if options.out is not None:
+        record = {
+            "command": " ".join(["python", *sys.argv]), "commit": commit(), "device": torch.cuda.get_device_name(),
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
+            "precision": "tf32", "batch": options.batch, "steps": options.steps, "layers": lines,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
