@@ -172,3 +172,37 @@ def test_an_interrupted_run_says_how_to_go_on(text_folder, tmp_path, monkeypatch
     again = invoke(*words, "--resume")
     assert again.exit_code == 0, again.output
     assert "Stopped" not in again.stdout
+
+
+def test_a_run_that_goes_astray_later_keeps_its_last_good_checkpoint(text_folder, tmp_path, monkeypatch):
+    from bayesrnn.train import engine
+
+    real = engine.Run._epoch
+
+    def astray(run):
+        if run.epoch == 2:
+            run.step.lr.fill_(1e30)
+        real(run)
+
+    settings = ["hidden=8", "batch_size=4", "window=6", "epochs=2", "clip=null"]
+    words = [
+        "train",
+        "unregularised-medium",
+        "--data",
+        text_folder,
+        "--out",
+        tmp_path / "run",
+        "--device",
+        "cpu",
+        *settings,
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.Run, "_epoch", astray)
+        result = invoke(*words)
+    assert result.exit_code == 2
+    assert "in epoch 2" in result.stderr
+    assert "the checkpoint of epoch 1 is kept" in result.stderr
+    assert invoke("evaluate", tmp_path / "run").exit_code == 0
+    again = invoke(*words, "--resume")
+    assert again.exit_code == 0, again.output
+    assert "Resumed in epoch 2, after step 0." in again.stdout
