@@ -11,10 +11,8 @@ forked from this one, and dies a real death. A fault is survived if afterwards
 """
 
 import argparse
-import ctypes
 import errno
 import functools
-import io
 import itertools
 import json
 import os
@@ -22,194 +20,44 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bayesrnn.errors import UserError
 from bayesrnn.tasks import language
 from bayesrnn.train import checkpoint, engine, run_folder
 from bayesrnn.train.checkpoint import BEST, BEST_COPY, FILES, LAST, PREVIOUS
-from bayesrnn.train.launch import commit, launch
+from bayesrnn.train.launch import commit
 from bayesrnn.train.run_folder import MARKER, RECORD
-
-RECIPE = "brnn-medium"
-OVERRIDES = (
-    "hidden=4 layers=1 min_count=60 batch_size=160 window=20 epochs=3 average_from=2 momentum=0.5 lr=0.1 save_every=3"
-).split()
-_REFUSED = 2
-
-Position = tuple[int, int]
-Fault = Callable[[], None]
-
-
-class Failed(Exception):
-    """A fault was not survived."""
-
-
-class Log:
-    """Writes to a file what a run says, so that it can be read after its death."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def say(self, text: str) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(text + "\n")
-
-    def step(self, progress: engine.Progress) -> None:
-        pass
-
-    def epoch(self, line: dict[str, Any], epochs: int) -> None:
-        pass
-
-
-def start(out: Path, fault: Fault | None = None) -> int:
-    """One life of the run, in a process of its own; returns its id. The folder says whether it is the first."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    log = Log(out.with_suffix(".log"))
-    try:
-        if fault is not None:
-            fault()
-        resume = (out / MARKER).exists()
-        launch(RECIPE, out=out, reporter=log, overrides=OVERRIDES, device="cpu", resume=resume)
-        status = 0
-    except UserError as error:
-        status = _REFUSED
-        log.say(f"bayesrnn: {error}")
-    except BaseException:
-        log.say(traceback.format_exc())
-    finally:
-        os._exit(status)
-
-
-def end(pid: int) -> int:
-    """How a life ended: its exit status, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def alive(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
-def finish(out: Path) -> None:
-    """A life without faults, up to the end."""
-    log = out.with_suffix(".log")
-    status = end(start(out))
-    if status:
-        raise Failed(f"{out.name} could not be resumed: {log.read_text('utf-8').splitlines()[-1]}")
-
-
-def refused(out: Path, pid: int, *words: str) -> None:
-    """The life must end with one line that has these words."""
-    status, log = end(pid), out.with_suffix(".log")
-    text = log.read_text("utf-8") if log.exists() else ""
-    last = text.splitlines()[-1] if text else ""
-    if status != _REFUSED or not any(word in last for word in words):
-        raise Failed(f"{out.name} ended with status {status} and said {last!r}, not one of {words}")
-
-
-def newest(out: Path) -> Position:
-    """Epoch and step of the newest whole checkpoint; (0, 0): there is none."""
-    found = [(0, 0)]
-    for name in checkpoint.RESUMABLE:
-        try:
-            _, about = checkpoint.load(out / name)
-            found.append((about["epoch"], about["done"]))
-        except checkpoint.Damaged:
-            pass
-    return max(found)
-
-
-def outcome(out: Path) -> dict[str, Any]:
-    """All that a finished run leaves, times aside."""
-    record = json.loads((out / RECORD).read_text("utf-8"))
-    times = ("words_per_second", "train_seconds")
-    return {
-        "figures": {key: value for key, value in record["metrics"].items() if key not in times},
-        "curves": record["curves"],
-        **{name: checkpoint.load(out / name)[0] for name in (LAST, BEST)},
-    }
-
-
-def check_same(out: Path, whole: dict[str, Any]) -> None:
-    """The run has ended like the undisturbed one and left no litter."""
-    ours = outcome(out)
-    for key in ("figures", "curves"):
-        if ours[key] != whole[key]:
-            raise Failed(f"{out.name} ended with other {key}")
-    for name in (LAST, BEST):
-        if ours[name].keys() != whole[name].keys():
-            raise Failed(f"{out.name}: {name} has other tensors")
-        for key, tensor in whole[name].items():
-            if not torch.equal(ours[name][key], tensor):
-                raise Failed(f"{out.name}: {key} of {name} differs")
-    if litter := [p.name for p in out.iterdir() if p.name.startswith(".") or p.name in checkpoint.SPARE]:
-        raise Failed(f"{out.name} has {litter[0]} left over")
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_in_a_write(moment: int) -> None:
-    """Prepare this process to kill itself in the course of a write: half-way, before or after a move, and so on."""
-    count = itertools.count(1)
-
-    def then(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if next(count) == moment:
-            die()
-        return call(*args, **kwargs)
-
-    class Torn(io.FileIO):
-        def write(self, data: Any) -> int:
-            if next(count) == moment:
-                super().write(memoryview(data)[: len(data) // 2])
-                die()
-            return super().write(data)
-
-    for name in ("fsync", "replace", "unlink"):
-        setattr(os, name, functools.partial(then, getattr(os, name)))
-    run_folder.open = Torn  # type: ignore[attr-defined]
-
-
-def disk_full_after(size: int) -> None:
-    """Prepare this process to find the disk full after so many bytes, in the middle of a write."""
-    left = [size]
-
-    class Full(io.FileIO):
-        def write(self, data: Any) -> int:
-            part = min(len(data), left[0])
-            left[0] -= part
-            written = super().write(memoryview(data)[:part])
-            if part < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return written
-
-    run_folder.open = Full  # type: ignore[attr-defined]
-
-
-def jumping_clock(chance: random.Random) -> None:
-    """The time of day jumps by years at every look."""
-    time.time = lambda: chance.uniform(0, 4e9)
-
-
-def no_privileges() -> None:
-    """Permissions hold for this process from here on, also if it is root's."""
-    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    if os.geteuid() == 0 and ctypes.CDLL(None).capset(header, none):
-        raise OSError("capabilities cannot be dropped")
+from bayesrnn.train.torture_faults import (
+    Impossible,
+    die_in_a_write,
+    disk_full_after,
+    jumping_clock,
+    mounted,
+    no_privileges,
+)
+from bayesrnn.train.torture_lives import (
+    OVERRIDES,
+    RECIPE,
+    REFUSED,
+    Failed,
+    alive,
+    check_same,
+    end,
+    finish,
+    forget,
+    last_line,
+    newest,
+    outcome,
+    refused,
+    start,
+)
 
 
 class Torture:
@@ -268,7 +116,7 @@ class Torture:
                     if status == 0:
                         break  # over before its time came
                     if status != -signal.SIGKILL:
-                        raise Failed(f"{out.name} ended with status {status}: {_last_line(out)}")
+                        raise Failed(f"{out.name} ended with status {status}: {last_line(out)}")
                     these += 1
                     inside += aimed
                     if newest(out) < before:
@@ -280,7 +128,7 @@ class Torture:
             except Failed as error:
                 self.failures.append(f"kill -9: {error}")
             done += these
-            _forget(out)
+            forget(out)
             self.say(f"kill -9: survived {survived} of {done}, {inside} inside a write")
         return {"survived": survived, "total": done, "inside_a_write": inside}
 
@@ -306,14 +154,14 @@ class Torture:
                 self.say(f"{name}: not tried, {error}")
                 return {"survived": 0, "total": 0, "not_tried": str(error)}
             finally:
-                _forget(out)
+                forget(out)
         self.say(f"{name}: survived {survived} of {count}")
         return {"survived": survived, "total": count}
 
     def stopped(self, out: Path) -> None:
         """A run killed when it has all its kinds of checkpoints, between two writes or in one."""
         while not (out / MARKER).exists():
-            _forget(out)  # or was it over already
+            forget(out)  # or was it over already
             pid = start(out)
             while not all((out / name).exists() for name in (LAST, PREVIOUS, BEST, BEST_COPY)) and alive(pid):
                 time.sleep(0.002)
@@ -366,7 +214,7 @@ class Torture:
 
     def small_disk(self, out: Path) -> None:
         out.mkdir()
-        with _mounted(out, 2 * self.sizes[0] + 3 * self.sizes[1] // 2) as resize:
+        with mounted(out, 2 * self.sizes[0] + 3 * self.sizes[1] // 2) as resize:
             refused(out, start(out), os.strerror(errno.ENOSPC))
             resize(20 * self.sizes[0])
             finish(out)
@@ -400,7 +248,7 @@ class Torture:
             os.kill(pid, signal.SIGKILL)
             end(pid)
         if end(start(out, functools.partial(jumping_clock, self.chance))) and (out / MARKER).exists():
-            raise Failed(f"{out.name} ended with {_last_line(out)}")
+            raise Failed(f"{out.name} ended with {last_line(out)}")
         seconds = json.loads((out / RECORD).read_text("utf-8"))["metrics"]["train_seconds"]
         if not 0 < seconds < 3600:
             raise Failed(f"{out.name} says that it took {seconds} seconds")
@@ -410,41 +258,8 @@ class Torture:
         statuses = sorted(end(pid) for pid in pids)
         text = out.with_suffix(".log").read_text("utf-8")
         # One was refused by the lock; or, where it came a moment late, by what the folder held by then.
-        if statuses != [0, _REFUSED] or not ("another process" in text or "holds a" in text):
+        if statuses != [0, REFUSED] or not ("another process" in text or "holds a" in text):
             raise Failed(f"{out.name}: two processes ended with {statuses}: {text.splitlines()[-1]}")
-
-
-class Impossible(Exception):
-    """The fault cannot be made on this machine."""
-
-
-@contextmanager
-def _mounted(path: Path, size: int) -> Iterator[Callable[[int], None]]:
-    """A file system in memory of so many bytes at the path; yields what gives it another size."""
-
-    def mount(option: str) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", option, "tmpfs", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Impossible("mounting needs root")
-
-    try:
-        mount(f"size={size}")
-    except OSError:
-        raise Impossible("there is no mount command") from None
-    try:
-        yield lambda more: mount(f"remount,size={more}")
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
-
-
-def _last_line(out: Path) -> str:
-    return out.with_suffix(".log").read_text("utf-8").splitlines()[-1]
-
-
-def _forget(out: Path) -> None:
-    shutil.rmtree(out, ignore_errors=True)
-    out.with_suffix(".log").unlink(missing_ok=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
