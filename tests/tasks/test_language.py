@@ -69,3 +69,17 @@ class TestVariational:
         assert not torch.equal(noisy(tokens)[0], noisy(tokens)[0])
         noisy.eval()
         assert torch.equal(noisy(tokens)[0], noisy(tokens)[0])
+
+
+@pytest.mark.parametrize("rates", [{}, {"recurrent_dropout": 0.2}])
+def test_a_forget_bias_moves_the_forget_gates_alone(rates):
+    models = []
+    for bias in (0.0, 1.5):
+        torch.manual_seed(0)
+        models.append(LanguageModel(7, 4, 2, init=0.05, forget_bias=bias, **rates))
+    plain, moved = (dict(model.named_parameters()) for model in models)
+    for name, value in moved.items():
+        step = torch.zeros_like(value)
+        if "bias_hh" in name:
+            step[4:8] = 1.5
+        assert torch.equal(value, plain[name] + step)

@@ -47,6 +47,7 @@ class Model:
     layers: int = positive(2)
     tied: bool = False
     init: float = positive(0.05)
+    forget_bias: float = 0.0
     word_dropout: float = rate()
     input_dropout: float = rate()
     recurrent_dropout: float = rate()
@@ -165,6 +166,7 @@ def build(recipe: Recipe, vocabulary: int) -> nn.Module:
         tied_masks=m.tied_masks,
         step_dropout=m.step_dropout,
         init=m.init,
+        forget_bias=m.forget_bias,
     )
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="decoder.bias")
 

@@ -1,5 +1,6 @@
 """The model of word-level recipes: embedding, LSTM, decoder."""
 
+import torch
 from torch import Tensor, nn
 
 from bayesrnn.nn.layered import run_recurrent
@@ -26,6 +27,7 @@ class LanguageModel(nn.Module):
         step_dropout: ordinary dropout, new at every step, on the embedding's output, between the layers and before
             the decoder (Zaremba et al. 2014).
         init: every parameter starts in U(-init, init); None: torch's start, the embedding in U(-.1, .1).
+        forget_bias: added to the forget gates' first bias, so that a fresh cell keeps what it has.
 
     Shape:
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state.
@@ -47,6 +49,7 @@ class LanguageModel(nn.Module):
         tied_masks: bool = True,
         step_dropout: float = 0.0,
         init: float | None = None,
+        forget_bias: float = 0.0,
     ) -> None:
         super().__init__()
         output_dropout = input_dropout if output_dropout is None else output_dropout
@@ -84,6 +87,9 @@ class LanguageModel(nn.Module):
         else:
             for parameter in self.parameters():
                 nn.init.uniform_(parameter, -init, init)
+        with torch.no_grad():
+            for layer in range(layers):
+                self.rnn.get_parameter(f"bias_hh_l{layer}")[hidden : 2 * hidden] += forget_bias
 
     def forward(self, tokens: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
         hidden, state = run_recurrent(self.rnn, self.step_drop(self.embed(tokens)), state)
