@@ -141,7 +141,7 @@ def test_every_path_trains_alike_on_a_cpu(kind, train):
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 @pytest.mark.parametrize("kind", RECIPES)
-def test_every_path_trains_alike_on_a_gpu(kind, train):
+def test_every_path_trains_alike_on_a_gpu(kind, train, monkeypatch):
     """The default as `bayesrnn train` runs it, one CUDA graph; plain operations in float32 without TF32.
 
     Products of 10 bits are a relative noise of up to 5e-4 in every gradient. Such noise, put into runs on a CPU, moved
@@ -152,13 +152,19 @@ def test_every_path_trains_alike_on_a_gpu(kind, train):
     masks = {"tied": "tied", "untied": "untied"}.get(kind)
     facts = {"batch": MEDIUM.rows, "hidden": MEDIUM.hidden, "steps": MEDIUM.window, "recurrent_mask": masks}
     assert kernels.path("cuda", **facts) == "persistent"
+    from bayesrnn.kernels import persistent
+
+    launches, launch = [], persistent.launch
+    monkeypatch.setattr(persistent, "launch", lambda *a, **k: (launches.append(1), launch(*a, **k))[1])
     plain = train(kind, "reference", size=MEDIUM, device="cuda", exact=True)
     assert plain.perplexity < 10  # of 101 words: it has learnt
-    for path in (None, "cells"):
+    for path in ("cells", None):
+        assert not launches
         found = train(kind, path, size=MEDIUM, device="cuda", graph=path is None).apart(plain)
         assert found.first < 2e-3, (path, found)
         assert found.usual < 1e-2, (path, found)
         assert found.perplexity < 2e-2, (path, found)
         assert found.kl < 1e-3, (path, found)
+    assert launches  # the default trains with all steps of a layer in one launch
     other = train(kind, None, size=MEDIUM, device="cuda", graph=True, seed=2).apart(plain)
     assert other.first > 4e-3, other
