@@ -78,6 +78,8 @@ class Step:
             self.pieces = [self._contribute, self._exchange, self._take]
         self.graph: Any = None
         self.reason = "not a CUDA device" if not self.on_cuda else "" if graph else "switched off"
+        if settings.precision == "bf16" and not self.bf16:
+            self.reason += "; in float32, since bf16 needs one"
         if self.on_cuda and graph:
             self._record()
 
