@@ -77,9 +77,9 @@ class TestEvaluate:
         assert calls == []
         assert json.loads((folder / "evaluation.json").read_text()) == before
         assert run("evaluate", folder, *GRID, "--again").exit_code == 0
-        assert len(calls) == 4
+        assert len(calls) == 8, "both splits: the mean, the average of two draws, and each of the two alone"
         assert run("evaluate", folder, *GRID[:-1], "0").exit_code == 0
-        assert len(calls) == 8, "another setting is another search"
+        assert len(calls) == 16, "another setting is another search"
 
     def test_captions_of_fewer_draws_or_of_the_mean_alone(self, copies):
         pytest.importorskip("pycocoevalcap.bleu.bleu")
@@ -91,11 +91,38 @@ class TestEvaluate:
             assert {one["draws"] for one in found} == expected
             metrics = json.loads((folder / "evaluation.json").read_text())
             assert metrics["decode_samples"] == max(expected)
-            assert ("test_cider_mc" in metrics) == (max(expected) > 0)
+            assert ("test_cider_mc" in metrics) == ("test_cider_consensus" in metrics) == (max(expected) > 0)
             assert "test_perplexity_mc" in metrics
         result = run("evaluate", folder, *GRID, "--decode-samples", -1)
         assert result.exit_code != 0
         assert "--decode-samples must be at least 0" in result.output
+
+    def test_the_consensus_is_the_most_typical_caption_of_the_draws(self, copies, monkeypatch):
+        """Made-up searches: three draws of which two nearly agree; their words are the ids of the vocabulary."""
+        task = open_run(copies["caption-bbb"], CPU).task(None, CPU)
+        said = {1: [3, 4, 5], 2: [6, 7, 8], 3: [6, 7, 9]}
+
+        def search(model, features, *, held, **options):
+            assert len(held) == 1
+            return [caption_search.Found(said[held[0]], -float(held[0]), 0.0) for _ in features]
+
+        monkeypatch.setattr(caption_search, "find_captions", search)
+        found = caption_evaluation._consensus(task, "test", [1, 2, 3], 3, 0.5)
+        assert len(found) == len(task.splits["test"].names)
+        assert all(one.words == [6, 7, 8] for one in found)
+        assert found[0].log_probability == -2.0, "of the draw that said it"
+
+    def test_captions_of_an_older_program(self, copies):
+        """Files without a consensus are scored as they are."""
+        pytest.importorskip("pycocoevalcap.bleu.bleu")
+        folder = copies["caption-bbb"]
+        assert run("evaluate", folder, *GRID).exit_code == 0
+        kept = json.loads((folder / "captions.json").read_text())
+        task = open_run(folder, CPU).task(None, CPU)
+        kept["found"] = [one for one in kept["found"] if not one.pop("consensus")]
+        metrics = caption_evaluation.scored(kept, task.references)
+        assert "test_cider_mc" in metrics
+        assert "test_cider_consensus" not in metrics
 
     def test_other_weights_are_another_search(self, copies):
         folder = copies["caption-bbb"]

@@ -37,9 +37,16 @@ PAIRS = (
 """Methods that are compared in words: a Bayesian one, and the baseline with as many units."""
 SCORES = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "cider": "CIDEr"}
 SIGNS = {"entropy": "entropy", "mutual_information": "mutual information", "surprisal": "surprisal"}
+WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus of draws"}
+"""Captions of the posterior mean, of the draws' averaged probabilities, and the most typical of the draws' captions."""
 NOTHING = "Not measured yet: there are no records in `results/`."
 _COLOUR = dict(zip(METHODS, COLOURS, strict=False))
 _STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", (0, (5, 1.5)), "-"), strict=True))
+_FILLS: dict[str, tuple[str, float, Literal["full", "none", "left"]]] = {
+    "": ("posterior mean", -0.2, "full"),
+    "_mc": ("average over draws", 0.0, "none"),
+    "_consensus": ("consensus of draws", 0.2, "left"),
+}
 _MARK = dict(zip(METHODS, "sD^vo", strict=True))
 
 Runs = dict[str, list[Record]]
@@ -64,9 +71,9 @@ def table(runs: Runs) -> str:
     """Test figures of each method, with the posterior mean and with the average over draws; people's below."""
     rows: list[dict[str, Any]] = []
     for name, records in runs.items():
-        for suffix, how in (("", "mean"), ("_mc", "draws")):
+        for suffix, how in WAYS.items():
             values = {key: records_.figures(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
-            if not values["perplexity"]:
+            if not any(values.values()):
                 continue
             rows.append(
                 {
@@ -103,7 +110,7 @@ def settings_table(runs: Runs) -> str:
             metrics = record["metrics"]
             found = {"name": f"{METHODS[name]}, seed {record['seed']}", "epoch": metrics["best_epoch"]}
             found["perplexity"] = metrics["valid_perplexity"]
-            for suffix, how in (("", "mean"), ("_mc", "draws")):
+            for suffix, how in WAYS.items():
                 if f"beam{suffix}" in metrics:
                     penalty = metrics[f"length_penalty{suffix}"]
                     found[how] = f"{metrics[f'beam{suffix}']} / {penalty:g}"
@@ -111,15 +118,16 @@ def settings_table(runs: Runs) -> str:
             found["seconds"] = metrics["train_seconds"]
             found["changed"] = ", ".join(changed_settings(record)) or None
             rows.append(found)
+    chosen = []
+    for how in WAYS.values():
+        if any(how in row for row in rows):
+            chosen += [Column(how, f"beam / penalty, {how}"), Column(f"score_{how}", "mean of scores", "{:.1f}")]
     changes = [Column("changed", "not as in the recipe")] if any(row["changed"] for row in rows) else []
     columns = (
         Column("name", "validation"),
         Column("epoch", "best epoch"),
         Column("perplexity", "perplexity", "{:.2f}"),
-        Column("mean", "beam / length penalty, mean"),
-        Column("score_mean", "mean of scores", "{:.1f}"),
-        Column("draws", "draws"),
-        Column("score_draws", "mean of scores", "{:.1f}"),
+        *chosen,
         Column("seconds", "seconds of training", "{:,.0f}"),
         *changes,
     )
@@ -175,7 +183,7 @@ def findings(runs: Runs) -> list[str]:
     said = []
     for bayes, plain in PAIRS:
         if bayes in runs and plain in runs:
-            for suffix, how in (("", "mean"), ("_mc", "draws")):
+            for suffix, how in WAYS.items():
                 parts = [_compared(runs[bayes], runs[plain], key, suffix) for key in ("perplexity", "bleu4", "cider")]
                 kept = ", ".join(part for part in parts if part)
                 if kept:
@@ -275,18 +283,19 @@ def curves(runs: Runs) -> bytes:
 
 
 def scores(runs: Runs) -> bytes:
-    """Perplexity, BLEU-4 and CIDEr on test images: a mark per seed, filled for the mean, open for draws."""
+    """Perplexity, BLEU-4 and CIDEr on test images: a mark per seed, filled, open or half for mean, draws, consensus."""
     figure = _new(8.4, 1.6 + 0.42 * len(runs))
     keys = {"perplexity": "perplexity (lower is better)", "bleu4": "BLEU-4", "cider": "CIDEr"}
     shared: Any = None
     for column, (key, title) in enumerate(keys.items(), 1):
         axes = figure.add_subplot(1, 3, column, sharey=shared)
         for row, (name, records) in enumerate(runs.items()):
-            for suffix, shift, face in (("", -0.12, _COLOUR[name]), ("_mc", 0.12, "white")):
+            for suffix, (_, shift, fill) in _FILLS.items():
                 values = records_.figures(records, f"test_{key}{suffix}")
                 axes.plot(
-                    values, [row + shift] * len(values), _MARK[name], color=_COLOUR[name], markerfacecolor=face, ms=8
-                )
+                    values, [row + shift] * len(values), _MARK[name], color=_COLOUR[name], fillstyle=fill, ms=8,
+                    markerfacecoloralt="white",
+                )  # fmt: skip
         axes.set_title(title, fontsize=10)
         _plain(axes, grid="x")
         if shared is None:
@@ -295,9 +304,11 @@ def scores(runs: Runs) -> bytes:
             axes.set_ylim(len(runs) - 0.5, -0.5)
         else:
             axes.tick_params(labelleft=False)
-    for label, face in (("posterior mean", "#444444"), ("average over draws", "white")):
-        axes.plot([], [], "o", color="#444444", markerfacecolor=face, label=label)
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    every = [record["metrics"] for records in runs.values() for record in records]
+    for suffix, (label, _, fill) in _FILLS.items():
+        if any(f"test_bleu4{suffix}" in metrics for metrics in every):
+            axes.plot([], [], "o", color="#444444", fillstyle=fill, markerfacecoloralt="white", label=label)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return png(figure)
 
 

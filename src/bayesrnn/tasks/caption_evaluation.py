@@ -17,6 +17,8 @@ from bayesrnn.data.text import UNK
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import caption_scores, caption_search, scoring
 from bayesrnn.tasks.base import Say
+from bayesrnn.tasks.caption_consensus import most_typical
+from bayesrnn.tasks.caption_search import Found
 from bayesrnn.train.run_folder import write_file
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 CAPTIONS = "captions.json"
 _KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
+_WAYS = ["mean", "average", "consensus"]  # a file that lacks one is searched again
 _SIGNS = ("entropy", "mutual_information", "surprisal")
 
 
@@ -38,7 +41,10 @@ def evaluate(
     again: bool,
     say: Say,
 ) -> dict[str, Any]:
-    """Figures by name; those with ``_mc`` are of the average over draws. See :meth:`Captioning.evaluate`."""
+    """Figures by name, see :meth:`Captioning.evaluate`.
+
+    Those with ``_mc`` are of the average over draws, those with ``_consensus`` of the most typical of their captions.
+    """
     if min(beams) < 1 or min(length_penalties) < 0:
         raise UserError("A beam is at least 1, a length penalty at least 0.")
     if decode_samples < 0:
@@ -53,6 +59,7 @@ def evaluate(
         "max_words": task.recipe.evaluate.max_words,
         "beams": list(beams),
         "length_penalties": list(length_penalties),
+        "ways": _WAYS,
     }
     file = None if task.folder is None else task.folder / CAPTIONS
     kept = None if again or file is None else _kept(file, asked)
@@ -78,9 +85,12 @@ def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = l
     """All figures of a ``captions.json``'s content; no model is needed."""
     decoding = kept.get("decode_samples", kept["samples"])
     metrics = {"samples": kept["samples"], "decode_samples": decoding, **kept["metrics"]}
-    for suffix, draws in (("", 0), *((("_mc", decoding),) if decoding else ())):
-        say(f"BLEU and CIDEr, {'posterior mean' if not draws else f'{draws} draws'}")
-        metrics |= _chosen([one for one in kept["found"] if one["draws"] == draws], references, suffix)
+    ways = {"": (0, False), **({"_mc": (decoding, False), "_consensus": (decoding, True)} if decoding else {})}
+    for suffix, (draws, consensus) in ways.items():
+        found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == (draws, consensus)]
+        if found:  # files of older programs have no consensus
+            say(f"BLEU and CIDEr, {f'{draws} draws' if draws else 'posterior mean'}{', consensus' * consensus}")
+            metrics |= _chosen(found, references, suffix)
     return metrics | {"human": _human(references.test)}
 
 
@@ -124,33 +134,54 @@ def _found(
     length_penalties: Sequence[float],
     say: Say,
 ) -> Iterator[dict[str, Any]]:
-    """Captions of both splits with every setting, and what the draws say about their words."""
+    """Captions of both splits with every setting, and what the draws say about their words.
+
+    Of the posterior mean; of the draws' averaged probabilities; and the most typical of the draws' own captions.
+    """
+    drawn = caption_search.seeds(decode_samples, seed)
+    ways = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
     for split in ("valid", "test"):
-        for draws in (0, decode_samples) if decode_samples else (0,):
+        for consensus, held in ways:
             for beam in beams:
                 for length_penalty in length_penalties:
-                    say(f"captions, {split}, {draws or 'no'} draws, beam {beam}, length penalty {length_penalty:g}")
-                    about = {"split": split, "draws": draws, "beam": beam, "length_penalty": length_penalty}
-                    yield {**about, "captions": _captions(task, split, draws, samples, seed, beam, length_penalty)}
+                    way = f"{len(held) or 'no'} draws{', consensus' * consensus}"
+                    say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
+                    search = _consensus if consensus else _search
+                    found = search(task, split, held, beam, length_penalty)
+                    about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
+                    captions = _described(task, split, found, samples, seed)
+                    yield {**about, "length_penalty": length_penalty, "captions": captions}
 
 
-def _captions(
-    task: "Captioning", split: str, draws: int, samples: int, seed: int, beam: int, length_penalty: float
-) -> dict[str, dict[str, Any]]:
-    part, vocabulary = task.splits[split], task.vocabulary
+def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
+    """The best caption of each image, by the average of these draws, or by the mean."""
     with scoring.word_dropout(task.model, on=False):
-        found = caption_search.find_captions(
+        return caption_search.find_captions(
             task.model,
-            part.features,
+            task.splits[split].features,
             end=task.end,
-            vocabulary=len(vocabulary),
+            vocabulary=len(task.vocabulary),
             beam=beam,
             length_penalty=length_penalty,
             max_words=task.recipe.evaluate.max_words,
-            banned=vocabulary.encode([UNK]).tolist(),
-            held=caption_search.seeds(draws, seed),
+            banned=task.vocabulary.encode([UNK]).tolist(),
+            held=held,
         )
-        ids = [one.words for one in found]
+
+
+def _consensus(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
+    """Of each image the most typical of the captions that single draws find."""
+    each = [_search(task, split, [draw], beam, length_penalty) for draw in held]
+    return [said[most_typical([one.words for one in said])] for said in zip(*each, strict=True)]
+
+
+def _described(
+    task: "Captioning", split: str, found: Sequence[Found], samples: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Captions by image, with what is in doubt about them, per word with the end."""
+    part, vocabulary = task.splits[split], task.vocabulary
+    ids = [one.words for one in found]
+    with scoring.word_dropout(task.model, on=False):
         unsure = caption_search.word_uncertainty(
             task.model, part.features, ids, end=task.end, vocabulary=len(vocabulary), samples=samples, seed=seed
         )
