@@ -9,6 +9,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
+    overfitting  results/small-*/SEED.json                    bayesrnn train of each small recipe
     pruning      results/pruning/NAME.json                    bayesrnn prune RUN: its prune.json
     grid         results/grid/NAME.json                       bayesrnn sweep RECIPE --grid … --grid …: its sweep.json
     ablation     results/ablation/*.json                      python benchmarks/ablation.py --data ptb

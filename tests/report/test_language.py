@@ -82,3 +82,21 @@ def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
     made = language.figures(tmp_path)
     assert set(made) == {"ptb-curves.png", "ptb-entropy-gap.png"}
     assert language._gap_points({"entropy_gap_mean": 0.5}) == [(0, 0.5)]
+
+
+def test_the_small_models_have_a_picture_of_their_own(tmp_path):
+    assert language.overfitting(tmp_path) == ""
+    for name, valid in (("small-plain", [150.0, 130.0, 160.0]), ("small-variational", [160.0, 140.0, 120.0])):
+        (tmp_path / name).mkdir()
+        curves = {"valid_perplexity": valid, "train_perplexity": [200.0, 90.0, 40.0]}
+        (tmp_path / name / "1.json").write_text(json.dumps({"seed": 1, "metrics": {}, "curves": curves}))
+    text = language.overfitting(tmp_path)
+    assert (
+        "small-plain: 130.0 validation at best, in epoch 2, and 160.0 after epoch 3, where training is at 40.0" in text
+    )
+    assert "small-variational: 120.0 validation at best, in epoch 3, and 120.0 after epoch 3" in text
+    assert "(figures/ptb-overfitting.png)" in text
+    assert set(language.figures(tmp_path)) == {"ptb-overfitting.png"}
+    assert set(language._small({name: [{}] for name in recipes.names()})) == {
+        "small-plain", "small-variational", "small-zaremba"
+    }  # fmt: skip

@@ -109,6 +109,30 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
 
 
+def _small(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The first record of each model of the overfitting figure (arXiv 1512.05287, figure 2)."""
+    return {name: records[0] for name, records in runs.items() if "figure" in recipes.load(name).paper.source}
+
+
+def overfitting(results: Path) -> str:
+    """The picture of the small models, and where each is at its best and in the end."""
+    small = _small(load(results))
+    if not small:
+        return ""
+    lines = [
+        "![Training and validation perplexity of the small models, epoch by epoch](figures/ptb-overfitting.png)",
+        "",
+    ]
+    for name, record in small.items():
+        values = record["curves"]["valid_perplexity"]
+        best = min(values)
+        lines.append(
+            f"- {name}: {best:.1f} validation at best, in epoch {values.index(best) + 1}, and {values[-1]:.1f} after "
+            f"epoch {len(values)}, where training is at {record['curves']['train_perplexity'][-1]:.1f}."
+        )
+    return "\n".join(lines)
+
+
 def _grids(results: Path) -> list[Path]:
     """Records of sweeps over two settings: sweep.json under another name."""
     return sorted((results / "grid").glob("*.json"))
@@ -132,12 +156,21 @@ def grid(results: Path) -> str:
     return "\n".join(parts)
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"beyond": beyond, "ablation": ablation, "grid": grid, **pruning.BLOCKS}
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "beyond": beyond,
+    "ablation": ablation,
+    "grid": grid,
+    "overfitting": overfitting,
+    **pruning.BLOCKS,
+}
 
 
 def figures(results: Path) -> dict[str, bytes]:
     """PNG files by name, of whatever records there are."""
-    runs, made = load(results), {}
+    every, made = load(results), {}
+    small, runs = _small(every), {name: records for name, records in every.items() if name not in _small(every)}
+    if small:
+        made["ptb-overfitting.png"] = drawn(lambda f: _draw_overfitting(f, small), (6.4, 4.2))
     if runs:
         made["ptb-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (8.6, 4.8))
     made |= pruning.figures(results)
@@ -172,6 +205,26 @@ def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> Non
     axes.set_ylabel("validation perplexity, 10 streams")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8.5, title="recipe, seed 1, and its lowest", title_fontsize=8.5)
+
+
+def _draw_overfitting(figure: "Figure", runs: dict[str, dict[str, Any]]) -> None:
+    axes = figure.add_subplot()
+    for name, record in runs.items():
+        own = look(name, runs, None)
+        for key, style in (("valid_perplexity", "-"), ("train_perplexity", ":")):
+            values = record["curves"][key]
+            axes.plot(
+                range(1, len(values) + 1), values, color=own["color"], marker=own["marker"], markevery=5, markersize=4,
+                linestyle=style, linewidth=1.6, label=name if style == "-" else None,
+            )  # fmt: skip
+    axes.set_yscale("log")
+    ticks = [20, 30, 50, 70, 100, 150, 200, 300, 500]
+    axes.set_yticks(ticks, [str(t) for t in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("perplexity: validation (line), training (dots)")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8.5)
 
 
 def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:

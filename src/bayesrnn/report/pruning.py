@@ -2,6 +2,7 @@
 
 import io
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHARES = (0.5, 0.7, 0.8, 0.9)
+_LABEL = 80  # letters of a line beside the picture
 _FLAT = 0.01  # a rise of perplexity that counts as none
 _COLUMNS = (
     Column("run", "run"), Column("whole", "valid, whole", "{:.2f}"),
@@ -89,8 +91,9 @@ BLOCKS: dict[str, Callable[[Path], str]] = {"pruning": table}
 
 def figures(results: Path) -> dict[str, bytes]:
     """The curves of all records as one PNG file, by name; nothing without records."""
-    records = load(results)
-    return {"ptb-pruning.png": drawn(lambda f: _draw(f, records), (6.4, 3.8 + 0.2 * len(records)))} if records else {}
+    records = {textwrap.fill(name, _LABEL): record for name, record in load(results).items()}
+    lines = sum(name.count("\n") + 1 for name in records)
+    return {"ptb-pruning.png": drawn(lambda f: _draw(f, records), (6.4, 3.8 + 0.2 * lines))} if records else {}
 
 
 def _draw(figure: "Figure", records: Mapping[str, Mapping[str, Any]]) -> None:
