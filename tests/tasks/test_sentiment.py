@@ -243,6 +243,11 @@ class TestTask:
         many = int(valid.sum()) >= regression.FEWEST
         own = regression.fit_noise(made[1:, :n][:, valid], task.ratings[:n][valid]) if many else whole
         assert rows[-1]["noise"] == own
+        assert all(0 <= row["coverage_own"] <= 1 for row in rows if row["count"])
+        task.ratings[n:] += 10  # nothing of the test part enters the noise, and no interval reaches that far
+        far = task.measures(made, made[:0])["lengths"]
+        assert [row["noise"] for row in far] == [row["noise"] for row in rows]
+        assert {row["coverage_own"] for row in far if row["count"]} == {0.0}
         assert found["uncertainty_with_noise"]["risk"]["rmse"][-1] == pytest.approx(found["test_rmse_mc"])
 
     def test_draws_with_all_words(self, folder):

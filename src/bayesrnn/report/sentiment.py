@@ -296,6 +296,7 @@ def length_block(results: Path) -> str:
         Column("spread", "spread of draws", "{:.4f}"),
         Column("coverage", "inside 90%, one noise", "{:.3f}"),
         Column("noise", "noise of its own", "{:.4f}"),
+        Column("coverage_own", "inside 90% with it", "{:.3f}"),
     )
     return "\n".join([markdown_table(rows, columns), *(f"- {sentence}" for sentence in said)])
 

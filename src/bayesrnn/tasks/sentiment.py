@@ -309,7 +309,8 @@ class Sentiment(Task):
         own = regression.noise_of_groups(valid, self.ratings[:n], groups[0])
         each = torch.zeros(len(self.parts.test), dtype=torch.float64, device=self.device)
         for row, limit, sigma, group in zip(rows, limits, own, groups[1], strict=True):
-            row |= {"words": limit, "noise": sigma}
+            (alone,) = regression.group_figures(test, self.ratings[n:], [group], sigma)
+            row |= {"words": limit, "noise": sigma, "coverage_own": alone["coverage"]}
             each[group] = sigma
         return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_figures(test, self.ratings[n:], each)}
 
