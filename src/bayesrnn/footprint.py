@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,7 +51,7 @@ class Footprint:
 
     def __init__(self) -> None:
         self.outputs = self.inside = 0
-        self._seen: list[weakref.ref[Tensor]] = []
+        self._seen: deque[weakref.ref[Tensor]] = deque(maxlen=16)  # the latest
 
     def see(self, module: nn.Module, inputs: Any, output: Any) -> None:
         for tensor in tensors(output):
