@@ -11,32 +11,39 @@ from collections.abc import Sequence
 _LENGTHS = (1, 2)  # words, and pairs of neighbours
 
 
+Grams = list[Counter[tuple[int, ...]]]
+
+
 def overlap(a: Sequence[int], b: Sequence[int]) -> float:
     """How much two captions have in common, 0 to 1: F1 of their words and of their pairs of words, averaged.
 
     Of captions too short for a pair, the words alone.
     """
+    return _overlap(_grams(a), _grams(b))
+
+
+def _grams(words: Sequence[int]) -> Grams:
+    return [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in _LENGTHS]
+
+
+def _overlap(a: Grams, b: Grams) -> float:
     scores = []
-    for n in _LENGTHS:
-        ours, theirs = _grams(a, n), _grams(b, n)
+    for ours, theirs in zip(a, b, strict=True):
         total = ours.total() + theirs.total()
         if total:
-            scores.append(2 * (ours & theirs).total() / total)
+            scores.append(2 * sum(min(count, theirs[gram]) for gram, count in ours.items()) / total)
     return sum(scores) / len(scores) if scores else 1.0
-
-
-def _grams(words: Sequence[int], n: int) -> Counter[tuple[int, ...]]:
-    return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
 
 def most_typical(captions: Sequence[Sequence[int]]) -> int:
     """Which caption has the greatest mean overlap with the others; of equal ones the first."""
     if not captions:
         raise ValueError("there are no captions to choose from")
+    grams = [_grams(words) for words in captions]
     total = [0.0] * len(captions)
-    for i, one in enumerate(captions):
+    for i, one in enumerate(grams):
         for j in range(i):
-            shared = overlap(one, captions[j])
+            shared = _overlap(one, grams[j])
             total[i] += shared
             total[j] += shared
     return max(range(len(captions)), key=lambda i: total[i])
