@@ -79,6 +79,24 @@ def test_the_table_has_means_over_seeds_and_people(results):
     assert "cuda (made up), torch 2.11" in text
 
 
+def test_a_consensus_that_not_all_seeds_have(results):
+    """Its row counts the seeds it is of, and has no perplexity; the sentence under the table leaves that out."""
+    path = results / "caption-bbb" / "2.json"
+    made = json.loads(path.read_text())
+    own = {f"test_{name}_consensus": 70.0 for name in (*captioning.SCORES, "words")}
+    own |= {f"valid_{name}_consensus": 70.0 for name in captioning.SCORES}
+    made["metrics"] |= own | {"beam_consensus": 3, "length_penalty_consensus": 0.6}
+    path.write_text(json.dumps(made))
+    text = captioning.BLOCKS["captioning"](results)
+    assert f"| Bayes by Backprop, consensus of draws | – |{' 70.0 |' * 6} 1 |" in text
+    assert "- Bayes by Backprop, consensus of draws, against dropout, mean: BLEU-4 +" in text
+    assert text.count("consensus of draws") == 2
+    settings = captioning.BLOCKS["captioning-settings"](results)
+    assert "| beam / penalty, consensus of draws | mean of scores |" in settings
+    assert "| 3 / 0.6 | 70.0 |" in settings
+    assert captioning.scores(captioning.load(results)).startswith(b"\x89PNG")
+
+
 def test_the_other_tables(results):
     settings = captioning.BLOCKS["captioning-settings"](results)
     assert settings.count("| 5 / 0.5 |") == 18

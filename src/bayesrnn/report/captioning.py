@@ -73,14 +73,15 @@ def table(runs: Runs) -> str:
     for name, records in runs.items():
         for suffix, how in WAYS.items():
             values = {key: records_.figures(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
-            if not any(values.values()):
+            counted = list(values.values())
+            if not any(counted):
                 continue
             rows.append(
                 {
                     "name": f"{METHODS[name]}, {how}",
                     "perplexity": _mean(values.pop("perplexity"), "{:.2f}"),
                     **{key: _mean(each) for key, each in values.items()},
-                    "seeds": len(records),
+                    "seeds": max(map(len, counted)),
                 }
             )
     paper = recipes.load("caption-dropout").paper
