@@ -134,6 +134,29 @@ def test_a_vocabulary_of_one_trains_and_has_no_classes_to_predict(wrap):
         br.predict(model.eval(), x, samples=2, likelihood=br.Categorical())
 
 
+def sharpened(model, **sizes):
+    """As :func:`train_and_predict`, of a sharpened posterior: a step on its two draws, and a prediction."""
+    x, y = torch.randint(12, (6, sizes.get("rows", 3))), torch.randint(12, (6, sizes.get("rows", 3)))
+    elbo = br.ELBO(model, br.Categorical(), num_data=1000)
+    with model.sharpen(lambda: elbo.likelihood.nll(model(x)[0], y)):
+        terms = elbo(model(x), y)
+    terms.loss.backward()
+    p = br.predict(model.eval(), x, samples=3, seed=0)
+    values = {"loss": terms.loss, "kl": terms.kl, "mean": p.mean, "entropy": p.entropy, "mi": p.mutual_information}
+    return values | {f"d {n}": w.grad for n, w in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sigma", [1e-12, 1e3])
+@pytest.mark.parametrize("cell", CELLS)
+def test_sharpened_posteriors_and_dropped_weights(cell, sigma, dtype):
+    """Each of their sigmas at the edge, one sequence or several, in both precisions."""
+    for rows in (1, 3):
+        check(sharpened(br.PosteriorSharpening(br.BayesByBackprop(LM(cell), init_sigma=sigma)).to(dtype), rows=rows))
+        check(sharpened(br.PosteriorSharpening(br.BayesByBackprop(LM(cell)), sigma0=sigma).to(dtype), rows=rows))
+        check(train_and_predict(br.DropConnect(LM(cell), p=0.5, prior=br.Normal(sigma)).to(dtype), rows=rows))
+
+
 MODELS = {
     "dropout": lambda cell: LM(cell, **NOISY),
     "shared": lambda cell: LM(cell, share="batch", weight_dropout=0.1, **NOISY),
