@@ -56,6 +56,18 @@ def test_evaluate_with_the_rms_rule(runs):
     assert "test_perplexity_dynamic" in result.stdout
     assert "test_perplexity_bound" not in result.stdout
     assert invoke("evaluate", run, "--dynamic-rule", "x").exit_code == 2
+    for option, value in (("--dynamic-lr", "0.1"), ("--dynamic-rule", "rms"), ("--dynamic-decay", "0.1")):
+        refused = invoke("evaluate", run, option, value)
+        assert refused.exit_code == 2
+        assert "add --dynamic." in refused.stderr
+
+
+def test_figures_are_shown_to_be_read():
+    from bayesrnn.cli.evaluate import _shown
+
+    assert [_shown(v) for v in (0.12345678, 9.87654, 75.456, 12345.678, 1e300, 3, "sgd")] == [
+        "0.1235", "9.877", "75.46", "12345.68", "1e+300", "3", "sgd"
+    ]  # fmt: skip
 
 
 def test_prune(bayesian, runs):
@@ -83,6 +95,8 @@ def test_predict(runs, samples):
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line["word"] for line in lines] == ["w1", "w2", "zebra", "<eos>", "w3", "<eos>"]
     assert [line["known"] for line in lines] == [True, True, False, True, True, True]
+    dash = invoke("predict", runs / "variational-tied-medium", "-", "--samples", samples, text="w1 w2 zebra\nw3\n")
+    assert dash.stdout == result.stdout
     assert all(line["surprisal"] > 0 and line["mutual_information"] >= 0 for line in lines)
 
 

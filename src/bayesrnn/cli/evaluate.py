@@ -140,7 +140,7 @@ def _parsed(text: str, kind: Any, option: str) -> Any:
 def _shown(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return f"{value:.4g}" if abs(value) < 10 else f"{value:.2f}"
+    return f"{value:.2f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def record(run: Path, metrics: dict[str, Any]) -> None:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @one_line
 def command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    file: Annotated[Path | None, typer.Argument(help="UTF-8 text, one sentence per line. Default: stdin.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="UTF-8 text, one sentence per line. Default, or -: stdin.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=0, help="Draws to average over; 0: the posterior mean.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
@@ -32,7 +34,7 @@ def command(
 
     check_task(run, "language")
     trained = open_run(run, device_of(device))
-    tokens = tokens_of(sys.stdin.buffer.read(), "stdin") if file is None else read_tokens(file)
+    tokens = tokens_of(sys.stdin.buffer.read(), "stdin") if file in (None, Path("-")) else read_tokens(file)
     if not tokens:
         raise UserError("There is no text to score.")
     if not colour:

@@ -34,6 +34,7 @@ def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> byt
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     matrices = {name: mask for name, mask in kept.items() if name.startswith("rnn.weight")}
     figure = Figure(figsize=(7.2, 7.2 if matrices else 4), dpi=120, layout="constrained")
@@ -41,9 +42,15 @@ def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> byt
     grid = figure.add_gridspec(2 if matrices else 1, max(len(matrices), 1))
     axes = figure.add_subplot(grid[0, :])
     axes.plot([r["fraction"] for r in rows], [r["valid_perplexity"] for r in rows], "o-", color=COLOURS[1])
-    axes.set_yscale("log")
+    values = [r["valid_perplexity"] for r in rows]
+    wide = max(values) > 2 * min(values)
+    if wide:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.minorticks_off()
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.set_xlabel("share of weights removed, lowest |mean| / sigma first")
-    axes.set_ylabel("validation perplexity (log scale)")
+    axes.set_ylabel(f"validation perplexity{' (log scale)' * wide}")
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     for column, (name, mask) in enumerate(matrices.items()):
         cell = figure.add_subplot(grid[1, column])

@@ -50,6 +50,8 @@ def evaluate(
         drop_words: keep the dropout of word types on in draws; the authors had it off.
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
+    if not dynamic and (dynamic_lr is not None or dynamic_rule != "sgd" or dynamic_decay):
+        raise UserError("--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic.")
     rates = [run.recipe.evaluate.dynamic_lr] if dynamic_lr is None else _rates(str(dynamic_lr))
     if not 0 <= dynamic_decay < 1:
         raise UserError(f"--dynamic-decay is {dynamic_decay:g}; it must be at least 0 and below 1.")
