@@ -33,7 +33,8 @@ from bayesrnn.data.text import batchify, read_folder, windows
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import scoring
-from bayesrnn.tasks.language import Language
+from bayesrnn.tasks.base import posterior
+from bayesrnn.tasks.language import Language, build, vocabulary_of
 from bayesrnn.train import engine
 from bayesrnn.train.launch import commit, device_of
 from bayesrnn.train.run_folder import RunFolder, write_file
@@ -88,6 +89,19 @@ class OneClip(Language):
         others = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
         factor = _factor(others, loss, self.recipe.train.clip, scaled=(etas, 1 / batch.shape[1]))
         return _with_gradient_of(factor * loss, loss), terms, after
+
+
+class OneBias(Language):
+    """Gates have one bias, as in the papers' code; torch's have two that are added, with a posterior each."""
+
+    @staticmethod
+    def build(recipe: Recipe, files: Any) -> nn.Module:
+        plain = dataclasses.replace(recipe, posterior=dataclasses.replace(recipe.posterior, kind="none"))
+        model: Any = build(plain, len(vocabulary_of(files)))
+        for name, bias in model.rnn.named_parameters():
+            if name.startswith("bias_hh"):
+                nn.init.zeros_(bias).requires_grad_(False)
+        return posterior(model, recipe.posterior, recurrent="rnn.*", exclude=["decoder.bias", "rnn.bias_hh*"])
 
 
 class TokenEmbedding(br.Embedding):
@@ -180,6 +194,8 @@ VARIANTS = {
     "brnn-per-weight": Variant(_BRNN, ("posterior.group=weight",)),
     "brnn-kl-every-step": Variant(_BRNN, task=KLAtEveryStep),
     "brnn-kl-per-word": Variant(_BRNN, task=KLPerWord),
+    "brnn-forget-bias": Variant(_BRNN, ("model.forget_bias=1",)),
+    "brnn-one-bias": Variant(_BRNN, task=OneBias),
     "brnn-clip-data": Variant(_BRNN, ("train.clip=null",), ClippedData),
     "sharpened": Variant(_SHARPENED),
     "sharpened-eta-large": Variant(_SHARPENED, ("posterior.init_eta=0.0005",)),

@@ -111,6 +111,20 @@ def test_one_clip_holds_rates_and_weights_together(script, text):
         torch.testing.assert_close(got, before * (0.05 / long), rtol=1e-3, atol=1e-7)
 
 
+def test_one_bias_for_each_gate(script, text):
+    task, batch = made(script, "brnn-one-bias", text)
+    two, _ = made(script, "brnn", text)
+    random = {name for name, _, _ in two.model.named_posteriors()}
+    assert random - {name for name, _, _ in task.model.named_posteriors()} == {"rnn.bias_hh_l0", "rnn.bias_hh_l1"}
+    still = {n: p for n, p in task.model.named_parameters() if "bias_hh" in n}
+    assert len(still) == 2
+    assert not any(p.requires_grad or p.abs().sum() for p in still.values())
+    step = script.engine.Step(task, task.recipe.train)
+    step()
+    assert not any(p.abs().sum() for p in still.values())
+    assert task.objective(batch, task.state())[0].requires_grad
+
+
 def test_tokens_are_dropped_one_by_one(script, text):
     task, _ = made(script, "variational-per-token", text)
     tokens = torch.zeros(500, 4, dtype=torch.long)

@@ -54,6 +54,14 @@ QUESTIONS = (
         (Choice("-log p and KL", "brnn"), Choice("-log p alone", "brnn-clip-data")),
     ),
     Question(
+        "BRNN: biases of a gate",
+        (
+            Choice("two, added, each random", "brnn"),
+            Choice("one", "brnn-one-bias"),
+            Choice("two, 1 more in forget gates", "brnn-forget-bias"),
+        ),
+    ),
+    Question(
         "sharpening, bound: eta starts at",
         (
             Choice("a tenth of the best constant", "sharpened", "_bound"),
