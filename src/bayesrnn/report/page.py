@@ -34,7 +34,7 @@ section > figure { max-width: 34rem; }
 .paper { color: var(--soft); font-size: .85rem; white-space: nowrap; }
 .best { font-weight: 700; }
 details { margin: .8rem 0; } summary { cursor: pointer; padding: .3rem 0; }
-dd { overflow-wrap: anywhere; } dd code { font-size: .85rem; }
+li, p, h1, dd, figcaption, summary { overflow-wrap: anywhere; } dd code { font-size: .85rem; }
 .words { font-size: 1.05rem; line-height: 2.1; }
 .w { padding: .1rem .2rem; border-radius: 3px; white-space: nowrap; color: INK_LIGHT; }
 SHADES_LIGHT
