@@ -228,7 +228,7 @@ def test_other_tasks(tmp_path):
     assert curves | {"sentiment-coverage.png", "forecast-coverage.png"} <= set(pictures)
     assert "90% intervals hold 91.0%" in text
     assert "90% intervals hold 93.0%" in text
-    assert "test error 1.6 (paper 1.36)" in text
+    assert "test error in % 1.6 (paper 1.36)" in text
     assert "after the last epoch: test RMSE" in text
     assert "digits-curve-kl.png" in pictures
     assert "sentiment-curve-kl.png" not in pictures  # of the digits, not of the reviews, whose KL is nothing
@@ -428,6 +428,7 @@ def test_words_for_names_and_numbers():
     assert wording.spoken("valid_perplexity_mc") == "validation perplexity, averaged over draws"
     assert wording.spoken("end.test_rmse") == "after the last epoch: test RMSE"
     assert wording.spoken("test_rmse_mc_all_words") == "test RMSE, averaged over draws that keep all words"
+    assert wording.spoken("test_error_mc", "digits") == "test error in %, averaged over draws"
     assert wording.spoken("entropy_gap_mean") == "entropy gap, posterior mean"
     assert wording.spoken("kl_per_sequence") == "KL per sequence"
     assert [wording.number(v) for v in (78.8, 3.0, 12_345.6, 0.12345, math.inf)] == \

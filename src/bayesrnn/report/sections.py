@@ -36,7 +36,7 @@ def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured
             if values:
                 paper = paper_of(run).get(key)
                 beside = f" (paper {number(paper)})" if paper is not None else ""
-                figures_said.append(f"{spoken(key)} {mean(values)}{beside}")
+                figures_said.append(f"{spoken(key, run.task)} {mean(values)}{beside}")
         epochs = len(next(iter(run.curves.values()), []))
         best = group.values("best_epoch")
         if best and len(group.runs) == 1:
@@ -66,14 +66,14 @@ def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]
         named = {label: each for label, each in named.items() if any(math.isfinite(v) and v for e in each for v in e)}
         if not named:
             continue
-        best = "the lowest" if key.startswith("valid_") else ""
+        best, name = "the lowest" if key.startswith("valid_") else "", spoken(key, groups[0].first.task)
         ends = "; ".join(f"{label} {number(lines[0][0])} to {number(lines[0][-1])}" for label, lines in named.items())
         shown.append(
             page.figure(
                 f"curve-{file_name(key)}",
-                figures.curves(named, label=spoken(key), best=best, order=[g.label for g in groups]),
-                alt=f"{spoken(key)} per epoch, from the first to the last: {ends}.",
-                caption=spoken(key) + " per epoch",
+                figures.curves(named, label=name, best=best, order=[g.label for g in groups]),
+                alt=f"{name} per epoch, from the first to the last: {ends}.",
+                caption=f"{name} per epoch",
             )
         )
     if shown:
@@ -146,7 +146,7 @@ def _figures_table(
             if key in paper:
                 text += f'<br><span class="paper">paper {number(paper[key])}</span>'
             cells.append(f"<td>{text}</td>")
-        rows.append(f'<tr><th scope="row">{html.escape(spoken(key))}</th>{"".join(cells)}</tr>')
+        rows.append(f'<tr><th scope="row">{html.escape(spoken(key, groups[0].first.task))}</th>{"".join(cells)}</tr>')
     head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
     return pages.wide(
         f'<table><thead><tr><th scope="col">measure</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

@@ -263,14 +263,19 @@ def pruning(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured
         named,
         order=[g.label for g in groups],
         across="share of weights removed, lowest |mean| / sigma first",
-        up=spoken(up),
+        up=spoken(up, groups[0].first.task),
         log_y=True,
     )
     text = "; ".join(rises) + "."
     page.add(
         "pruning",
         "Pruning",
-        page.figure("pruning", png, alt=f"{spoken(up)} against the share of weights removed. {text}", caption=text),
+        page.figure(
+            "pruning",
+            png,
+            alt=f"{spoken(up, groups[0].first.task)} against the share of weights removed. {text}",
+            caption=text,
+        ),
     )
 
 

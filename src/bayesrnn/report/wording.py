@@ -29,6 +29,8 @@ _WHOLE = {
     **{f"{name}_1": f"{name.replace('_', ' ')}, one draw" for name in ("entropy_gap", "reversed_entropy")},
     **{f"{name}_mean": f"{name.replace('_', ' ')}, posterior mean" for name in ("entropy_gap", "reversed_entropy")},
 }
+_PERCENT = {"digits": ("valid_error", "test_error", "train_error")}
+"""Measures of a task that are percentages."""
 _HEADS = {"end": "after the last epoch", "human": "people's captions"}
 
 
@@ -67,16 +69,17 @@ def part(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def spoken(key: str) -> str:
+def spoken(key: str, task: str = "") -> str:
     """A metric's name in words: ``test_perplexity_mc`` is "test perplexity, averaged over draws"."""
     head, _, text = key.rpartition(".")
     head = f"{_HEADS.get(head, head.replace('_', ' '))}: " if head else ""
     if text in _WHOLE:
         return head + _WHOLE[text]
     suffix = next((end for end in _ENDS if text.endswith(end)), "")
+    unit = " in %" if text.removesuffix(suffix) in _PERCENT.get(task, ()) else ""
     text = text.removesuffix(suffix).replace("valid_", "validation ", 1).replace("train_", "training ", 1)
     words = [_ACRONYMS.get(word, word) for word in text.replace("_", " ").split()]
-    return f"{head}{' '.join(words)}{_ENDS.get(suffix, '')}"
+    return f"{head}{' '.join(words)}{unit}{_ENDS.get(suffix, '')}"
 
 
 def number(value: float) -> str:
