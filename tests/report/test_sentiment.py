@@ -161,8 +161,23 @@ class TestText:
         assert "| LSTM, variational, 1 to 25 words | 60 | 0.1900 | 0.0300 |" in text
         assert "| LSTM, variational, 26 to 200 words | 140 | 0.1400 |" in text
         assert re.search(r"most certain tenth: 0\.1\d{3} by the spread of the draws, 0\.1200 with the noise", text)
-        assert text.rstrip().endswith("2 seeds.")
+        assert text.endswith("2 seeds, 50 draws.\n\nEnd of training.")
         assert plots.figures(tmp_path)["sentiment-uncertainty.png"].startswith(PNG)
+
+    def test_figures_by_length_of_a_run_apart(self, results):
+        """Shown at its best epoch, as long as no run at the end of training has such figures."""
+        assert report.length_block(results) == "No run is recorded yet."
+        one = record("lstm", "variational", 7, end=0.15)
+        metrics = one["metrics"]
+        names = ("spread", "predictions_sd", "targets_sd", "coverage", "noise", "coverage_own")
+        row = {"words": 200, "count": 9, "rmse": 0.14, **dict.fromkeys(names, 0.5)}
+        metrics |= {"lengths": [row], "uncertainty_with_noise": metrics["uncertainty"]}
+        text = report.length_block(write(results, one, name="sentiment-lengths"))
+        assert "| LSTM, variational, 1 to 200 words | 9 | 0.1400 |" in text
+        assert text.endswith("Best of 10 epochs, on cpu (x), torch 2.11.")
+        (results / "sentiment-lengths/8.json").write_text('{"metrics": {}}')
+        with pytest.raises(UserError, match=r"8\.json is not the record of an evaluated run"):
+            report.length_block(results)
 
     def test_changed_settings_are_named(self, tmp_path):
         one = record("lstm", "plain", 1, end=0.16)

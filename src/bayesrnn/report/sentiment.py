@@ -2,7 +2,8 @@
 
 Records are ``results/sentiment-CELL-VARIANT/SEED.json`` (divided by review), ``results/sentiment-CELL-VARIANT-chunk/…``
 (the authors' division), and ``results/sentiment-grid/*.json``: the ``sweep.json`` of a grid over
-p_U and p_E, or the records of its runs.
+p_U and p_E, or the records of its runs. ``results/sentiment-lengths/*.json`` are of runs whose figures by length of a
+piece are shown where no other run has them.
 """
 
 import json
@@ -97,7 +98,8 @@ def interval_table(runs: Runs) -> str:
                 row["width"] = _mean(widths, "{:.3f}")
         row["likelihood"] = _mean(figures(records, "end.test_log_likelihood"), "{:.3f}")
         row["correlation"] = _mean(figures(records, "end.uncertainty.rank_correlation"), "{:.3f}")
-        halves = [_kept([record], "uncertainty", 0.5) for record in records if record["metrics"]["end"]["uncertainty"]]
+        ends = [record["metrics"]["end"] for record in records]
+        halves = [_kept([end], "uncertainty", 0.5) for end in ends if end["uncertainty"]]
         row["half"] = _mean(halves)
         rows.append(row)
     levels = levels_of(next(iter(runs.values()))) if runs else []
@@ -267,25 +269,36 @@ def division_block(results: Path) -> str:
 
 
 def length_block(results: Path) -> str:
-    """Error, spread and coverage of the variational models by the words of a piece."""
-    runs = {key: with_lengths(records) for key, records in load(results).items() if key[1] == "variational"}
-    runs = {key: records for key, records in runs.items() if records}
-    if not runs:
+    """Error, spread and coverage of the variational models by the words of a piece.
+
+    At the end of training; without any such record those of ``results/sentiment-lengths``, at their best epoch.
+    """
+    runs = {name_of(key): with_lengths(records) for key, records in load(results).items() if key[1] == "variational"}
+    measured = {name: [r["metrics"]["end"] for r in records] for name, records in runs.items() if records}
+    about = "End of training."
+    if not measured:
+        needs = ("metrics.lengths", "curves.test_rmse", "recipe")
+        alone = records_.read(results / "sentiment-lengths", what="the record of an evaluated run", needs=needs)
+        for record in alone:
+            _, cell, variant = record["recipe"].split("-")
+            measured.setdefault(name_of((cell, variant)), []).append(record["metrics"])
+            about = f"Best of {len(record['curves']['test_rmse'])} epochs, on {records_.devices(alone)}."
+    if not measured:
         return NOTHING
     rows, said = [], []
-    for key, records in runs.items():
+    for name, found in measured.items():
         low = 0
-        for at, first in enumerate(records[0]["metrics"]["end"]["lengths"]):
-            lines = [record["metrics"]["end"]["lengths"][at] for record in records]
-            shown = {name: statistics.fmean(line[name] for line in lines) for name in first if first[name] is not None}
+        for at, first in enumerate(found[0]["lengths"]):
+            lines = [one["lengths"][at] for one in found]
+            shown = {key: statistics.fmean(line[key] for line in lines) for key in first if first[key] is not None}
             words = f"{low + 1} to {first['words']}" if low + 1 < first["words"] else f"{first['words']}"
-            rows.append({**shown, "name": f"{name_of(key)}, {words} words"})
+            rows.append({**shown, "name": f"{name}, {words} words"})
             low = first["words"]
-        tenth = [_kept(records, figure, 0.1) for figure in ("uncertainty", "uncertainty_with_noise")]
+        tenth = [_kept(found, figure, 0.1) for figure in ("uncertainty", "uncertainty_with_noise")]
         said.append(
-            f"{name_of(key)}, RMSE of the most certain tenth: {tenth[0]:.4f} by the spread of the draws, "
-            f"{tenth[1]:.4f} with the noise of its length beside it; of all {statistics.fmean(_end(records)):.4f}. "
-            f"{len(records)} seed{'s' * (len(records) > 1)}."
+            f"{name}, RMSE of the most certain tenth: {tenth[0]:.4f} by the spread of the draws, {tenth[1]:.4f} with "
+            f"the noise of its length beside it; of all {_kept(found, 'uncertainty', 1.0):.4f}. "
+            f"{len(found)} seed{'s' * (len(found) > 1)}, {found[0]['samples']} draws."
         )
     columns = (
         Column("name", "test pieces"),
@@ -298,7 +311,7 @@ def length_block(results: Path) -> str:
         Column("noise", "noise of its own", "{:.4f}"),
         Column("coverage_own", "inside 90% with it", "{:.3f}"),
     )
-    return "\n".join([markdown_table(rows, columns), *(f"- {sentence}" for sentence in said)])
+    return "\n".join([markdown_table(rows, columns), *(f"- {sentence}" for sentence in said), "", about])
 
 
 def with_lengths(records: Sequence[Record]) -> list[Record]:
@@ -306,14 +319,14 @@ def with_lengths(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["metrics"]["end"].get("lengths")]
 
 
-def _kept(records: Sequence[Record], figure: str, share: float) -> float:
+def _kept(found: Sequence[Mapping[str, Any]], figure: str, share: float) -> float:
     """Mean RMSE of that share of the predictions with the least uncertainty."""
-    found = []
-    for record in records:
-        risk = record["metrics"]["end"][figure]["risk"]
+    errors = []
+    for one in found:
+        risk = one[figure]["risk"]
         at = min(range(len(risk["coverage"])), key=lambda i: abs(risk["coverage"][i] - share))
-        found.append(risk["rmse"][at])
-    return statistics.fmean(found)
+        errors.append(risk["rmse"][at])
+    return statistics.fmean(errors)
 
 
 Points = dict[tuple[float, float], float]
