@@ -64,4 +64,30 @@ def gpu(results: Path) -> str:
     return "\n".join([*lines, "", f"{'Every step is one CUDA graph. ' if graphs else ''}{written}"])
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu}
+_ALIKE = (
+    ("same-training/brnn-medium-one-launch", "same-training/brnn-medium-step-by-step"),
+    ("variational-tied-medium/1", "variational-tied-medium/step-by-step-1"),
+)
+_ALIKE_COLUMNS = (
+    Column("what", "run, seed, epochs"), Column("path", "recurrence"),
+    Column("train_perplexity", "train, last epoch", "{:.2f}"), Column("valid_perplexity", "valid", "{:.2f}"),
+    Column("test_perplexity", "test", "{:.2f}"), Column("test_perplexity_mc", "test, MC", "{:.2f}"),
+)  # fmt: skip
+
+
+def alike(results: Path) -> str:
+    """Runs that were trained with the recurrence in one launch, and step by step."""
+    rows = []
+    for pair in _ALIKE:
+        for path, name in zip(("one launch", "step by step"), pair, strict=True):
+            if not (results / f"{name}.json").is_file():
+                continue
+            record = json.loads((results / f"{name}.json").read_text("utf-8"))
+            train = record["curves"]["train_perplexity"]
+            figures = {column.key: record["metrics"].get(column.key) for column in _ALIKE_COLUMNS}
+            what = f"{record['recipe']}, seed {record['seed']}, {len(train)} epochs"
+            rows.append({**figures, "what": what, "path": path, "train_perplexity": train[-1]})
+    return markdown_table(rows, _ALIKE_COLUMNS)
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu, "alike": alike}
