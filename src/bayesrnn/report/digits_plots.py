@@ -114,7 +114,7 @@ def _draw_sharpening(figure: "Figure", runs: Runs) -> None:
     right.invert_xaxis()
     if rows and rows[0]["level"] / rows[-1]["level"] > 5:
         right.set_xscale("log")
-        right.set_xticks([row["level"] for row in rows[::2]], [f"{row['level']:g}" for row in rows[::2]])
+        right.set_xticks([row["level"] for row in rows], [f"{row['level']:g}" for row in rows], fontsize=8)
         right.minorticks_off()
     if rows:
         right.set_yscale("log")
