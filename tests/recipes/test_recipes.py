@@ -88,6 +88,8 @@ def test_published_settings_of_the_bayesian_row():
         ("average_decay=0.9", "needs train.average_from"),
         ("task=digits", "cannot be overridden"),
         ("init=.inf", "must be a finite number"),
+        ("log_sigma1=1000", "posterior.log_sigma1 is 1000.0; it must be at most 40"),
+        ("log_sigma2=-1000", "posterior.log_sigma2 is -1000.0; it must be at least -40"),
     ],
 )
 def test_bad_overrides_are_refused(text, message):

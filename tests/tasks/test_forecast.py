@@ -629,6 +629,7 @@ class TestCommand:
                overrides=["hidden=4", "batch_size=2", "window=3", "epochs=1"])  # fmt: skip
         for arguments, words in (
             ([out, "--level", 95], "--level is 95.0; it must be between 0 and 1"),
+            ([out, "--samples", 10**12], "Forecasts of 1,000,000,000,000 draws take"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),
             ([out, "--plot", tmp_path / "a.pdf"], "--plot names a .png file"),
             ([out, "--data", other], "other.csv: The run was trained on level; the file has height."),

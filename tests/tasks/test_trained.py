@@ -83,3 +83,10 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_model_of_more_weights_than_can_be_counted():
+    recipe = recipes.override(recipes.load("forecast"), ["model.hidden=1000000000"])
+    files = task_class("forecast")(recipes.load("forecast"), None, torch.device("cpu")).files()
+    with pytest.raises(UserError, match=r"^forecast describes a model of more weights than any memory holds.*hidden"):
+        sizes.outline(task_class("forecast"), recipe, files, where="forecast")

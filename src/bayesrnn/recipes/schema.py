@@ -109,8 +109,8 @@ class Posterior:
     kind: str = choice("none", "bayes_by_backprop", "sharpened")
     prior: str = choice("mixture", "normal")
     pi: float = number(0.25, above=0, below=1)
-    log_sigma1: float = -1.0
-    log_sigma2: float = -7.0
+    log_sigma1: float = number(-1.0, least=-40, most=40)
+    log_sigma2: float = number(-7.0, least=-40, most=40)
     group: str = choice("input", "weight")
     lstm_low: float = 0.25
     lstm_high: float = 0.5

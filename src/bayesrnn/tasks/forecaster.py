@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from bayesrnn.data.frames import Cut, Frame, gather
 from bayesrnn.errors import UserError
 from bayesrnn.tasks.mixture import Mixture, histogram, running_scale
+from bayesrnn.tasks.sizes import memory as machine_memory
 
 _ROWS = 4096  # windows in one call of the model
 PATHS = 20  # sampled futures per draw of the weights
 PARTS = ("valid", "test")
+_BYTES = 64  # of a forecast of one draw: what the model gives, in double precision, and made wider
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Forecaster:
         from bayesrnn import Gaussian, predict
 
         count = samples if is_random(self.model) else 1
+        _check_memory(count, count * len(origins) * self.frame.horizon * _BYTES)
         parts = []
         for rows in torch.arange(origins.start, origins.stop).split(_ROWS):
             x = gather(self.features, rows, self.frame.window).to(self.device)
@@ -152,6 +155,7 @@ class Forecaster:
         source = torch.Generator().manual_seed(seed)
         count = samples if is_random(self.model) else 1
         paths = PATHS if count > 1 else PATHS * samples
+        _check_memory(samples, count * paths * (1 + mirrored) * steps * 16)
         known = frame.levels(self.values)[-(frame.lag + frame.window) :, 0]
         bare = replace(frame, log=False)  # levels are logarithms already
         futures = []
@@ -167,6 +171,15 @@ class Forecaster:
                     past = torch.cat([past, (block.means + block.sigmas * noise).T])
             futures.append(past[len(known) : len(known) + steps].T.unflatten(0, (-1, paths)).transpose(0, 1))
         return torch.stack(futures)
+
+
+def _check_memory(draws: int, needed: int) -> None:
+    """Refuse more draws than this machine can hold the forecasts of; ``needed`` is in bytes."""
+    if needed > machine_memory():
+        raise UserError(
+            f"Forecasts of {draws:,} draws take {needed / 1e9:,.0f} GB, and this machine has "
+            f"{machine_memory() / 1e9:,.0f}; use fewer draws, with --samples or evaluate.samples, or fewer steps."
+        )
 
 
 def _summary(futures: Tensor, scale: Tensor, level: float, log: bool) -> list[Tensor]:

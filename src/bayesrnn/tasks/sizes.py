@@ -1,5 +1,6 @@
 """How large a model will be, before any memory is taken for it: settings and files may come from anywhere."""
 
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,11 @@ def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) 
     except NotImplementedError:
         return None
     except _WRONG as error:
+        if "overflow" in str(error).lower():  # torch's word for more bytes than there are numbers for
+            raise UserError(
+                f"{where} describes a model of more weights than any memory holds; make it smaller, "
+                "with model.hidden or model.layers."
+            ) from None
         raise UserError(f"{where} does not describe a model ({first_line(error)}).") from None
 
 
@@ -72,12 +78,16 @@ def check_fits(found: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any],
 def check_memory(model: nn.Module) -> None:
     """Refuse a model whose weights and gradients alone are more than the machine's memory."""
     needed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
-    try:
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not everywhere
-        return
-    if needed > available:
+    if needed > memory():
         raise UserError(
             f"The model has {needed // 8:,} weights, more than fits into this machine's memory "
-            f"({available / 1e9:.0f} GB); make it smaller, with model.hidden or model.layers."
+            f"({memory() / 1e9:.0f} GB); make it smaller, with model.hidden or model.layers."
         )
+
+
+def memory() -> float:
+    """Bytes of this machine's memory; infinity where it does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # not everywhere
+        return math.inf
