@@ -3,7 +3,10 @@ import json
 import pytest
 import torch
 
+from bayesrnn import recipes
 from bayesrnn.errors import UserError
+from bayesrnn.tasks import sizes
+from bayesrnn.tasks.base import task_class
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train.launch import launch
 
