@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import typer
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from bayesrnn.cli.errors import one_line
 from bayesrnn.errors import AlreadyTold, UserError
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks.base import task_class
@@ -503,19 +505,31 @@ def test_the_end_of_one_of_several(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
     statuses = []
     monkeypatch.setattr(os, "_exit", statuses.append)
-    end("bayesrnn: alone", 2)
+
+    @one_line
+    def command(error):
+        raise error
+
+    for error, kind in ((UserError("alone"), typer.Exit), (ZeroDivisionError("alone"), ZeroDivisionError)):
+        with pytest.raises(kind):
+            command(error)
     assert not statuses
     assert not report.exists()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    end("bayesrnn: among others", 2)
-    assert statuses == [2]
+    with pytest.raises(ZeroDivisionError):  # were it not for the test, the process would be gone
+        command(ZeroDivisionError("a fault of ours"))
+    assert "bayesrnn: ZeroDivisionError: a fault of ours" in report.read_text()
+    assert "Traceback" in capfd.readouterr().err
+    with pytest.raises(typer.Exit):
+        command(UserError("among others"))
+    assert statuses == [1, 2]
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(report))
     assert str(ChildFailedError("train", {0: failure})).splitlines()[-2].endswith(": bayesrnn: among others")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "none" / "error.json"))
     end("bayesrnn: it cannot be written", 3)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
     end("bayesrnn: started by fabric", 4)
-    assert statuses == [2, 3, 4]
+    assert statuses == [1, 2, 3, 4]
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import typer
 
 from bayesrnn.errors import AlreadyTold, UserError
-from bayesrnn.reading import lack_of_memory, printable
+from bayesrnn.reading import first_line, lack_of_memory, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,16 +22,19 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort):
+            raise
         except UserError as error:
             raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
-        except (MemoryError, RuntimeError) as error:
+        except KeyboardInterrupt:
+            raise _ended("interrupted.", 130) from None
+        except Exception as error:
             asked = lack_of_memory(error)
             if asked is None:
+                _fault(error)
                 raise
             advice = "use a smaller model, smaller batches or fewer draws."
             raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
-        except KeyboardInterrupt:
-            raise _ended("interrupted.", 130) from None
 
     return wrapped
 
@@ -40,7 +44,22 @@ def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
     line = f"bayesrnn: {printable(text)}"
     if not told:
         typer.echo(line, err=True)
-    ranks = sys.modules.get("bayesrnn.train.ranks")  # no command but one that has joined others has loaded it
-    if ranks is not None:
-        ranks.end(line, status)
+    _end_among_others(line, status)
     return typer.Exit(status)
+
+
+def _fault(error: Exception) -> None:
+    """A fault of ours has its traceback, also in one of several processes."""
+    if _is_among_others():
+        traceback.print_exception(error)
+        _end_among_others(f"bayesrnn: {type(error).__name__}: {first_line(error)}", 1)
+
+
+def _is_among_others() -> bool:
+    ranks = sys.modules.get("bayesrnn.train.ranks")  # no command but one that has joined others has loaded it
+    return ranks is not None and ranks.joined()
+
+
+def _end_among_others(line: str, status: int) -> None:
+    if _is_among_others():
+        sys.modules["bayesrnn.train.ranks"].end(line, status)

@@ -138,14 +138,17 @@ class Ranks:
             dist.destroy_process_group()
 
 
+def joined() -> bool:
+    """Whether this process has joined others."""
+    return dist.is_initialized()
+
+
 def end(line: str, status: int) -> None:
-    """End this process at once, if it has joined others; ``line`` says why. Otherwise nothing happens.
+    """End this process, one of several, at once; ``line`` says why.
 
     Connections are not taken down in good order: that needs the others, who may be gone. Nor are they left to the
     ordinary end of a process, which torch's threads for them do not survive (SIGABRT in the place of the status).
     """
-    if not dist.is_initialized():
-        return
     if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # The last thing that torchrun prints is what it finds here.
         about = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
