@@ -127,7 +127,7 @@ def walked(
     )
     highest = max([*rows["aleatoric"], *rows["epistemic"]])
     below.set_ylim(0, (2.2 if narrow else 1.5) * highest if highest > 0 else 1)  # room for the legend
-    below.set_ylabel("std. deviation")
+    below.set_ylabel("sd" if narrow else "std. deviation")
     below.legend(frameon=False, fontsize=8, ncols=1 if narrow else 2, loc="upper left")
     top.set_ylabel(name)
     _date_ticks(below, dates[-last:], 4 if narrow else 7)
