@@ -280,3 +280,16 @@ def test_a_state_of_another_batch_is_an_error():
     _, state = m(stream(5, 2))
     with pytest.raises(RuntimeError, match="a state goes with the batch it came from"):
         br.dynamic_evaluation(m, s[:-1], s[1:], state=state)
+
+
+def test_looking_at_the_losses_now_and_then_finds_the_same(monkeypatch):
+    """On a GPU they are looked at every 100 windows, so as not to wait for each."""
+    made, text = model(), stream(41)
+    inputs, targets = text[:-1], text[1:]
+    seen = br.dynamic_evaluation(made, inputs, targets, lr=0.5, window=3, clip=0.5)
+    monkeypatch.setattr(br.dynamic._Score, "add", lambda self, nll, count, output: self._pending.append((nll, count)))
+    late = br.dynamic_evaluation(made, inputs, targets, lr=0.5, window=3, clip=0.5)
+    assert late.nll == pytest.approx(seen.nll, rel=1e-12)
+    assert late.count == seen.count == targets.numel()
+    with pytest.raises(FloatingPointError, match=r"diverged after \d+ targets: lower lr"):
+        br.dynamic_evaluation(made, inputs, targets, lr=1e30, window=3)

@@ -102,18 +102,16 @@ def dynamic_evaluation(
         raise ValueError(f"gradient_scale has nothing for {sorted(missing)[0]!r}: make it from this same model")
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
-    total, count = 0.0, 0
+    found = _Score(model, lr)
     with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             output, state = call(adapted, x, state)
             nll = scored.nll(output, y)
-            value = float(nll.detach())
-            if not math.isfinite(value):
-                raise FloatingPointError(_why_not_finite(model, output, count, lr))
-            total, count = total + value, count + int(scored.count(y))
+            found.add(nll.detach(), scored.count(y), output)
             state = detach(state)
             gradients = torch.autograd.grad(nll / inputs.shape[1], list(weights.values()), allow_unused=True)
             _step(weights, gradients, lr, start, decay, scale, epsilon, clip)
+    total, count = found.sums()
     return DynamicResult(total, count, adapted)
 
 
@@ -132,12 +130,46 @@ def _check_stream(inputs: Tensor, targets: Tensor, window: int, scored: Likeliho
         raise ValueError("no target of this stream counts: it is empty, or all of it is padding; leave it out")
 
 
-def _why_not_finite(model: nn.Module, output: Tensor, count: int, lr: float) -> str:
+_LOOK_EVERY = 100  # windows between looks at a GPU's losses: each look waits for all that is under way
+
+
+class _Score:
+    """The summed loss and the number of targets; raises where a loss is not finite."""
+
+    def __init__(self, model: nn.Module, lr: float) -> None:
+        self._model, self._lr = model, lr
+        self._total, self._count = 0.0, 0
+        self._pending: list[tuple[Tensor, int | Tensor]] = []
+        self._every = 1  # the first at once
+
+    def add(self, nll: Tensor, count: int | Tensor, output: Tensor) -> None:
+        self._pending.append((nll, count))
+        if len(self._pending) >= self._every:
+            self._look(output)
+            self._every = _LOOK_EVERY if nll.is_cuda else 1
+
+    def sums(self) -> tuple[float, int]:
+        self._look(None)
+        return self._total, self._count
+
+    def _look(self, output: Tensor | None) -> None:
+        if not self._pending:
+            return
+        losses, numbers = zip(*self._pending, strict=True)
+        values, counts = (torch.stack([torch.as_tensor(v) for v in part]).tolist() for part in (losses, numbers))
+        for value, count in zip(values, counts, strict=True):
+            if not math.isfinite(value):
+                raise FloatingPointError(_why_not_finite(self._model, output, self._count, self._lr))
+            self._total, self._count = self._total + value, self._count + int(count)
+        self._pending = []
+
+
+def _why_not_finite(model: nn.Module, output: Tensor | None, count: int, lr: float) -> str:
     """`model` is as it was before learning: a step is to blame only where one was taken from finite weights."""
     sound = all(bool(torch.isfinite(p).all()) for p in model.parameters())
     if sound and lr > 0 and count > 0:
         return f"dynamic evaluation diverged after {count} targets: lower lr (now {lr:g})"
-    if not bool(torch.isfinite(output).all()):
+    if output is not None and not bool(torch.isfinite(output).all()):
         return "the model's output has NaN or infinite values, not by dynamic evaluation: check its weights"
     return "the negative log-likelihood is not finite, not by dynamic evaluation: the model's output is too far off"
 
@@ -161,13 +193,19 @@ def _step(
     epsilon: float,
     clip: float | None,
 ) -> None:
-    factor = 1.0
+    factor: Any = 1.0
     rms_mean: Any = 1.0
+    known = [g for g in gradients if g is not None]
     if scale and decay:
         rms_mean = sum(s.sqrt().sum() for s in scale.values()) / sum(s.numel() for s in scale.values())
-    if clip is not None:
-        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients if g is not None))
-        factor = min(1.0, clip / (norm + 1e-12))
+    if clip is not None and known:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(known)))
+        factor = (clip / (norm + 1e-12)).clamp(max=1.0)
+    if not scale and not decay:
+        changed: list[Tensor] = [w for w, g in zip(weights.values(), gradients, strict=True) if g is not None]
+        steps = torch._foreach_mul(known, -lr * factor)
+        torch._foreach_add_(changed, steps)
+        return
     for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
         pull = None if not decay else (start[name] - weight) * decay
         if scale:
@@ -178,7 +216,7 @@ def _step(
             if gradient is not None:
                 gradient = gradient / (rms + epsilon)
         if gradient is not None:
-            weight.sub_(gradient, alpha=lr * factor)
+            weight.sub_(gradient * (lr * factor))
         if pull is not None:
             weight.add_(pull)
 
