@@ -292,4 +292,4 @@ def test_looking_at_the_losses_now_and_then_finds_the_same(monkeypatch):
     assert late.nll == pytest.approx(seen.nll, rel=1e-12)
     assert late.count == seen.count == targets.numel()
     with pytest.raises(FloatingPointError, match=r"diverged after \d+ targets: lower lr"):
-        br.dynamic_evaluation(made, inputs, targets, lr=1e30, window=3)
+        br.dynamic_evaluation(made, inputs, targets, lr=1e308, window=3)
