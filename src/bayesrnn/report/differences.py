@@ -102,6 +102,10 @@ QUESTIONS = (
         ),
     ),
     Question(
+        "Zaremba: rate falls after epoch",
+        (Choice("6 of 39", "zaremba"), Choice("7 of 39", "zaremba-later")),
+    ),
+    Question(
         "large: the rate falls after epoch",
         (Choice("10 of 55", "variational-after-10"), Choice("14 of 55", "variational-after-14")),
     ),
