@@ -308,22 +308,62 @@ def _gains_from_batches(q: Bayesian) -> bool:
 
 def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw]) -> Tensor:
     """All draws of `part` at once: the module mapped over a stack of weights."""
-    device = q.means[q._names[0]].device
-    noises = [draws.Bound(draw, "").weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
-    many = getattr(q.posterior, "weights_many", None)
-    if many is not None:
-        stacked = many(q.means, noises)
-    else:
-        sampled = [q.posterior.weights(q.means, noise) for noise in noises]
-        stacked = {name: torch.stack([weights[name] for weights in sampled]) for name in sampled[0]}
 
     def run(weights: dict[str, Tensor]) -> Tensor:
         with q.placed(weights):
             return _first(q.module(x, *rest.args, **rest.kwargs))
 
+    with _mapped(q, x):
+        return torch.vmap(run)(_stacked_weights(q, part))
+
+
+class HeldDraws:
+    """Several draws of the weights, made once and held over many calls, that are run at once.
+
+    Example::
+
+        held = HeldDraws(q, [Draw(1), Draw(2)])
+        logits, state = held(x)                 # (2, T, B, V), and states with the draws as their first axis
+        logits, state = held(more, state)
+    """
+
+    def __init__(self, q: Bayesian, part: Sequence[Draw]) -> None:
+        self._q, self._weights = q, _stacked_weights(q, part)
+
+    @staticmethod
+    def serve(model: nn.Module) -> bool:
+        """Whether draws of this model can be run at once, and faster than one by one."""
+        return isinstance(model, Bayesian) and not _has_unit_noise(model) and _gains_from_batches(model)
+
+    def __call__(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        def run(weights: dict[str, Tensor], own: Any = None) -> Any:
+            with self._q.placed(weights):
+                return self._q.module(x) if own is None else self._q.module(x, own)
+
+        with _mapped(self._q, x):
+            arguments = (self._weights,) if state is None else (self._weights, state)
+            output, after = torch.vmap(run)(*arguments)
+            return output, after
+
+
+def _stacked_weights(q: Bayesian, part: Sequence[Draw]) -> dict[str, Tensor]:
+    """The weights of all draws, (draws, *shape) each."""
+    device = q.means[q._names[0]].device
+    noises = [draws.Bound(draw, "").weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
+    many = getattr(q.posterior, "weights_many", None)
+    if many is not None:
+        stacked: dict[str, Tensor] = many(q.means, noises)
+        return stacked
+    sampled = [q.posterior.weights(q.means, noise) for noise in noises]
+    return {name: torch.stack([weights[name] for weights in sampled]) for name in sampled[0]}
+
+
+@contextmanager
+def _mapped(q: Bayesian, x: Any) -> Iterator[None]:
+    """All that `q.module` does here is known to vmap."""
     with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _known_to_vmap(q), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # of operations that vmap loops over
-        return torch.vmap(run)(stacked)
+        yield
 
 
 def _path_for_vmap(q: Bayesian, x: Any) -> str:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bayesrnn as br
+from bayesrnn.montecarlo import HeldDraws
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks import language, scoring
 
@@ -87,3 +88,42 @@ def test_entropies_of_the_first_draws(name, monkeypatch):
     assert found.entropies[-1] == found.entropy
     assert found.entropies[0] != pytest.approx(found.entropy, rel=1e-3)
     assert len(scoring.scores(model, STREAM).entropies) == 1
+
+
+def logs_of(model, **options):
+    stream = STREAM.to(next(model.parameters()).device)
+    return torch.cat([logs for _, logs in scoring.log_probabilities(model, stream, samples=5, seed=3, **options)], 1)
+
+
+@pytest.mark.parametrize("reset", [None, 20])
+@pytest.mark.parametrize("name", ["brnn-medium", "brnn-sharpened-medium"])
+def test_draws_of_weights_at_once_and_in_turns(name, reset, monkeypatch):
+    model = model_of(name)
+    monkeypatch.setattr(scoring, "_NUMBERS", 9 * 5 * 8)  # windows that hand on their state
+    if not HeldDraws.serve(model):
+        pytest.skip("no compiled kernels here: draws take turns anyway")
+    at_once = logs_of(model, reset=reset)
+    monkeypatch.setattr(HeldDraws, "serve", lambda model: False)
+    in_turns = logs_of(model, reset=reset)
+    assert at_once.shape == in_turns.shape == (5, 59, 9)
+    torch.testing.assert_close(at_once, in_turns, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(at_once[0], at_once[1], atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["brnn-medium", "brnn-sharpened-medium"])
+def test_draws_of_weights_at_once_on_a_gpu(name, monkeypatch):
+    torch.manual_seed(0)
+    model = language.build(override(load(name), ["hidden=65", "init=0.3"]), 9).eval().cuda()
+    monkeypatch.setattr(scoring, "_NUMBERS", 9 * 5 * 8)
+    at_once = logs_of(model)
+    monkeypatch.setattr(HeldDraws, "serve", lambda model: False)
+    torch.testing.assert_close(at_once, logs_of(model), rtol=2e-2, atol=2e-2)  # products with 10 bits of mantissa
+
+
+def test_a_perplexity_does_not_depend_on_how_many_draws_run_at_once(monkeypatch):
+    model = model_of("brnn-medium")
+    whole = scoring.monte_carlo_perplexity(model, STREAM, samples=5, seed=2)
+    monkeypatch.setattr(scoring, "_WEIGHTS", 2)
+    assert scoring.monte_carlo_perplexity(model, STREAM, samples=5, seed=2) == pytest.approx(whole, rel=1e-5)

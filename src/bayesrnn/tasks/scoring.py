@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from bayesrnn import draws
 from bayesrnn.data.text import windows
 from bayesrnn.likelihoods import Categorical
+from bayesrnn.montecarlo import HeldDraws
 from bayesrnn.posteriors.base import Bayesian
 
 _NUMBERS = 1 << 27  # logits in one window of all draws: half a gigabyte
 _ROWS = 256  # draws of unit noise side by side
+_WEIGHTS = 12  # draws of all weights, likewise
 
 
 def draws_weights(model: nn.Module) -> bool:
@@ -54,7 +56,7 @@ def log_probabilities(
 
     Each draw is held over the whole stream and carries its own state; with ``reset`` that starts from zero every so
     many words. ``samples=0`` is the posterior mean, as one draw. Draws of unit noise are rows of one batch; draws of
-    weights take turns.
+    weights run at once where that is faster, and take turns elsewhere.
     """
     model.eval()
     count = max(samples, 1)
@@ -68,7 +70,14 @@ def log_probabilities(
                 logits, state = model(x.expand(-1, count), None if fresh else state)
                 yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
         return
-    held: list[draws.Draw | None] = [draws.Draw(seed * 1_000_003 + k) for k in range(samples)] or [None]
+    if samples > 1 and HeldDraws.serve(model):
+        weights = HeldDraws(cast("Bayesian", model), [draws.Draw((seed + k) * 1_000_003) for k in range(samples)])
+        state = None
+        for x, y, fresh in pieces(stream, length, reset):
+            logits, state = weights(x, None if fresh else state)
+            yield y[:, 0], logits[:, :, 0].log_softmax(-1)
+        return
+    held: list[draws.Draw | None] = [draws.Draw((seed + k) * 1_000_003) for k in range(samples)] or [None]
     states: list[Any] = [None] * count
     for x, y, fresh in pieces(stream, length, reset):
         outputs = []
@@ -84,7 +93,7 @@ def monte_carlo_perplexity(
     model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0, reset: int | None = None
 ) -> float:
     """Perplexity of the average of the draws' probabilities."""
-    each = 1 if draws_weights(model) else min(_ROWS, samples)
+    each = min(_WEIGHTS if HeldDraws.serve(model) else 1 if draws_weights(model) else _ROWS, samples)
     total: Tensor | None = None
     for start in range(0, samples, each):
         count = min(each, samples - start)
