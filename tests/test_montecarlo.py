@@ -522,7 +522,7 @@ def test_draws_of_whole_weights_are_cut_into_few_batches_of_one_size(monkeypatch
     monkeypatch.setattr(
         montecarlo,
         "batched_weight_draws",
-        lambda q, x, args, part: (sizes.append(len(part)), real(q, x, args, part))[1],
+        lambda q, x, rest, part, name: (sizes.append(len(part)), real(q, x, rest, part, name))[1],
     )
     whole = br.predict(q, x, samples=30, seed=1)
     assert sizes == [4, 26]
@@ -597,3 +597,15 @@ def test_users_do_not_see_what_vmap_says_about_its_speed(monkeypatch):
     monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
     one = montecarlo._one(q, x, montecarlo.Rest(), Draw(1))
     torch.testing.assert_close(many[0], one)
+
+
+def test_a_sharpened_model_has_the_same_draws_at_once_and_in_turns(monkeypatch):
+    x = reals(7, 2, 4)
+    s = br.PosteriorSharpening(br.BayesByBackprop(nn.LSTM(4, 5), init_sigma=0.3)).eval()
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
+    in_turns = br.predict(s, x, samples=6, seed=1).samples
+    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    sizes, real = [], montecarlo.batched_weight_draws
+    monkeypatch.setattr(montecarlo, "batched_weight_draws", lambda *args: (sizes.append(len(args[3])), real(*args))[1])
+    torch.testing.assert_close(br.predict(s, x, samples=6, seed=1).samples, in_turns)
+    assert sum(sizes) == 6

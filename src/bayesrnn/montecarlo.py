@@ -22,6 +22,7 @@ from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
 from bayesrnn.nn import Dropout, Embedding, SequenceDropout, layered
 from bayesrnn.nn.plain import folded_torch_noise, seeded_torch_noise
 from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.prediction import Prediction, Summary
 
 _SMALL = 1 << 20  # weights up to which draws are batched on a CPU
@@ -267,7 +268,7 @@ def _repeat_states(args: Any, count: int) -> Any:
 
 def _weight_draws(model: nn.Module, x: Any, rest: Rest, seeds: list[int], memory_limit: int) -> Iterator[Tensor]:
     """Draws of whole weights: batched by vmap on an accelerator and for small models on a CPU, else one by one."""
-    q = model if isinstance(model, Bayesian) else None
+    q, name = _bayesian(model)
     vectorised = q is not None and not _has_unit_noise(model) and _gains_from_batches(q)
     weights = 0 if q is None else footprint.size(list(q.means.values()))
     roomy = vectorised and memory_limit > _ROOMY * weights
@@ -277,7 +278,7 @@ def _weight_draws(model: nn.Module, x: Any, rest: Rest, seeds: list[int], memory
         with footprint.watch(model) as found:
             if vectorised and q is not None and len(part) > 1:
                 try:
-                    outputs = batched_weight_draws(q, x, rest, part)
+                    outputs = batched_weight_draws(q, x, rest, part, name)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception:  # alone each draw may run: the model has something that vmap does not know
@@ -306,7 +307,14 @@ def _gains_from_batches(q: Bayesian) -> bool:
     return small and kernels.path("cpu", name="gaussian", dtype=first.dtype) == "compiled"
 
 
-def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw]) -> Tensor:
+def _bayesian(model: nn.Module) -> tuple[Bayesian | None, str]:
+    """The posterior over the weights of all of `model`, and its name there."""
+    if isinstance(model, PosteriorSharpening):
+        return model.q, "q"
+    return (model, "") if isinstance(model, Bayesian) else (None, "")
+
+
+def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw], name: str = "") -> Tensor:
     """All draws of `part` at once: the module mapped over a stack of weights."""
 
     def run(weights: dict[str, Tensor]) -> Tensor:
@@ -314,7 +322,7 @@ def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw]) 
             return _first(q.module(x, *rest.args, **rest.kwargs))
 
     with _mapped(q, x):
-        return torch.vmap(run)(_stacked_weights(q, part))
+        return torch.vmap(run)(_stacked_weights(q, part, name))
 
 
 class HeldDraws:
@@ -322,18 +330,21 @@ class HeldDraws:
 
     Example::
 
-        held = HeldDraws(q, [Draw(1), Draw(2)])
+        held = HeldDraws(model, [Draw(1), Draw(2)])
         logits, state = held(x)                 # (2, T, B, V), and states with the draws as their first axis
         logits, state = held(more, state)
     """
 
-    def __init__(self, q: Bayesian, part: Sequence[Draw]) -> None:
-        self._q, self._weights = q, _stacked_weights(q, part)
+    def __init__(self, model: nn.Module, part: Sequence[Draw]) -> None:
+        q, name = _bayesian(model)
+        assert q is not None
+        self._q, self._weights = q, _stacked_weights(q, part, name)
 
     @staticmethod
     def serve(model: nn.Module) -> bool:
         """Whether draws of this model can be run at once, and faster than one by one."""
-        return isinstance(model, Bayesian) and not _has_unit_noise(model) and _gains_from_batches(model)
+        q, _ = _bayesian(model)
+        return q is not None and not _has_unit_noise(model) and _gains_from_batches(q)
 
     def __call__(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         def run(weights: dict[str, Tensor], own: Any = None) -> Any:
@@ -346,10 +357,10 @@ class HeldDraws:
             return output, after
 
 
-def _stacked_weights(q: Bayesian, part: Sequence[Draw]) -> dict[str, Tensor]:
+def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, Tensor]:
     """The weights of all draws, (draws, *shape) each."""
     device = q.means[q._names[0]].device
-    noises = [draws.Bound(draw, "").weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
+    noises = [draws.Bound(draw, name).weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
     many = getattr(q.posterior, "weights_many", None)
     if many is not None:
         stacked: dict[str, Tensor] = many(q.means, noises)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ def log_probabilities(
                 yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
         return
     if samples > 1 and HeldDraws.serve(model):
-        weights = HeldDraws(cast("Bayesian", model), [draws.Draw((seed + k) * 1_000_003) for k in range(samples)])
+        weights = HeldDraws(model, [draws.Draw((seed + k) * 1_000_003) for k in range(samples)])
         state = None
         for x, y, fresh in pieces(stream, length, reset):
             logits, state = weights(x, None if fresh else state)
