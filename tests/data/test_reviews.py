@@ -250,7 +250,8 @@ class TestScaleData:
         assert round(parts.sd, 5) == 0.18391
         assert round(float((parts.test.ratings - parts.mean).square().mean().sqrt()), 5) == 0.19146
         assert parts.train.tokens.shape == (200, 10_620)
-        assert set(parts.train.review.tolist()) & set(parts.test.review.tolist())
+        train, test = set(parts.train.review.tolist()), set(parts.test.review.tolist())
+        assert (len(test), len(train & test)) == (1011, 1), "the review at the border"
 
     def test_by_review(self, real):
         parts = cut(real)

@@ -199,7 +199,7 @@ def cut(
         by: "review": all pieces of a review are on one side, and the vocabulary is that of the training reviews.
             Copies of a review (the scale data has 47) are left out.
             "chunk": the authors' division, for comparison: the first 80% of the pieces, whatever review they are
-            of, and a vocabulary of all texts, the test's too. Pieces of one review are then on both sides.
+            of, and a vocabulary of all texts, the test's too. One review may then have pieces on both sides.
         length: tokens per piece, T; shorter ones are padded in front.
         words: the most frequent words that are kept; the others become one unknown word.
         valid: share of the training part that is kept apart to choose with; 0: none.
