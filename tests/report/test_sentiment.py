@@ -195,8 +195,8 @@ class TestText:
         cells = row.split(" | ")
         assert float(cells[1]) == pytest.approx(0.14, abs=0.001)
         assert cells[2] == "–", "no draws without noise"
-        assert cells[4] == "1"
-        assert cells[5].startswith("0.165"), "the division by review beside it"
+        assert cells[4:6] == ["10", "1"], "epochs and seeds"
+        assert cells[6].startswith("0.165"), "the division by review beside it"
         assert len(report.load(results)["lstm", "plain"]) == 3
         write(results, record("lstm", "plain", 9, end=0.14, split="chunk"), name="sentiment-lstm-plain")
         with pytest.raises(UserError, match="not divided by review"):

@@ -254,16 +254,20 @@ def division_block(results: Path) -> str:
             for figure in ("test_rmse", "test_rmse_mc"):
                 row[f"{way}_{figure}"] = _mean(figures(runs, f"end.{figure}"))
             row[f"{way}_best"] = _mean(figures(runs, "test_rmse"))
+            lengths = sorted({len(record["curves"]["test_rmse"]) for record in runs})
+            row[f"{way}_epochs"] = ", ".join(map(str, lengths)) or None
         rows.append(row)
     columns = (
         Column("name", "test RMSE"),
         Column("chunk_test_rmse", "by piece: end, standard"),
         Column("chunk_test_rmse_mc", "end, MC"),
         Column("chunk_best", "best epoch, standard"),
+        Column("chunk_epochs", "epochs"),
         Column("seeds", "seeds"),
         Column("review_test_rmse", "by review: end, standard"),
         Column("review_test_rmse_mc", "end, MC"),
         Column("review_best", "best epoch, standard"),
+        Column("review_epochs", "epochs"),
     )
     return "\n".join([markdown_table(rows, columns), f"Of the division by piece: {sources(apart)}"])
 
