@@ -443,7 +443,7 @@ def test_predictions_are_batched_for_small_models_and_the_same_as_one_by_one(mon
     q, x = model(br.Normal(0.2)), torch.randint(0, 7, (4, 2))
     sizes = []
     real = montecarlo.batched_weight_draws
-    monkeypatch.setattr(montecarlo, "batched_weight_draws", lambda *a: (sizes.append(len(a[-1])), real(*a))[1])
+    monkeypatch.setattr(montecarlo, "batched_weight_draws", lambda *a: (sizes.append(len(a[3])), real(*a))[1])
     together = br.predict(q, x, samples=9, seed=3)
     assert sizes == [4, 5]  # the first batch shows how much memory a draw takes
     monkeypatch.setattr(montecarlo, "_SMALL", 0)
