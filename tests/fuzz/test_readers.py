@@ -175,6 +175,25 @@ def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
         open_run(tmp_path, torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ([], "its header is no set of keys and values"),
+        (3, "its header is no set of keys and values"),
+        ({"__metadata__": [1]}, "its header is no set of keys and values"),
+        ({"__metadata__": {"bayesrnn.2": [1]}}, "its description is no set of keys and values"),
+        ({"__metadata__": {"bayesrnn.2": "[]"}}, "its description is no set of keys and values"),
+        ({"__metadata__": {"bayesrnn.2": '{"checksum": 5}'}}, "its checksum is wrong: bytes have changed"),
+    ],
+)
+def test_checkpoints_with_a_strange_header(header, said, tmp_path):
+    from bayesrnn.train import checkpoint
+
+    (tmp_path / "x.safetensors").write_bytes(readers.runs.safetensors_of(header, b""))
+    with pytest.raises(checkpoint.Damaged, match=rf"x.safetensors is not a whole checkpoint \({said}"):
+        checkpoint.load(tmp_path / "x.safetensors")
+
+
 def test_names_of_files_do_not_leave_the_folder(tmp_path):
     for name, content in readers.runs.tiny_run().items():
         (tmp_path / name).write_bytes(content)

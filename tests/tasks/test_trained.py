@@ -65,6 +65,16 @@ def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
             open_run(tmp_path / "r", CPU)
 
 
+def test_a_configuration_has_no_keys_of_its_own(line_recipe, tmp_path):
+    launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config_of(tmp_path / "r"), "sede": 3}))
+    with pytest.raises(UserError, match=r"no key 'sede' in a config\.json; it has program, format, recipe"):
+        open_run(tmp_path / "r", CPU)
+    (tmp_path / "r" / ".unfinished").write_text("")
+    with pytest.raises(UserError, match="there is no key 'sede'"):
+        launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu", resume=True)
+
+
 @pytest.mark.slow
 def test_the_size_of_a_model_is_found_without_the_compiler():
     """Every command that opens a run does this: it must not take the seconds that torch's compiler takes to load."""

@@ -132,13 +132,16 @@ def _about(data: bytes, path: Path) -> dict[str, Any]:
     end = 8 + int.from_bytes(data[:8], "little")
     if end > len(data) or end > _HEADER:
         raise ValueError("its header is longer than the file, or than any header")
-    metadata = parse_json(data[8:end], where="its header").get("__metadata__") or {}
+    header = parse_json(data[8:end], where="its header")
+    metadata = (header.get("__metadata__") or {}) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict):
+        raise ValueError("its header is no set of keys and values")
     if _KEY not in metadata:
         if _UNCHECKED not in metadata:
             raise Damaged(f"{path} was not written by bayesrnn; it has weights but not what they belong to.")
         return _json(metadata[_UNCHECKED])  # of format 1
     about = _json(metadata[_KEY])
-    checksum = about.pop("checksum", "")
+    checksum = str(about.pop("checksum", ""))
     at = data.find(checksum.encode(), 8, end)
     found = hashlib.sha256(data[:at])
     found.update(_BLANK.encode())
@@ -148,8 +151,8 @@ def _about(data: bytes, path: Path) -> dict[str, Any]:
     return about
 
 
-def _json(text: str) -> dict[str, Any]:
-    about = parse_json(text, where="its description")
+def _json(text: Any) -> dict[str, Any]:
+    about = parse_json(text, where="its description") if isinstance(text, str) else None
     if not isinstance(about, dict):
         raise ValueError("its description is no set of keys and values")
     return about

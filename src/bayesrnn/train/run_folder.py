@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import shown
 
 fcntl: ModuleType | None
 try:
@@ -27,6 +28,8 @@ DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors", "
 LOCK = ".lock"
 FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
+KEYS = ("program", "format", "recipe", "data", "seed", "files", "settings")
+"""Of config.json."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -269,10 +272,12 @@ def _sync(folder: Path) -> None:
 
 
 def check_format(config: dict[str, Any], folder: Path) -> None:
-    """Refuse a run folder that a later version wrote; one without a number is of the first."""
+    """Refuse a run folder that a later version wrote, or with unknown keys; one without a number is of the first."""
     number = config.get("format", 1)
     if not isinstance(number, int) or number > FORMAT:
         raise UserError(
             f"{folder} was written by a newer bayesrnn (its format is {number}, this one reads up to {FORMAT}); "
             "update bayesrnn."
         )
+    if unknown := [key for key in config if key not in KEYS]:
+        raise UserError(f"{folder}: there is no key {shown(unknown[0])} in a config.json; it has {', '.join(KEYS)}.")
