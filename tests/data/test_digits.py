@@ -158,4 +158,4 @@ def test_download_asks_for_the_published_files(tmp_path, monkeypatch):
     assert digits.download(tmp_path) == tmp_path
     names = [f"{name}.gz" for name, _ in digits.FILES.values()]
     assert [(address, file) for address, file, _ in asked] == [(digits.ADDRESS + n, tmp_path / n) for n in names]
-    assert all(len(bytes.fromhex(o["md5"])) == hashlib.md5().digest_size and o["most"] < 1e8 for *_, o in asked)
+    assert all(len(bytes.fromhex(o["sha256"])) == hashlib.sha256().digest_size and o["most"] < 1e8 for *_, o in asked)

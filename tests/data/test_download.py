@@ -10,7 +10,7 @@ from bayesrnn.data import download
 from bayesrnn.errors import UserError
 
 CONTENT = bytes(range(256)) * 700
-MD5 = hashlib.md5(CONTENT).hexdigest()
+CHECKSUM = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
@@ -65,7 +65,7 @@ def server(monkeypatch):
 
 
 def fetch(server, folder, **changes):
-    options = {"md5": MD5, "most": 1_000_000, "timeout": 10.0, **changes}
+    options = {"sha256": CHECKSUM, "most": 1_000_000, "timeout": 10.0, **changes}
     return download.fetch(server.address, folder / "new" / "digits.gz", **options)
 
 
@@ -148,4 +148,4 @@ def test_no_server_and_no_address(server, tmp_path):
         fetch(server, tmp_path)
     (tmp_path / "secret").write_text("x")
     with pytest.raises(UserError, match="is no address to fetch from"):
-        download.fetch(f"file://{tmp_path}/secret", tmp_path / "out", md5=MD5, most=10)
+        download.fetch(f"file://{tmp_path}/secret", tmp_path / "out", sha256=CHECKSUM, most=10)

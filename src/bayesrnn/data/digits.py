@@ -19,12 +19,12 @@ from bayesrnn.errors import UserError
 
 SIDE = 28
 CLASSES = 10
-# File names, with the md5 of the gzipped files as they were published.
+# File names, with the SHA-256 of the gzipped files as they were published.
 FILES = {
-    "train_images": ("train-images-idx3-ubyte", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-    "train_labels": ("train-labels-idx1-ubyte", "d53e105ee54ea40749a09fcbcd1e9432"),
-    "test_images": ("t10k-images-idx3-ubyte", "9fb629c4189551a2d022fa330f9573f3"),
-    "test_labels": ("t10k-labels-idx1-ubyte", "ec29112dd5afa0611ce80d1b7f02629c"),
+    "train_images": ("train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    "train_labels": ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    "test_images": ("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    "test_labels": ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 }
 ADDRESS = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _UNSIGNED_BYTE = 0x08
@@ -144,10 +144,10 @@ def _read(stream: BinaryIO, count: int) -> bytearray:
 
 
 def download(folder: str | Path) -> Path:
-    """Fetch the four files into a folder and check them against the published md5; those already there stay."""
+    """Fetch the four files into a folder and check them against the SHA-256 of the published ones; those already there stay."""
     from bayesrnn.data.download import fetch
 
     where = Path(folder)
-    for name, md5 in FILES.values():
-        fetch(f"{ADDRESS}{name}.gz", where / f"{name}.gz", md5=md5, most=_DOWNLOAD)
+    for name, checksum in FILES.values():
+        fetch(f"{ADDRESS}{name}.gz", where / f"{name}.gz", sha256=checksum, most=_DOWNLOAD)
     return where

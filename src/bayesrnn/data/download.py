@@ -16,13 +16,13 @@ _BLOCK = 1 << 16
 _TRIES = 3
 
 
-def fetch(address: str, file: str | Path, *, md5: str, most: int, timeout: float = 30.0) -> Path:
+def fetch(address: str, file: str | Path, *, sha256: str, most: int, timeout: float = 30.0) -> Path:
     """The file at the address; one that is there already stays. Until it is whole, it is kept as ``FILE.part``.
 
     Args:
         address: http or https.
         file: where it goes.
-        md5: its published checksum.
+        sha256: checksum of the published file.
         most: bytes that it may have; a server that sends more is cut off.
         timeout: seconds without a byte after which a try is given up.
 
@@ -31,7 +31,7 @@ def fetch(address: str, file: str | Path, *, md5: str, most: int, timeout: float
     """
     final = Path(file)
     if final.exists():
-        if _md5(final) != md5:
+        if _sha256(final) != sha256:
             raise UserError(f"{final} is there already and is not the published file; move it away first.")
         return final
     part = final.with_name(f"{final.name}.part")
@@ -46,7 +46,7 @@ def fetch(address: str, file: str | Path, *, md5: str, most: int, timeout: float
             if refused or not left:
                 kept = f"; {part} has what came, and is gone on with the next time" if part.exists() else ""
                 raise UserError(f"{address} could not be fetched ({first_line(error)}){kept}.") from None
-    if _md5(part) != md5:
+    if _sha256(part) != sha256:
         part.unlink()
         raise UserError(f"{address} is not the published file: its checksum is another. It was not kept.")
     os.replace(part, final)
@@ -83,6 +83,6 @@ def _go_on(address: str, part: Path, most: int, timeout: float) -> None:
             raise HTTPException(f"the connection ended {answer.length:,} bytes too early")
 
 
-def _md5(file: Path) -> str:
+def _sha256(file: Path) -> str:
     with open(file, "rb") as source:
-        return hashlib.file_digest(source, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(source, "sha256").hexdigest()
