@@ -94,10 +94,35 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_part(bad):
         elbo(q(torch.tensor([[bad, 1.0]])), torch.zeros(1, 1))
     with torch.no_grad():
         q.module.bias.fill_(bad)
-    with pytest.raises(FloatingPointError, match="the KL is not finite"):
+    with pytest.raises(
+        FloatingPointError, match=r"the KL is not finite, and weights module\.bias are not: look for NaN"
+    ):
         elbo(torch.zeros(1, 1), torch.zeros(1, 1))
     unchecked = br.ELBO(q, br.Gaussian(), num_data=3, check_finite=False)
     assert not torch.isfinite(unchecked(torch.zeros(1, 1), torch.zeros(1, 1)).loss)
+
+
+def far(prior, **kwargs):
+    return br.BayesByBackprop(nn.Linear(2, 1), prior=prior, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("model", "length_scale"),
+    [
+        (lambda: far(br.Normal(1e-12), init_sigma=1e10), 1.0),
+        (lambda: far(br.Normal(1e-30)), 1.0),
+        (lambda: far(br.ScaleMixture(0.5, 1e-30, 1e-32), init_sigma=1.0), 1.0),
+        (lambda: br.LSTM(2, 1, recurrent_dropout=0.5), 1e30),
+    ],
+)
+@pytest.mark.parametrize("target", [0.0, math.nan])
+def test_a_kl_that_the_prior_makes_infinite_is_not_blamed_on_the_data(model, length_scale, target):
+    elbo = br.ELBO(model(), br.Gaussian(), num_data=3, length_scale=length_scale)
+    with pytest.raises(
+        FloatingPointError, match=r"the KL is not finite, though all weights are: sigma .* prior"
+    ) as error:
+        elbo(torch.zeros(1, 1), torch.full((1, 1), target))
+    assert "NaN" not in str(error.value)
 
 
 # ---- br.kl of models without a Gaussian posterior

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -93,18 +93,29 @@ class ELBO(nn.Module):
         if self.check_finite and not _capturing(loss) and not bool(torch.isfinite(loss)):
             if not bool(torch.as_tensor(self.likelihood.count(target))):
                 raise ValueError("no target of this batch counts: it is empty, or all of it is padding; leave it out")
-            blame, part = (
-                ("the negative log-likelihood", nll) if not bool(torch.isfinite(nll)) else ("the KL", divergence)
-            )
-            if part.dtype == torch.float16 and bool(torch.isinf(part)):
-                raise FloatingPointError(
-                    f"{blame} is a sum, and more than float16 holds (65,504): keep the model in float32 and use "
-                    "torch.autocast, or use bfloat16"
-                )
-            raise FloatingPointError(
-                f"{blame} is not finite: look for NaN in the inputs or targets, or lower the learning rate"
-            )
+            self._refuse({"the negative log-likelihood": nll, "the KL": divergence, "the sharpening KL": sharpening})
         return Terms(loss=loss, nll=nll, kl=divergence, sharpening=sharpening)
+
+    def _refuse(self, terms: dict[str, Tensor]) -> NoReturn:
+        """Name the term that is not finite, and what it comes from. Data has no part in the KL, weights have."""
+        wrong = {name: term for name, term in terms.items() if not bool(torch.isfinite(term))}
+        broken = next((n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())), "")
+        blame = "the KL" if "the KL" in wrong and not broken else next(iter(wrong), "the loss")
+        part = wrong.get(blame)
+        if part is not None and part.dtype == torch.float16 and bool(torch.isinf(part)):
+            raise FloatingPointError(
+                f"{blame} is a sum, and more than float16 holds (65,504): keep the model in float32 and use "
+                "torch.autocast, or use bfloat16"
+            )
+        if blame == "the KL" and not broken:
+            raise FloatingPointError(
+                "the KL is not finite, though all weights are: sigma (init_sigma) or the weights are too large for the "
+                "prior (its sigma; of dropout, 1 / length_scale); choose a wider prior, or a smaller init_sigma"
+            )
+        where = f", and weights {broken} are not" if broken else ""
+        raise FloatingPointError(
+            f"{blame} is not finite{where}: look for NaN in the inputs or targets, or lower the learning rate"
+        )
 
 
 def _check_length_scale(value: float) -> float:
