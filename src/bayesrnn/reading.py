@@ -109,7 +109,8 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 def load_yaml(text: str, *, where: str) -> Any:
     """What YAML text says: plain values, lists and mappings, every key once, without anchors and aliases.
 
-    An alias costs a few bytes and stands for any amount (a "billion laughs"); no recipe needs one.
+    An alias costs a few bytes and stands for any amount (a "billion laughs"); no recipe needs one. Numbers that YAML
+    1.1 and 1.2 do not read alike are refused: 1:30 (90 to the first, in base 60), 010 (8 or 10), 1_000, 0b11.
     """
     import yaml
 
@@ -145,7 +146,28 @@ def _strict_loader() -> Any:
                 raise yaml.YAMLError("a key is there twice")
             return made
 
+        def construct_yaml_int(self, node: Any) -> int:
+            return alike(node, super().construct_yaml_int(node))
+
+        def construct_yaml_float(self, node: Any) -> float:
+            return alike(node, super().construct_yaml_float(node))
+
+    def alike(node: Any, number: Any) -> Any:
+        if not _ALIKE.fullmatch(node.value):
+            raise yaml.YAMLError(
+                f"{shown(node.value)} is {shown(number)} in YAML 1.1 and something else in 1.2: write the number meant "
+                "in plain digits, or a text in quotes"
+            )
+        return number
+
+    Strict.add_constructor("tag:yaml.org,2002:int", Strict.construct_yaml_int)
+    Strict.add_constructor("tag:yaml.org,2002:float", Strict.construct_yaml_float)
     return Strict
+
+
+_ALIKE = re.compile(
+    r"[-+]?(0*[0-7]|[1-9][0-9]*)|0x[0-9a-fA-F]+|[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 
 
 def first_line(error: BaseException) -> str:

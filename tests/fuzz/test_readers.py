@@ -87,6 +87,29 @@ def test_yaml_that_is_not_read(text, said):
         load_yaml(text, where="mine.yaml")
 
 
+@pytest.mark.parametrize("number", ["1:30", "-1:30", "12:30:45.5", "010", "-017", "1_000", "1_0.5", "0b11", "-0x1f"])
+def test_numbers_that_yaml_1_1_and_1_2_do_not_read_alike(number):
+    import yaml
+
+    value = yaml.safe_load(number)
+    assert isinstance(value, (int, float))  # to YAML 1.1
+    for text in (number, f"train: {{epochs: {number}}}", f"- {number}", f"{number}: a"):
+        with pytest.raises(UserError, match=rf"'{number}' is \S+ in YAML 1.1 and something else in 1.2: write the num"):
+            load_yaml(text, where="x")
+    assert load_yaml(f"'{number}'", where="x") == number
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("90", 90), ("-3", -3), ("+5", 5), ("0", 0), ("007", 7), ("0x1F", 31), ("0.5", 0.5), (".5", 0.5), ("5.", 5.0),
+     ("-1.5e-3", -1.5e-3), ("-.inf", -float("inf")), ("on", True), ("no", False), ("089", "089"), ("0o10", "0o10")],
+)  # fmt: skip
+def test_values_that_yaml_reads(text, value):
+    found = load_yaml(text, where="x")
+    assert found == value
+    assert type(found) is type(value)
+
+
 def test_yaml_that_is_read():
     assert load_yaml("a: [1, 2.5, x]\nb: {c: null}\n", where="x") == {"a": [1, 2.5, "x"], "b": {"c": None}}
 

@@ -82,7 +82,11 @@ def test_published_settings_of_the_bayesian_row():
         ("decay=2", "at most 1"),
         ("pi=1.5", "below 1"),
         ("precision=fp8", "must be one of tf32, fp32, bf16"),
-        ("lr=[", "cannot be read"),
+        ("lr=[", "The value of train.lr cannot be read: '[' is not YAML"),
+        ("epochs=1:30", "The value of train.epochs cannot be read: '1:30' is not YAML .*'1:30' is 90 in YAML 1.1"),
+        ("epochs=0o10", "train.epochs must be a whole number, got '0o10'"),
+        ("lr=1_0e2", "train.lr must be a number, got '1_0e2'"),
+        ("optimizer=no", "train.optimizer must be text, got False"),
         ("momentum=1", "it must be below 1"),
         ("clip=0", "must be more than 0"),
         ("average_decay=0.9", "needs train.average_from"),
@@ -113,6 +117,8 @@ def test_overrides():
         ("model: 3", "model must be a set of keys"),
         ("a: b: c", "is not YAML"),
         ("", "must be a set of keys"),
+        ("train: {epochs: 1:30}", r"r.yaml is not YAML as it is read here \('1:30' is 90 in YAML 1.1"),
+        ("train: {epochs: 010}", r"r.yaml is not YAML as it is read here \('010' is 8 in YAML 1.1"),
     ],
 )
 def test_bad_files(tmp_path, content, message):

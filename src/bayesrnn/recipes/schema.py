@@ -9,10 +9,10 @@
     patience: int | None = positive(None)
 """
 
-import contextlib
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from bayesrnn.reading import load_yaml, shown
 _CHECK = "check"
 _LARGEST = 10**9
 _LAYERS = 1000
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -286,9 +287,8 @@ def _typed(value: Any, kind: Any, key: str, where: str) -> Any:
         if not isinstance(value, list | tuple):
             raise UserError(f"{where}: {key} must be a list, such as [{_NAMES[inner]}, …], got {shown(value)}.")
         return tuple(_typed(each, inner, key, where) for each in value)
-    if kind is float and isinstance(value, str):  # YAML reads 1e-7 as a word
-        with contextlib.suppress(ValueError):
-            value = float(value)
+    if kind is float and isinstance(value, str) and _FLOAT.fullmatch(value):  # YAML 1.1 reads 1e-7 as a word
+        value = float(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -354,9 +354,6 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
         if full == "task":
             raise UserError("The task of a recipe cannot be overridden; choose a recipe of that task.")
         section, _, leaf = full.rpartition(".")
-        try:
-            parsed = load_yaml(value, where=full)
-        except UserError:
-            raise UserError(f"The value of {full} cannot be read: {shown(value)}.") from None
+        parsed = load_yaml(value, where=f"The value of {full} cannot be read: {shown(value)}")
         (values[section] if section else values)[leaf] = parsed
     return from_dict(values, where="override")
