@@ -126,6 +126,11 @@ def test_bad_requests(run, tmp_path):
     for arguments, said in (
         ([run], "model.safetensors is there already; replace it with --force"),
         ([run, "--format", "pickle"], "no format pickle; choose torch, exported, onnx"),
+        (
+            [run, "--format", "exported", "--out", "ex.exported"],
+            "ex.exported must end in .pt2: torch.export.load warns",
+        ),
+        ([run, "--format", "exported", "--out", "ex"], "of other names; --out ex.pt2 is one"),
         ([run, "--out", tmp_path / "no" / "a.onnx"], "There is no folder"),
         ([tmp_path / "none"], "is no run of bayesrnn train"),
     ):

@@ -44,6 +44,10 @@ def test_options_are_the_tasks_own(run):
         (["--bean", "3"], "--bean is no option of line runs"),
         (["--beam", "x"], "--beam must be a whole number, got 'x'."),
         (["--beam"], "--beam must be a whole number, got ''."),
+        (
+            ["--samples", "100001"],
+            "--samples is 100001; it must be at most 100,000: each draw is a pass over all the data.",
+        ),
         (["--fast=1"], "--fast must be true or false, got '1'."),
         (["more"], "more is too much; one run folder, then options."),
     ],

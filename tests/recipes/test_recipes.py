@@ -88,6 +88,11 @@ def test_published_settings_of_the_bayesian_row():
         ("lr=1_0e2", "train.lr must be a number, got '1_0e2'"),
         ("optimizer=no", "train.optimizer must be text, got False"),
         ("momentum=1", "it must be below 1"),
+        (
+            "samples=100001",
+            "evaluate.samples is 100001; it must be at most 100,000: each draw is a pass over all the d",
+        ),
+        ("samples=1000000001", "evaluate.samples is 1000000001; it must be at most"),
         ("clip=0", "must be more than 0"),
         ("average_decay=0.9", "needs train.average_from"),
         ("task=digits", "cannot be overridden"),
@@ -126,6 +131,18 @@ def test_bad_files(tmp_path, content, message):
     file.write_text(content)
     with pytest.raises(UserError, match=message):
         load(str(file))
+
+
+@pytest.mark.parametrize("name", ["digits-bbb-400", "sentiment-gru-bbb", "caption-bbb", "forecast", "brnn-medium"])
+def test_draws_have_a_limit_in_every_task(name):
+    """A stranger's run folder may not keep `bayesrnn evaluate` busy for ever."""
+    recipe = load(name)
+    keys = [key for key in flatten(recipe) if key.endswith("samples")]
+    assert "evaluate.samples" in keys
+    for key in keys:
+        assert flatten(override(recipe, [f"{key}=100000"]))[key] == 100_000
+        with pytest.raises(UserError, match=f"{key} is 100001; it must be at most 100,000"):
+            override(recipe, [f"{key}=100001"])
 
 
 def test_unknown_names():

@@ -80,6 +80,7 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     import inspect
 
     from bayesrnn.errors import UserError
+    from bayesrnn.recipes.schema import too_many_draws
 
     parameters = inspect.signature(cls.evaluate, eval_str=True).parameters
     known = {key: p for key, p in parameters.items() if key not in ("self", "say")}
@@ -107,6 +108,9 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
             given[key] = True
         else:
             given[key] = _parsed(value if equals else words.pop(0) if words else "", kind, word)
+    for key, value in given.items():
+        if wrong := too_many_draws(key, value):
+            raise UserError(f"{spelling(key)} is {value}; {wrong}.")
     return given
 
 

@@ -37,6 +37,10 @@ def command(
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
     path = run / f"model{ENDINGS[form]}" if out is None else out
+    if form == "exported" and path.suffix != ENDINGS[form]:
+        raise UserError(
+            f"{path} must end in .pt2: torch.export.load warns of other names; --out {path.stem}.pt2 is one."
+        )
     beside = path.with_name(path.name + ".json")
     taken = next((p for p in (path, beside) if p.exists()), None)
     if taken is not None and not force:

@@ -25,6 +25,7 @@ from bayesrnn.reading import load_yaml, shown
 _CHECK = "check"
 _LARGEST = 10**9
 _LAYERS = 1000
+_DRAWS = 100_000
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
@@ -201,8 +202,19 @@ def _check(section: Any, prefix: str) -> None:
             wrong = check(each) if check else None
             if isinstance(each, int) and abs(each) > most:
                 wrong = f"it must be at most {most:,}"
+            wrong = wrong or too_many_draws(item.name, each)
             if wrong:
                 raise UserError(f"{key} is {shown(each)}; {wrong}.")
+
+
+def too_many_draws(name: str, value: Any) -> str:
+    """What is wrong with a number of draws, of a setting or an option by that name; empty: nothing.
+
+    A run folder may be a stranger's, and each draw costs a pass over the data: the command would not end.
+    """
+    if not name.endswith("samples") or not isinstance(value, int) or value <= _DRAWS:
+        return ""
+    return f"it must be at most {_DRAWS:,}: each draw is a pass over all the data"
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:
