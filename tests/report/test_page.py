@@ -19,6 +19,8 @@ from bayesrnn.report.collect import groups, metrics_lines, read, scalars
 from bayesrnn.report.measured import Measured, Word
 from bayesrnn.report.page import build, heading
 from bayesrnn.report.parts import Page
+from bayesrnn.train import checkpoint
+from bayesrnn.train.run_folder import identity
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -542,6 +544,8 @@ def test_data_that_is_gone_is_said(report, tmp_path):
     run = shutil.copytree(report / "brnn-medium", tmp_path / "run")
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "data": str(tmp_path / "gone")}))
+    tensors, about = checkpoint.load(run / "best.safetensors")
+    checkpoint.save_file(run / "best.safetensors", tensors, {**about, "run": identity(run)})
     result = invoke("report", run, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "out" / "index.html").read_text()

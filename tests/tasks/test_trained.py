@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import task_class
 from bayesrnn.tasks.trained import open_run
+from bayesrnn.train import checkpoint
 from bayesrnn.train.launch import launch
 
 CPU = torch.device("cpu")
@@ -24,6 +26,32 @@ def config_of(folder):
     return json.loads((folder / "config.json").read_text())
 
 
+def forget_the_run(folder):
+    """As checkpoints were before the best one said whose it is."""
+    tensors, about = checkpoint.load(folder / checkpoint.BEST)
+    del about["run"]
+    checkpoint.save_file(folder / checkpoint.BEST, tensors, about)
+
+
+def test_weights_of_another_run_and_a_changed_config(line_recipe, tmp_path):
+    for seed in (1, 2):
+        launch(line_recipe, out=tmp_path / str(seed), reporter=Quiet(), device="cpu", seed=seed)
+    own = (tmp_path / "1" / checkpoint.BEST).read_bytes()
+    shutil.copy(tmp_path / "2" / checkpoint.BEST, tmp_path / "1" / checkpoint.BEST)
+    with pytest.raises(UserError, match=r"best.safetensors does not belong to .*config.json: it is another run's") as e:
+        open_run(tmp_path / "1", CPU)
+    assert "\n" not in str(e.value)
+    (tmp_path / "1" / checkpoint.BEST).write_bytes(own)
+    open_run(tmp_path / "1", CPU)
+    config = config_of(tmp_path / "1")
+    config["settings"]["train"]["lr"] = 0.5
+    (tmp_path / "1" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="or config.json was changed afterwards"):
+        open_run(tmp_path / "1", CPU)
+    forget_the_run(tmp_path / "1")  # an earlier version's: nothing says that it is not
+    open_run(tmp_path / "1", CPU)
+
+
 def test_a_language_run_of_before_there_were_tasks(text_folder, tmp_path):
     record = launch(
         "small-plain", out=tmp_path / "r", reporter=Quiet(), data=str(text_folder), overrides=TINY, device="cpu"
@@ -33,6 +61,7 @@ def test_a_language_run_of_before_there_were_tasks(text_folder, tmp_path):
     for key in ("momentum", "l2", "inverse_gamma", "average_from"):
         del config["settings"]["train"][key]
     (tmp_path / "r" / "config.json").write_text(json.dumps(config))
+    forget_the_run(tmp_path / "r")
     trained = open_run(tmp_path / "r", CPU)
     assert not trained.model.training
     assert trained.recipe.task == "language"

@@ -312,17 +312,76 @@ def test_a_run_started_again_goes_on(line_recipe, tmp_path, monkeypatch):
             if progress.epoch == 2 and progress.step == 5:
                 raise KeyboardInterrupt
 
-    for out, again in (("a", Ranks(restarted=True)), ("b", Ranks(launch="b"))):
+    for out, again in (("a", Ranks(launch="a", restarted=True)), ("b", Ranks(launch="b"))):
         with pytest.raises(KeyboardInterrupt):
             run(out, Killed(), ranks=Ranks(launch=again.launch), force=True)
-        with pytest.raises(UserError, match="holds an unfinished run"):
-            run(out, ranks=Ranks(launch="another"))
+        for other in (Ranks(launch="another"), Ranks(launch="another", restarted=True), Ranks(restarted=True)):
+            with pytest.raises(UserError, match="holds an unfinished run"):
+                run(out, ranks=other)
         told = Told()
         assert run(out, told, ranks=again, force=True)["curves"] == whole["curves"]
         assert "Resumed in epoch 2, after step 3." in told.said
-    assert run("a", ranks=Ranks(restarted=True))["curves"] == whole["curves"]  # it was over when it was started again
-    with pytest.raises(UserError, match="already holds a finished run"):
-        run("a", ranks=Ranks(launch="a"))
+    ours = Ranks(launch="a", restarted=True)
+    assert run("a", ranks=ours)["curves"] == whole["curves"]  # it was over when it was started again
+    for other in (Ranks(launch="a"), Ranks(launch="another", restarted=True), Ranks(restarted=True)):
+        with pytest.raises(UserError, match="already holds a finished run"):
+            run("a", ranks=other)
+
+
+def test_one_torchrun_of_those_that_began_is_enough(line_recipe, tmp_path, monkeypatch):
+    """Of two machines one is exchanged, and rank 0 is now another process."""
+    monkeypatch.setattr("bayesrnn.train.engine._LOOK_EVERY", 1)
+
+    class Machines(Ranks):
+        def __init__(self, *names):
+            super().__init__(launch=names[0])
+            self.names = names
+
+        def everyone(self, own):
+            return list(self.names) if own == self.launch else super().everyone(own)
+
+    class Killed(Told):
+        def step(self, progress):
+            raise KeyboardInterrupt
+
+    def run(told, *names):
+        launch(line_recipe, out=tmp_path / "r", reporter=told, device="cpu", ranks=Machines(*names))
+
+    for names in (("a", "b"), ("c", "b"), ("d", "c")):
+        with pytest.raises(KeyboardInterrupt):
+            run(Killed(), *names)
+    with pytest.raises(UserError, match="holds an unfinished run"):
+        run(Told(), "a", "b")
+    run(Told(), "d", "e")
+
+
+def test_a_torchrun_has_a_word_of_its_own(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job\nof two lines")
+    own = ranks._starter()
+    assert own == ranks._starter()
+    assert len(own.split()) == 1
+    monkeypatch.setattr(os, "getppid", lambda: 2**30)  # there is none
+    other = ranks._starter()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert len({own, other, ranks._starter()}) == 3
+
+
+def test_ranks_that_read_other_data(monkeypatch):
+    said = ["a", "b", "a", "c"]
+
+    def gathered(found, own):
+        assert own == said[here.rank]
+        found[:] = said
+
+    monkeypatch.setattr(ranks.dist, "all_gather_object", gathered)
+    for rank in range(4):
+        here = Ranks(rank, 4)
+        with pytest.raises(UserError, match=r"data in text are not the same everywhere: processes 1, 3 of 4") as error:
+            here.check_data(said[rank], "text")
+        assert isinstance(error.value, AlreadyTold) == (rank > 0)
+    said = ["a"] * 4
+    here.check_data("a", "text")
+    Ranks().check_data("a", "text")
 
 
 def torchrun(*arguments, count, restarts=0):
@@ -483,6 +542,54 @@ def test_two_torchruns_of_one_job(worker, text, sessions, tmp_path):
         assert [agent.wait(timeout=240) for agent in agents] == [0, 0]
     assert any("Resumed in epoch" in log.read_text() for log in logs)
     assert record(out)["curves"] == record(sessions(2) / "own")["curves"]
+
+
+@pytest.mark.slow
+def test_a_restart_does_not_take_another_runs_folder(worker, text, tmp_path):
+    """torchrun tries again what was refused; the answer is the same."""
+    name, overrides = worker.CASES["own"]
+    out, finished = tmp_path / "own", shutil.copytree(text, tmp_path / "old-text")
+    with pytest.raises(UserError):  # begins, and is stopped in its last epoch
+        launch(name, out=out, reporter=Ending(), data=str(finished), overrides=overrides, device="cpu")
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    arguments = ["-m", "bayesrnn.cli", "train", name, "--data", text, "--out", out, "--device", "cpu", *overrides]
+    done = subprocess.run(torchrun(*arguments, count=1, restarts=1), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("bayesrnn: ") >= 2
+    assert done.stderr.count("holds an unfinished run") >= 2
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+class Ending(Told):
+    def epoch(self, line, epochs):
+        raise UserError("stop")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["a word", "a line"])
+def test_a_stale_copy_of_the_data_is_one_line(worker, text, tmp_path, change):
+    """Each rank reads a folder of its own, under one name: as on two machines."""
+    name, overrides = worker.CASES["own"]
+    for rank in range(2):
+        shutil.copytree(text, tmp_path / str(rank) / "text")
+    file = tmp_path / "1" / "text" / "train.txt"
+    lines = file.read_text().splitlines()
+    words = lines[3].split()
+    lines[3:4] = [" ".join([*words[1:], words[0]])] if change == "a word" else [lines[3], lines[3]]
+    file.write_text("\n".join(lines) + "\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\nos.chdir(os.path.join(sys.argv.pop(1), os.environ['RANK']))\n"
+        "from bayesrnn.cli import main\nmain()\n"
+    )
+    arguments = [script, tmp_path, "train", name, "--data", "text", "--out", tmp_path / "own", "--device", "cpu"]
+    done = subprocess.run(
+        torchrun(*arguments, *overrides, count=2), capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode != 0
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("bayesrnn: ")]
+    assert "The data in text are not the same everywhere: process 1 of 2 read other data than process 0" in said
+    assert not (tmp_path / "own").exists()
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ _FORMAT = 1
 _TYPES = ("<u2", "<u4")
 _CHUNK = 1 << 18  # bytes read at once; their words take some 30 times as much
 _LONGEST = 1 << 24  # characters of a word: more is no text
+_WHOLE = 1 << 26  # words of a text up to which its digest is of all of them
+_BLOCKS, _BLOCK = 256, 1 << 16  # of a longer one: so many pieces of so many words
 _RARE_ENDS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # of lines, as str.splitlines has them, \n aside
 _ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -240,6 +242,21 @@ def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:
     if len(ids) and int(ids.max()) >= vocabulary:
         raise UserError(f"A token file in {where} is damaged: it has a number that is no word's; make it again.")
     return ids
+
+
+def sampled(tokens: Words) -> Iterator[bytes]:
+    """What a digest of a text is made of: its length and all its words or, of a huge one, pieces evenly spread over it.
+
+    A word more or less anywhere shifts the pieces after it; a word exchanged between two pieces is not seen.
+    """
+    count = len(tokens)
+    yield f"{count} words".encode()
+    if count <= _WHOLE:
+        starts = list(range(0, count, _BLOCK))
+    else:
+        starts = [i * (count - _BLOCK) // (_BLOCKS - 1) for i in range(_BLOCKS)]
+    for start in starts:
+        yield tokens[start : start + _BLOCK].astype("<u4").tobytes()
 
 
 class DiskStreams:

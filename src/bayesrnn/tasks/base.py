@@ -28,9 +28,10 @@ A task with minibatches of independent examples gets 1 and 2 from :class:`Miniba
 """
 
 import dataclasses
+import hashlib
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -120,6 +121,32 @@ class Task:
         Written to the run folder at the start; a run is resumed and evaluated only where they are the same.
         """
         return {}
+
+    def content(self) -> Iterable[Tensor | bytes]:
+        """The data itself, of all parts and in a fixed order, before :meth:`split`: what :meth:`digest` is of.
+
+        By default the run's :meth:`files`, the tensors of ``minibatches`` and those in the attributes ``valid`` and
+        ``test``. Override it where the data is elsewhere; give what was read, not what was computed from it, whose
+        last bits may be another machine's.
+        """
+        yield from self.files().values()
+        minibatches: Minibatches | None = getattr(self, "minibatches", None)
+        yield from minibatches.data if minibatches is not None else ()
+        for name in ("valid", "test"):
+            found = getattr(self, name, ())
+            yield from (t for t in (found if isinstance(found, tuple | list) else (found,)) if isinstance(t, Tensor))
+
+    def digest(self) -> str:
+        """Of the data: a run is resumed, and shared by several processes, only on data with the same one."""
+        found = hashlib.sha256()
+        for part in self.content():
+            if isinstance(part, Tensor):
+                part = part.detach().cpu()
+                found.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
+                found.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            else:
+                found.update(f"{len(part)}\n".encode() + part)
+        return found.hexdigest()[:32]
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold besides model, optimiser and state, by name; loading copies into these."""

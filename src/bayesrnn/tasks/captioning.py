@@ -6,7 +6,7 @@ word up to the end. Trained with ordinary dropout, with variational dropout, or 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -221,6 +221,11 @@ class Captioning(Task):
             _VOCABULARY: ("\n".join(self.vocabulary.words) + "\n").encode("utf-8"),
             _FEATURES: (json.dumps({"size": size}) + "\n").encode("utf-8"),
         }
+
+    def content(self) -> Iterator[Tensor | bytes]:
+        for name in SPLITS:
+            yield json.dumps(list(self.references.split(name).items())).encode()
+            yield self.splits[name].features
 
     def tensors(self) -> dict[str, Tensor]:
         return self.minibatches.tensors()

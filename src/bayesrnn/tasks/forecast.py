@@ -1,7 +1,7 @@
 """Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +180,9 @@ class Forecast(Task):
 
     def files(self) -> dict[str, bytes]:
         return {FRAME: self.plan.to_json().encode(), SERIES: self.series.to_csv().encode()}
+
+    def content(self) -> Iterator[bytes]:
+        yield self.series.to_csv().encode()
 
     def tensors(self) -> dict[str, Tensor]:
         return self.minibatches.tensors()

@@ -1,7 +1,7 @@
 """Word-level language modelling: predict the next word of a text."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
-from bayesrnn.data.token_files import DiskStreams, TokenFolder
+from bayesrnn.data.token_files import DiskStreams, TokenFolder, sampled
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, positive, rate
@@ -253,6 +253,15 @@ class Language(Task):
 
     def files(self) -> dict[str, bytes]:
         return {_VOCABULARY: ("\n".join(self.streams.vocabulary.words) + "\n").encode("utf-8")}
+
+    def content(self) -> Iterator[bytes]:
+        """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
+        yield from self.files().values()
+        train = self.streams.train
+        words = train.tokens[: train.length * train.batch_size] if isinstance(train, DiskStreams) else train.t()
+        for split in (words, self.streams.valid, self.streams.test):
+            ids = split.reshape(-1)
+            yield from sampled(ids.cpu().numpy() if isinstance(ids, Tensor) else ids)
 
     def state(self) -> State:
         return tuple(z.clone() for z in self._zeros) if self.recipe.data.carry_state else ()

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -216,6 +216,11 @@ class Sentiment(Task):
     def files(self) -> dict[str, bytes]:
         about = {"mean": self.mean, "sd": self.sd, "words": self.parts.words}
         return {_WORDS: json.dumps(about, indent=0).encode()}
+
+    def content(self) -> Iterator[Tensor | bytes]:
+        yield json.dumps(self.parts.words).encode()
+        for part in (self.parts.train, self.parts.valid, self.parts.test):
+            yield from (part.tokens, part.ratings, part.review)
 
     def tensors(self) -> dict[str, Tensor]:
         at_end = {"at_end": self.at_end, "at_end_all_words": self.at_end_all_words}

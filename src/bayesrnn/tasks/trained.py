@@ -85,13 +85,20 @@ def _check_task(folder: Path, found: str, wanted: str) -> None:
 def open_run(path: str | Path, device: torch.device) -> Trained:
     """Read a run folder; the weights are the best epoch's. Nothing is built that the checkpoint does not hold."""
     from bayesrnn.train import checkpoint
+    from bayesrnn.train.run_folder import identity
 
     folder = Path(path)
     config, recipe = _described(folder)
     cls = task_class(recipe.task)
     files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
     weights = folder / "best.safetensors"
-    tensors, _ = checkpoint.load(weights)
+    try:
+        tensors, _ = checkpoint.load_own(weights, identity(folder))
+    except checkpoint.Foreign:
+        raise UserError(
+            f"{weights} does not belong to {folder / 'config.json'}: it is another run's, or config.json was changed "
+            "afterwards; put the run's own file back."
+        ) from None
     outlined = sizes.outline(cls, recipe, files, where=str(folder))
     if outlined is not None:
         sizes.check_fits(sizes.shapes(outlined), tensors, str(weights))

@@ -21,6 +21,8 @@ RESUMABLE = (NEXT, LAST, PREVIOUS)
 FILES = (*RESUMABLE, BEST, BEST_COPY)
 SPARE = (NEXT, PREVIOUS, BEST_COPY)
 """What a finished run does not need."""
+OTHER = "other-run-{}"
+"""Under which a checkpoint of another run is kept, where it lay in the place of one of this run."""
 
 _UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # no changed byte makes the first of the second
 _BLANK = "-" * 64
@@ -163,36 +165,58 @@ def any_saved(folder: Path) -> bool:
     return any((folder / name).exists() for name in RESUMABLE)
 
 
-def load_first(folder: RunFolder, *names: str, into: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The first of several checkpoints that is whole, moved to the name ``into``; and what is wrong with that one.
+class Foreign(Damaged):
+    """The file is whole, but another run's."""
 
-    The moved one is then the newest good one. A damaged one must not push it out at the next save.
+
+def load_own(path: Path, run: str) -> Checkpoint:
+    """As :func:`load`, of the run with this identity; checkpoints of earlier versions may not say whose they are.
+
+    Raises:
+        Foreign: it is another run's.
     """
-    wrong = []
+    tensors, about = load(path)
+    if about.get("run", run) != run:
+        raise Foreign(f"{path} was written by a run with another config.json.")
+    return tensors, about
+
+
+def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The first of several checkpoints that is whole and the run's, moved to the name ``into``; and what was wrong.
+
+    The moved one is then the newest good one. A damaged one must not push it out at the next save. What is another
+    run's is not ours to replace: it is kept under another name.
+    """
+    wrong, foreign = [], []
     for name in names:
         try:
-            found = load(folder.path / name)
+            found = load_own(folder.path / name, run)
         except Damaged as error:
             if name == into or (folder.path / name).exists():
                 wrong.append(str(error))
+            if isinstance(error, Foreign):
+                foreign.append(name)
             continue
+        for other in foreign:
+            folder.move(other, OTHER.format(other))
         if name != into:
             folder.move(name, into)
-        note = f"{wrong[0]} {name} is whole and is used in its place." if wrong else ""
+        kept = f" The other run's is now {', '.join(map(OTHER.format, foreign))}." if foreign else ""
+        note = f"{wrong[0]} {name} is whole and is used in its place.{kept}" if wrong else ""
         return *found, note
-    raise Damaged(" ".join(wrong) + (" Start over with --force." if len(wrong) > 1 else ""))
+    raise Damaged(" ".join(wrong) + (" Start over with --force." if len(wrong) > 1 or foreign else ""))
 
 
-def load_last(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+def load_last(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The newest whole checkpoint; and a sentence on what was wrong with a newer one."""
-    found = load_first(folder, *RESUMABLE, into=LAST)
+    found = load_first(folder, *RESUMABLE, into=LAST, run=run)
     (folder.path / NEXT).unlink(missing_ok=True)
     return found
 
 
-def load_best(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+def load_best(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The best weights, or their copy; and a sentence on what was wrong with them."""
-    return load_first(folder, BEST, BEST_COPY, into=BEST)
+    return load_first(folder, BEST, BEST_COPY, into=BEST, run=run)
 
 
 def load_model(model: Any, tensors: dict[str, Tensor], path: str | Path) -> None:

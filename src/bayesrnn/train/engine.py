@@ -1,6 +1,5 @@
 """The engine of all recipes: epochs, schedules, validation, checkpoints, resuming, the record of the run."""
 
-import hashlib
 import json
 import math
 import time
@@ -19,7 +18,7 @@ from bayesrnn.recipes import Recipe
 from bayesrnn.tasks.base import Task, evaluating
 from bayesrnn.train import checkpoint
 from bayesrnn.train.ranks import Ranks, seed_of
-from bayesrnn.train.run_folder import FORMAT, RunFolder
+from bayesrnn.train.run_folder import FORMAT, RunFolder, identity
 from bayesrnn.train.step import Step
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
@@ -124,7 +123,7 @@ class Run:
         self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
-        self.identity = _identity(folder)
+        self.identity = "" if folder is None else identity(folder.path)
         # A GPU goes on with the next epoch while its checkpoint is written. Ranks wait for each other's errors.
         self._writer = Writer(background=self.step.on_cuda and not self.ranks.several)
 
@@ -172,12 +171,9 @@ class Run:
         self.ranks.from_first(self._put_right)
 
     def _load_last(self) -> checkpoint.Checkpoint:
-        tensors, about, note = checkpoint.load_last(self.folder)
+        tensors, about, note = checkpoint.load_last(self.folder, run=self.identity)
         if note:
             self.reporter.say(note)
-        if about.get("run", self.identity) != self.identity:
-            path = self.folder.path / checkpoint.LAST
-            raise UserError(f"{path} was written by a run with another config.json; start over with --force.")
         return tensors, about
 
     def _key(self, name: str) -> str:
@@ -198,7 +194,7 @@ class Run:
             return
         wrong = None
         try:
-            _, about, note = checkpoint.load_best(self.folder)
+            _, about, note = checkpoint.load_best(self.folder, run=self.identity)
             if note:
                 self.reporter.say(note)
             # Of a later epoch where that epoch's last checkpoint was damaged: it is trained again.
@@ -326,7 +322,7 @@ class Run:
 
     def load_best(self) -> dict[str, Any]:
         """Put the best epoch's weights into the model; returns that epoch's line."""
-        tensors, about, note = checkpoint.load_best(self.folder)
+        tensors, about, note = checkpoint.load_best(self.folder, run=self.identity)
         if note:
             self.reporter.say(note)
         checkpoint.load_model(self.model, tensors, self.folder.path / checkpoint.BEST)
@@ -368,19 +364,12 @@ class Run:
         self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
 
     def _save_best(self, line: dict[str, Any]) -> None:
-        self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), line))
+        about = {"run": self.identity, **line}
+        self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), about))
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         # Whole, from what the checkpoint holds: the two can never disagree after a kill.
         self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
-
-
-def _identity(folder: RunFolder | None) -> str:
-    """Of the run that the folder holds: a checkpoint of another one is not taken for its own."""
-    if folder is None:
-        return ""
-    path = folder.path / "config.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def set_precision(precision: str, device: torch.device) -> None:
@@ -391,9 +380,13 @@ def set_precision(precision: str, device: torch.device) -> None:
             torch.backends.cudnn.allow_tf32 = False
 
 
-def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Iterable[str]) -> dict[str, Any]:
-    """What a run folder says about itself, and what must be the same when it is resumed."""
-    about = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
+def config(
+    recipe: Recipe, *, name: str, data: str, seed: int, files: Iterable[str], digest: str = ""
+) -> dict[str, Any]:
+    """What a run folder says about itself, and what must be the same when it is resumed; ``digest`` is the data's."""
+    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
+    if digest:
+        about["data_digest"] = digest
     return {**about, "files": list(files), "settings": asdict(recipe)}
 
 

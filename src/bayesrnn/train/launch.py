@@ -21,6 +21,8 @@ from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.ranks import Ranks
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, check_format
 
+_STARTERS = "started_by"  # of the record: which start of several processes has made it
+
 
 def device_of(name: str | None) -> torch.device:
     """The device asked for; None: CUDA where there is one."""
@@ -53,15 +55,20 @@ def launch(
     """Train, measure and record; returns the record. ``measure=False``: the test data is not looked at.
 
     Of several ``ranks`` all call this, with the same arguments; rank 0 alone touches ``out``, reports and returns the
-    record. Where torchrun has started them again, they go on with the run that they had begun.
+    record. Where torchrun has started them again, they go on with the run that they had begun, and with no other.
     """
     ranks = ranks or Ranks()
     reporter = reporter if ranks.first else _Silent()
     where = device_of(ranks.device or device)
-    task = ranks.together(lambda: _task(name, overrides or [], data, where, ranks))
+    ranks.from_first(lambda: _check_options(resume=resume, force=force))
+    task, digest = ranks.together(lambda: _task(name, overrides or [], data, where, ranks))
+    source = data or task.default_data
+    ranks.check_data(digest, source)
     files = task.files()
-    config = engine.config(task.recipe, name=Path(name).stem, data=data or task.default_data, seed=seed, files=files)
-    done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out) if ranks.restarted else None)
+    config = engine.config(task.recipe, name=Path(name).stem, data=source, seed=seed, files=files, digest=digest)
+    starters = sorted(set(ranks.everyone(ranks.launch)) - {""})
+    again = any(ranks.everyone(ranks.restarted))
+    done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out, starters) if again else None)
     if done is not None:
         return done
     with ExitStack() as stack:
@@ -69,9 +76,9 @@ def launch(
 
         def claim() -> bool:
             nonlocal folder
-            going_on = resume or _is_ours(out, ranks)
+            going_on = resume or _is_ours(out, starters)
             names = (*engine.FILES, *files)
-            folder = RunFolder(out, files=names, force=force, resume=going_on, by=ranks.launch)
+            folder = RunFolder(out, files=names, force=force, resume=going_on, by=" ".join(starters))
             stack.enter_context(folder)
             _describe(folder, config, task, resume=going_on)
             if folder.note:
@@ -103,6 +110,7 @@ def launch(
             "data": Path(config["data"]).name,
             "overrides": overrides or [],
             "ranks": ranks.count,
+            **({_STARTERS: " ".join(starters)} if starters else {}),
             "cuda_graph": run.step.graph is not None,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
             "settings": config["settings"],
@@ -127,8 +135,13 @@ class _Silent:
         pass
 
 
-def _task(name: str, overrides: list[str], data: str | None, device: torch.device, ranks: Ranks) -> Task:
-    """The recipe's task on its data, of which this rank has its part."""
+def _check_options(*, resume: bool, force: bool) -> None:
+    if resume and force:
+        raise UserError("--resume goes on with a run and --force starts it over; leave one of them away.")
+
+
+def _task(name: str, overrides: list[str], data: str | None, device: torch.device, ranks: Ranks) -> tuple[Task, str]:
+    """The recipe's task on its data, of which this rank has its part; and the digest of the whole data."""
     recipe = recipes.override(recipes.load(name), overrides)
     try:
         task = task_class(recipe.task)(recipe, data, device)
@@ -143,26 +156,31 @@ def _task(name: str, overrides: list[str], data: str | None, device: torch.devic
     outlined = sizes.outline(type(task), recipe, task.files(), where=f"{name}, on this {task.source},")
     if outlined is not None:
         sizes.check_memory(outlined)
+    digest = task.digest()
     if ranks.several:
         task.split(ranks.rows(task.batch_size))
-    return task
+    return task, digest
 
 
-def _finished(out: Path) -> dict[str, Any] | None:
+def _finished(out: Path, starters: list[str]) -> dict[str, Any] | None:
     """The record of a run that had ended when its processes were started again."""
     if (out / MARKER).exists() or not (out / RECORD).exists():
         return None
-    record: dict[str, Any] = read_json(out / RECORD)
-    return record
+    record = read_json(out / RECORD)
+    ours = isinstance(record, dict) and set(str(record.get(_STARTERS, "")).split()) & set(starters)
+    return record if ours else None
 
 
-def _is_ours(out: Path, ranks: Ranks) -> bool:
-    """Whether the unfinished run in the folder was begun by this same start of several processes."""
+def _is_ours(out: Path, starters: list[str]) -> bool:
+    """Whether the unfinished run in the folder was begun by this same start of several processes.
+
+    Of several machines one may have been exchanged since: one that was there from the beginning is enough.
+    """
     try:
-        words = (out / MARKER).read_text("utf-8").split()
+        words = (out / MARKER).read_text("utf-8", "replace").split()
     except OSError:
         return False
-    return ranks.restarted or (ranks.launch != "" and words[1:] == [ranks.launch])
+    return bool(set(words[1:]) & set(starters))
 
 
 def _describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
@@ -221,6 +239,11 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
         if old.get(key) != value:
             raise UserError(f"{folder.path} was started with {key}={old.get(key)}, not {value}; resume with the same.")
     check_files(task, written, advice=f"resume with the {task.source} it was started on")
+    if before.get("data_digest", config["data_digest"]) != config["data_digest"]:  # earlier versions wrote none
+        raise UserError(
+            f"The data in {config['data']} are not those that the run in {folder.path} began with; "
+            "name those with --data, or start over with --force."
+        )
 
 
 def commit() -> str | None:

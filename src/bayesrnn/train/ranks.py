@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ class Ranks:
         rank: this process's number, from 0. Rank 0 writes the run folder and reports.
         count: how many there are.
         device: this process's; None: not decided here.
-        launch: a name for the start of all of them, the same after a restart; empty: there is none.
+        launch: one word for what has started this process, the same after a restart; empty: there is none.
         restarted: they have been started again after one has died.
     """
 
@@ -120,6 +121,22 @@ class Ranks:
             if wrong is not None:
                 raise UserError(wrong) if rank == self.rank else AlreadyTold(wrong)
         return result  # type: ignore[return-value]
+
+    def everyone(self, own: T) -> list[T]:
+        """What each rank has, on all of them."""
+        found = [own] * self.count
+        if self.several:
+            _sent(lambda: dist.all_gather_object(found, own))
+        return found
+
+    def check_data(self, digest: str, where: str) -> None:
+        """All ranks have read the same data, whose digest is given."""
+        each = self.everyone(digest)
+        if others := [rank for rank, found in enumerate(each) if found != each[0]]:
+            who = f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+            line = f"The data in {where} are not the same everywhere: {who} of {self.count} read other data than "
+            line += "process 0; give every machine the same copy."
+            raise UserError(line) if self.first else AlreadyTold(line)
 
     def check_same(self, tensors: Sequence[Tensor]) -> None:
         """The tensors are the same on all ranks, bit by bit."""
@@ -232,14 +249,19 @@ def _of_torchrun(device: str | None) -> Ranks:
         store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         options |= {"store": dist.PrefixStore(f"start {start}", store), "rank": rank, "world_size": count}
     _joined(partial(dist.init_process_group, _backend(where), **options))
-    name = os.environ["TORCHELASTIC_RUN_ID"]
-    return Ranks(
-        dist.get_rank(),
-        dist.get_world_size(),
-        device=str(where),
-        launch="" if name == "none" else name,  # "none" is what all have that were given no name
-        restarted=start > 0,
-    )
+    return Ranks(dist.get_rank(), dist.get_world_size(), device=str(where), launch=_starter(), restarted=start > 0)
+
+
+def _starter() -> str:
+    """The torchrun that has started this process: the same after a restart, another one when a job is started anew.
+
+    The name of a job (--rdzv-id) is not enough: the user may give it to many, and without one all are "none".
+    """
+    parent, began = os.getppid(), ""
+    with suppress(OSError, IndexError):  # where there is a /proc: a process's number may be used again
+        began = Path(f"/proc/{parent}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
+    words = (os.environ["TORCHELASTIC_RUN_ID"], socket.gethostname(), str(parent), began)
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
 
 
 def _joined(join_group: Callable[[], Any]) -> None:

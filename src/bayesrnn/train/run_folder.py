@@ -1,12 +1,13 @@
 """The folder a run writes to: whole files or none, one process at a time, and nothing of anyone else's is touched."""
 
 import errno
+import hashlib
 import json
 import os
 import secrets
 import socket
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors", "
 LOCK = ".lock"
 FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
-KEYS = ("program", "format", "recipe", "data", "seed", "files", "settings")
+KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "files", "settings")
 """Of config.json."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
@@ -53,7 +54,7 @@ class RunFolder:
         files: names of the files this run writes, the record aside. With ``force`` these, and no others, are replaced.
         force: replace the files of an earlier run, finished or not.
         resume: go on with the run that the folder holds: its files stay.
-        by: a name to put into the marker, besides this process's number.
+        by: words to put into the marker, besides this process's number.
 
     Raises:
         Busy: another process has the folder.
@@ -101,9 +102,12 @@ class RunFolder:
         for name in torn:
             (self.path / name).unlink()
 
+    _unlock: Callable[[], object]
+    _descriptor: int | None
+
     def _lock(self) -> OSError | None:
         """Take the lock; returns what the folder's permissions say against it."""
-        self._unlock = lambda: None
+        self._unlock, self._descriptor = lambda: None, None
         try:
             descriptor = _locked(self.path / LOCK)
         except OSError as error:
@@ -111,11 +115,13 @@ class RunFolder:
         if descriptor is None:
             self.note = f"{self.path} is on a file system without locks: see to it that no second process writes there."
         else:
+            self._descriptor = descriptor
             self._unlock = weakref.finalize(self, _let_go, self.path / LOCK, descriptor, os.getpid())
         return None
 
     def release(self) -> None:
         """Let other processes have the folder."""
+        self._descriptor = None
         self._unlock()
 
     def __enter__(self) -> "RunFolder":
@@ -157,7 +163,12 @@ class RunFolder:
         return isinstance(record, dict) and record.get("program") == "bayesrnn"
 
     def write(self, name: str, content: Content) -> Path:
-        """Write one file, atomically."""
+        """Write one file, atomically; not where the folder has been taken from this process."""
+        if self._descriptor is not None and not _is_at(self._descriptor, self.path / LOCK):
+            raise Busy(
+                f"{self.path / LOCK} was taken away during the run, so another process may have the folder; this one "
+                "stops. See to it that no other one writes there, and go on with --resume."
+            )
         return write_file(self.path / name, content)
 
     def mark(self) -> None:
@@ -225,12 +236,13 @@ def _locked(path: Path) -> int | None:
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
 def _let_go(path: Path, descriptor: int, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has the descriptor too, but not the lock's file to take away
+    # A forked child has the descriptor too, but not the lock's file to take away; nor is another process's ours.
+    if os.getpid() == owner and _is_at(descriptor, path):
         with suppress(OSError):
             path.unlink()
     os.close(descriptor)
@@ -269,6 +281,12 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def identity(folder: Path) -> str:
+    """Of the run that the folder holds: a checkpoint of another one is not taken for its own."""
+    path = folder / "config.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def check_format(config: dict[str, Any], folder: Path) -> None:
