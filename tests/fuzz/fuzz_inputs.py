@@ -96,6 +96,22 @@ def altered(draw: Any, valid: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+@st.composite
+def renumbered(draw: Any, valid: dict[str, Any]) -> dict[str, Any]:
+    """A valid JSON object in which some of the fractions, at any depth, are any others."""
+    often = draw(st.integers(2, 9))
+
+    def other(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: other(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [other(inner) for inner in value]
+        return draw(st.floats()) if isinstance(value, float) and draw(st.integers(0, often)) == 0 else value
+
+    made: dict[str, Any] = other(valid)
+    return made
+
+
 def mixed(*strategies: Any) -> Any:
     return st.one_of(*strategies)
 

@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from bayesrnn.reading import MB, parse_json, printable, read_json, read_text
 
 _DEPTH = 3  # of folders in folders: runs/RECIPE/SEED
 _NAMED = 2  # settings in a label
+_LARGEST = 1e150  # of a metric: means and deviations over seeds are finite
+_MOST_NAMED = 6  # where fewer do not tell runs apart
 _TEXTS = ("description", "table", "task")
+_KEPT = ("train.save_every",)  # what changes no figure is named last
 _ENVIRONMENT = ("device", "versions", "commit", "command", "data", "started", "cuda_graph")
 
 
@@ -61,9 +66,13 @@ class Group:
         return self.runs[0]
 
     def values(self, key: str) -> list[float]:
-        """A metric by its (dotted) name, of every run that has it as a finite number."""
-        found = (scalars(run.metrics).get(key) for run in self.runs)
-        return [v for v in found if v is not None and math.isfinite(v)]
+        """A metric by its (dotted) name, of every run that has it as a number whose square is finite."""
+        return [one[key] for one in self.figures if abs(one.get(key, math.nan)) <= _LARGEST]
+
+    @cached_property
+    def figures(self) -> list[dict[str, float]]:
+        """The numbers among the metrics of every run, by their dotted names."""
+        return [scalars(run.metrics) for run in self.runs]
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -210,46 +219,95 @@ def metrics_lines(path: Path) -> list[dict[str, Any]]:
 
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Runs of one recipe and one setting together, in the order given; labels that tell them apart."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, tuple[_Told, list[Run]]] = {}
     for run in runs:
-        key = json.dumps([run.recipe, completed(run.settings), _data(run)], sort_keys=True, default=str)
-        found.setdefault(key, []).append(run)
-    together = list(found.values())
-    counts: dict[str, int] = {}
-    made = []
-    for members in together:
-        alike = [other[0] for other in together if other[0].recipe == members[0].recipe]
-        label = _label(members[0], alike)
-        counts[label] = counts.get(label, 0) + 1
-        made.append(Group(label if counts[label] == 1 else f"{label} #{counts[label]}", members))
-    return made
+        settings = completed(run.settings)
+        key = json.dumps([run.recipe, settings, _data(run)], sort_keys=True, default=str)
+        found.setdefault(key, (_Told(run, settings), []))[1].append(run)
+    labels = _labels([told for told, _ in found.values()])
+    return [Group(label, members) for label, (_, members) in zip(labels, found.values(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A run to be told from others, with its settings under dotted keys."""
+
+    run: Run
+    settings: dict[str, Any]
 
 
 def _data(run: Run) -> str:
     return str(run.environment.get("data", ""))
 
 
-def _label(run: Run, alike: Sequence[Run]) -> str:
-    """The recipe; among several runs ``alike`` of it also the data, or what settings differ from the plainest one's."""
-    data = Path(_data(run)).stem
-    others = alike
-    name = run.recipe
-    if len({_data(one) for one in alike}) > 1 and data:
-        name = f"{run.recipe}, {data}"
-        others = [one for one in alike if _data(one) == _data(run)]
-    plainest = min(others, key=lambda one: len(one.overrides))
-    if run is plainest and (len(others) == 1 or not run.overrides):
-        return name
-    own = completed(run.settings)
-    if run is not plainest:
-        base = completed(plainest.settings)
-        changes = [f"{k}={v}" for k, v in own.items() if k in base and base[k] != v and k not in _TEXTS]
-    else:
-        changes = list(run.overrides)
+def _labels(told: Sequence[_Told]) -> list[str]:
+    """The recipe; where several are of one, also the data, then what settings differ, then where the data are."""
+    labels = [one.run.recipe for one in told]
+    for name_of in (_by_data, _by_settings, _by_folder):
+        for members in _alike(labels):
+            names = name_of([told[k] for k in members])
+            for k, name in zip(members, names, strict=True):
+                labels[k] += name
+    for members in _alike(labels):
+        for number, k in enumerate(members[1:], 2):
+            labels[k] += f" #{number}"
+    return labels
+
+
+def _alike(labels: Sequence[str]) -> list[list[int]]:
+    """Places of those with one label, where there are several."""
+    places: dict[str, list[int]] = {}
+    for k, label in enumerate(labels):
+        places.setdefault(label, []).append(k)
+    return [members for members in places.values() if len(members) > 1]
+
+
+def _by_data(told: Sequence[_Told]) -> list[str]:
+    stems = [Path(_data(one.run)).stem for one in told]
+    return [f", {stem}" if stem and len(set(stems)) > 1 else "" for stem in stems]
+
+
+def _by_folder(told: Sequence[_Told]) -> list[str]:
+    paths = [_data(one.run) for one in told]
+    return [f", {path[-40:]}" if path and len(set(paths)) > 1 else "" for path in paths]
+
+
+def _by_settings(told: Sequence[_Told]) -> list[str]:
+    """What each has that is not usual among them; first what fewest have, and the settings with most values."""
+    keys = [k for k in dict.fromkeys(k for one in told for k in one.settings) if k not in _TEXTS]
+    values = {k: [_value(one.settings.get(k)) for one in told] for k in keys}
+    counts = {k: Counter(texts) for k, texts in values.items()}
+    differing = sorted((k for k in keys if len(counts[k]) > 1), key=lambda k: -len(counts[k]))
+    plain = [k for k, one in enumerate(told) if not one.run.overrides]
+    usual = {k: values[k][plain[0]] if len(plain) == 1 else _majority(values[k]) for k in differing}
+    changes = []
+    for n in range(len(told)):
+        own = [k for k in differing if values[k][n] != usual[k]]
+        own.sort(key=lambda k: (k in _KEPT, counts[k][values[k][n]]))
+        changes.append([f"{k}={values[k][n]}" for k in own])
+    named = _NAMED
+    while True:
+        labels = [_listed(own, named) for own in changes]
+        if len(set(labels)) == len(labels) or named >= _MOST_NAMED:
+            return labels
+        named += 1
+
+
+def _majority(texts: Sequence[str]) -> str | None:
+    """What more than half of them are."""
+    text, count = Counter(texts).most_common(1)[0]
+    return text if 2 * count > len(texts) else None
+
+
+def _value(value: Any) -> str:
+    return printable(f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value))[:40]
+
+
+def _listed(changes: Sequence[str], named: int) -> str:
     if not changes:
-        return name
-    more = f", {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
-    return f"{name} ({', '.join(change[:40] for change in changes[:_NAMED])}{more})"
+        return ""
+    more = f", {len(changes) - named} more" if len(changes) > named else ""
+    return f" ({', '.join(changes[:named])}{more})"
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:

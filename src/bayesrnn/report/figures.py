@@ -3,9 +3,11 @@
 import io
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bayesrnn.reading import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +17,41 @@ if TYPE_CHECKING:
 COLOURS = ("#0060A8", "#C04A00", "#00795C", "#8E3E7C", "#000000", "#7A5C00")
 STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1, 1, 1, 1, 1)), (0, (9, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
+LARGEST, SMALLEST = 1e30, 1e-30
 _SIZE = (4.6, 3.3)
+DPI = 200
+_POINTS = 5000  # of a line; a picture has fewer columns of pixels
+_NAMES = 24  # in a legend, beside the plot's own
+
+
+def shown(value: float) -> float:
+    """A number as a plot can show it; NaN, which leaves a gap, where none can.
+
+    Axes are computed in floating point: ranges and ratios of what is beyond these sizes are not finite.
+    """
+    if not abs(value) <= LARGEST:
+        return math.nan
+    return float(value) if abs(value) >= SMALLEST else 0.0
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    return [v for v in map(shown, values) if not math.isnan(v)]
+
+
+def _pairs(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Points as x and y; those of no known place are left out, those of no known height are gaps."""
+    found = [(shown(x), shown(y)) for x, y in points]
+    return [x for x, _ in found if not math.isnan(x)], [y for x, y in found if not math.isnan(x)]
+
+
+def _on_unit(value: float) -> bool:
+    return -0.01 <= value <= 1.01
+
+
+def short(text: str, most: int = 46) -> str:
+    """One line of so many letters; what a font has no letter for may be a box."""
+    line = printable(text)
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def look(name: str, named: Mapping[str, Any], order: Sequence[str] | None) -> dict[str, Any]:
@@ -36,7 +72,7 @@ def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=size, dpi=200, layout="constrained")
+    made = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(made)
     axes = made.add_subplot()
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -84,10 +120,12 @@ def write(pictures: Mapping[str, bytes], folder: Path) -> list[Path]:
 def _legend(made: "Figure", axes: "Axes") -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        short = [label if len(label) <= 46 else label[:45] + "…" for label in labels]
+        names = [short(label) for label in labels[:_NAMES]]
         width, height = made.get_size_inches()
-        made.set_size_inches(width, height + 0.18 * max(0, len(short) - 3))  # the plot keeps its room
-        made.legend(handles, short, loc="outside upper left", ncols=1, frameon=False, fontsize=8.5, handlelength=3)
+        made.set_size_inches(width, height + 0.18 * max(0, len(names) - 3))  # the plot keeps its room
+        title = f"{_NAMES} of {len(labels)} are named" if len(labels) > _NAMES else None
+        made.legend(handles[:_NAMES], names, loc="outside upper left", ncols=1, frameon=False, fontsize=8.5,
+                    handlelength=3, title=title, title_fontsize=8.5, alignment="left")  # fmt: skip
 
 
 def _log_ticks(axes: "Axes", low: float, high: float) -> None:
@@ -110,34 +148,35 @@ def curves(
 ) -> bytes:
     """A figure per epoch: for each name one line per seed, the first with marks; the lowest of it where ``best`` says.
 
-    A value that is no number leaves a gap.
+    What cannot be shown leaves a gap. Of a line with very many epochs every so many are drawn.
     """
     from matplotlib.ticker import MaxNLocator
 
     made, axes = figure()
-    finite = [v for lines in named.values() for line in lines for v in line if math.isfinite(v)]
+    longest = max((len(line) for lines in named.values() for line in lines), default=1)
+    step = math.ceil(longest / _POINTS)
+    finite: list[float] = []
     for name, lines in named.items():
         style = look(name, named, order)
         for k, line in enumerate(lines):
-            epochs = range(1, len(line) + 1)
-            every = max(1, len(line) // 8)
-            values = [v if math.isfinite(v) else math.nan for v in line]
+            epochs = range(1, len(line) + 1, step)
+            values = [shown(v) for v in line[::step]]
+            finite += _known(values)
             axes.plot(
                 epochs, values, **style, linewidth=1.8 if k == 0 else 0.8, alpha=1 if k == 0 else 0.6, markersize=4.5,
-                markevery=every, label=name if k == 0 else None,
+                markevery=max(1, len(values) // 8), label=name if k == 0 else None,
             )  # fmt: skip
-            known = [e for e in epochs if math.isfinite(line[e - 1])]
+            known = [(v, e) for e, v in zip(epochs, values, strict=True) if not math.isnan(v)]
             if best and k == 0 and known:
-                lowest = min(known, key=lambda e: line[e - 1])
-                axes.plot(lowest, line[lowest - 1], "o", markersize=10, markeredgewidth=1.6, fillstyle="none",
+                lowest, epoch = min(known)
+                axes.plot(epoch, lowest, "o", markersize=10, markeredgewidth=1.6, fillstyle="none",
                           color=style["color"])  # fmt: skip
     if finite:
         _log_ticks(axes, min(finite), max(finite))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    longest = max((len(line) for lines in named.values() for line in lines), default=1)
     axes.set_xlim(1 - 0.04 * longest - 0.1, longest + 0.04 * longest + 0.1)
     axes.set_xlabel("epoch" + (f"; a ring: {best}" if best else ""), fontsize=9)
-    axes.set_ylabel(label, fontsize=9)
+    axes.set_ylabel(short(label, 60), fontsize=9)
     _legend(made, axes)
     return png(made)
 
@@ -155,19 +194,20 @@ def against_diagonal(
     axes.plot([0, 1], [0, 1], color="#595959", linewidth=1, label="as it should be")
     for name, points in named.items():
         style = look(name, named, order)
-        weights = sizes.get(name)
-        xs, ys = zip(*points, strict=True)
+        xs, ys = _pairs((a, b) if _on_unit(a) and _on_unit(b) else (a, math.nan) for a, b in points)
+        weights = [min(max(w, 0.0), LARGEST) for w in sizes.get(name, ())]
+        weights = weights if len(weights) == len(xs) else []
         axes.plot(xs, ys, color=style["color"], linestyle=style["linestyle"], linewidth=1.2)
-        top = max(weights) if weights else 1.0
-        areas = [20 + 130 * math.sqrt(w / top) for w in weights] if weights and top > 0 else 45
+        top = max(weights, default=0.0)
+        areas = [20 + 130 * math.sqrt(w / top) for w in weights] if top > 0 else 45
         axes.scatter(
             xs, ys, s=areas, marker=style["marker"], color=style["color"], alpha=0.8,
             edgecolors="white", linewidths=0.6, label=name,
         )  # fmt: skip
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel(across, fontsize=9)
-    axes.set_ylabel(up, fontsize=9)
+    axes.set_xlabel(short(across, 60), fontsize=9)
+    axes.set_ylabel(short(up, 60), fontsize=9)
     _legend(made, axes)
     return png(made)
 
@@ -185,11 +225,12 @@ def lines(
     """Any figure against any other; ``levels`` are published values, drawn across."""
     made, axes = figure()
     for name, points in named.items():
-        axes.plot(*zip(*points, strict=True), **look(name, named, order), linewidth=1.6, markersize=4.5, label=name)
-    for place, (name, value) in enumerate(sorted((levels or {}).items(), key=lambda item: -item[1])):
+        axes.plot(*_pairs(points), **look(name, named, order), linewidth=1.6, markersize=4.5, label=name)
+    published = [(name, value) for name, value in (levels or {}).items() if _known([value])]
+    for place, (name, value) in enumerate(sorted(published, key=lambda item: -item[1])):
         axes.axhline(value, color="#595959", linewidth=1, linestyle=(0, (2, 2)))
-        axes.annotate(
-            f"{name} {value:g}",
+        said = axes.annotate(
+            f"{short(name)} {value:g}",
             (0.99, value),
             xycoords=("axes fraction", "data"),
             xytext=(0, 2 if place == 0 else -2),  # the highest above its line, others below
@@ -198,14 +239,17 @@ def lines(
             va="bottom" if place == 0 else "top",
             fontsize=8.5,
             color="#404040",
+            annotation_clip=True,
         )
-    ys = [y for points in named.values() for _, y in points]
+        said.set_in_layout(False)
+    ys = _known(y for points in named.values() for y in _pairs(points)[1])
+    ys += [value for _, value in published if ys]
     if log_y and ys:
         _log_ticks(axes, min(ys), max(ys))
     if ticks is not None:
-        axes.set_xticks(list(ticks), [f"{t:g}" for t in ticks])
-    axes.set_xlabel(across, fontsize=9)
-    axes.set_ylabel(up, fontsize=9)
+        axes.set_xticks(_known(ticks), [f"{t:g}" for t in _known(ticks)])
+    axes.set_xlabel(short(across, 60), fontsize=9)
+    axes.set_ylabel(short(up, 60), fontsize=9)
     _legend(made, axes)
     return png(made)
 
@@ -221,10 +265,18 @@ def histogram(
     made, axes = figure()
     for name, (edges, shares) in named.items():
         style = look(name, named, order)
-        axes.stairs(shares, edges, color=style["color"], linestyle=style["linestyle"], linewidth=1.8, label=name)
-    axes.set_xlabel(across, fontsize=9)
-    axes.set_ylabel(up, fontsize=9)
-    axes.set_ylim(bottom=0)
+        axes.stairs(
+            [shown(share) for share in shares],
+            edges,
+            color=style["color"],
+            linestyle=style["linestyle"],
+            linewidth=1.8,
+            label=name,
+        )
+    axes.set_xlabel(short(across, 60), fontsize=9)
+    axes.set_ylabel(short(up, 60), fontsize=9)
+    highest = max(_known(share for _, shares in named.values() for share in shares), default=0.0)
+    axes.set_ylim(0, 1.05 * highest if highest > 0 else 1)
     _legend(made, axes)
     return png(made)
 
@@ -241,7 +293,7 @@ def patterns(kept: Mapping[str, Any], gates: Mapping[str, Sequence[str]]) -> byt
 
     columns = min(2, len(kept))
     rows = math.ceil(len(kept) / columns)
-    made = Figure(figsize=(4.6, 2.1 * rows + 0.3), dpi=200, layout="constrained")
+    made = Figure(figsize=(4.6, 2.1 * rows + 0.3), dpi=DPI, layout="constrained")
     FigureCanvasAgg(made)
     for index, (name, mask) in enumerate(kept.items()):
         axes = made.add_subplot(rows, columns, index + 1)

@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from bayesrnn.report.figures import png
+from bayesrnn.report import figures
+from bayesrnn.report.figures import png, short, shown
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -23,7 +24,7 @@ def _figure(width: float = 7.2, height: float = 3.8) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=min(150, figures.DPI), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -34,10 +35,14 @@ def _plain(axes: "Axes") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _shown(rows: Mapping[str, Sequence[float]], keys: Sequence[str]) -> dict[str, list[float]]:
+    return {key: [shown(v) for v in rows[key]] for key in keys}
+
+
 def _date_ticks(axes: "Axes", labels: Sequence[str], most: int = 7) -> None:
     step = max(1, math.ceil(len(labels) / most))
     at = range(0, len(labels), step)
-    axes.set_xticks(list(at), [labels[i] for i in at])
+    axes.set_xticks(list(at), [short(labels[i], 20) for i in at])
     axes.set_xlim(-0.01 * len(labels), 1.01 * len(labels))
 
 
@@ -51,7 +56,7 @@ def _bands(axes: "Axes", x: Sequence[int], rows: Mapping[str, Sequence[float]], 
     )
     if any(e > 0 for e in rows["epistemic"]):
         name = "of this, the model's own uncertainty (epistemic)"
-        axes.fill_between(x, dark_low, dark_high, color=_MODEL, alpha=0.45, linewidth=0, label=name)
+        axes.fill_between(x, dark_low, dark_high, color=_MODEL, alpha=0.45, linewidth=0, label=short(name))
     axes.plot(x, rows["mean"], color=_FORECAST, linewidth=1.8, label="forecast")
 
 
@@ -74,10 +79,11 @@ def forecast_plot(
     """
     figure = _figure(*_NARROW) if narrow else _figure()
     axes = figure.add_subplot()
+    past, rows = [shown(v) for v in past], _shown(rows, ("mean", "low", "high", "epistemic"))
     start = len(past)
     ahead = list(range(start, start + len(rows["mean"])))
     _bands(axes, ahead, rows, level)
-    axes.plot(range(start), past, color=_BLACK, linewidth=1.6, label=name)
+    axes.plot(range(start), past, color=_BLACK, linewidth=1.6, label=short(name))
     if direct < len(ahead):
         axes.axvline(start + direct - 0.5, color="#888888", linewidth=1, linestyle=":")
         if not narrow:
@@ -85,7 +91,7 @@ def forecast_plot(
                 "sampled roll-outs", (start + direct - 0.5, 1.0), xycoords=("data", "axes fraction"),
                 xytext=(4, -10), textcoords="offset points", fontsize=8, color="#666666",
             )  # fmt: skip
-    axes.set_ylabel(name)
+    axes.set_ylabel(short(name))
     _date_ticks(axes, labels, 4 if narrow else 7)
     _plain(axes)
     _legend_above(figure, axes, narrow, columns=4)
@@ -110,7 +116,7 @@ def walked(
 ) -> bytes:
     """As :func:`walk_plot`, from columns mean, low, high, aleatoric, epistemic and actual, one value per date."""
     keys = ("mean", "low", "high", "aleatoric", "epistemic", "actual")
-    rows = {key: columns[key][-last:] for key in keys}
+    rows = _shown({key: columns[key][-last:] for key in keys}, keys)
     figure = _figure(_NARROW[0], 4.6) if narrow else _figure(height=4.8)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     x = list(range(len(rows["mean"])))
@@ -125,11 +131,11 @@ def walked(
     below.plot(
         x, rows["epistemic"], color=_MODEL, linewidth=1.4, linestyle=(0, (4, 2)), label="the model's (epistemic)"
     )
-    highest = max([*rows["aleatoric"], *rows["epistemic"]])
+    highest = max((v for v in [*rows["aleatoric"], *rows["epistemic"]] if not math.isnan(v)), default=0.0)
     below.set_ylim(0, (2.2 if narrow else 1.5) * highest if highest > 0 else 1)  # room for the legend
     below.set_ylabel("sd" if narrow else "std. deviation")
     below.legend(frameon=False, fontsize=8, ncols=1 if narrow else 2, loc="upper left")
-    top.set_ylabel(name)
+    top.set_ylabel(short(name))
     _date_ticks(below, dates[-last:], 4 if narrow else 7)
     for axes in (top, below):
         _plain(axes)

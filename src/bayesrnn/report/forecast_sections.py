@@ -139,7 +139,7 @@ def _numbers(values: Any) -> list[float]:
     """The list, where it is one of finite numbers of a size that can be drawn; else nothing."""
     if not isinstance(values, list) or len(values) > _MOST:
         return []
-    fine = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < 1e30 for v in values)
+    fine = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= figures.LARGEST for v in values)
     return [float(v) for v in values] if fine else []
 
 

@@ -47,6 +47,14 @@ def heading(text: str) -> str:
     return f"<h2>{html.escape(text)}</h2>"
 
 
+def breakable(name: str) -> str:
+    """A name, which may go on in the next line after a dot or the like: in a narrow column it has no spaces."""
+    text = html.escape(name)
+    for mark in "._=":
+        text = text.replace(mark, f"{mark}<wbr>")
+    return text
+
+
 def wide(inner: str) -> str:
     """HTML that scrolls sideways on a narrow screen instead of widening the page."""
     return f'<div class="wide" tabindex="0">{inner}</div>'

@@ -30,6 +30,17 @@ section > figure { max-width: 34rem; }
 .wide thead th:first-child, .wide tbody th { position: sticky; left: 0; background: var(--paper); text-align: left;
   min-width: min(15rem, 36vw); max-width: 18rem; white-space: normal; overflow-wrap: break-word; padding-left: 0; }
 .text td { min-width: 7.5rem; max-width: 20rem; overflow-wrap: break-word; }
+.wide { background:
+  linear-gradient(to left, var(--paper) 1.2rem, transparent 2.4rem) calc(100% + 3px) 0 / 2.6rem 100% local,
+  linear-gradient(to left, var(--shade), transparent) right / 1rem 100% scroll;
+  background-repeat: no-repeat; }
+:root { --shade: #0006; } @media (prefers-color-scheme: dark) { :root { --shade: #fff6; } }
+@media (max-width: 40rem) {
+  .wide table { font-size: .85rem; } .wide thead th { font-size: .8rem; }
+  .wide td, .wide th { padding: .3rem .35rem; }
+  .wide td, .text td, .wide thead th { min-width: 3.6rem; max-width: 9rem; overflow-wrap: break-word; }
+  .wide thead th:first-child, .wide tbody th { min-width: 5.2rem; max-width: 30vw; }
+}
 .figure { white-space: nowrap; }
 .paper { color: var(--soft); font-size: .85rem; white-space: nowrap; }
 .best { font-weight: 700; }

@@ -12,12 +12,14 @@ from typing import Any
 
 from bayesrnn.report import figures
 from bayesrnn.report import html as pages
-from bayesrnn.report.collect import Group, completed, scalars
+from bayesrnn.report.collect import Group, completed
 from bayesrnn.report.measured import Measured
 from bayesrnn.report.parts import Page, file_name
 from bayesrnn.report.wording import figure, mean, metric_of, number, paper_of, spoken
 
 _ENDS = ("", "_mc", "_bound", "_dynamic")
+_ROWS = 500  # of a table
+_CURVES = 12  # pictures of them
 _LAST = ("epistemic_share", "parameters", "train_seconds")
 # How figures were measured, which are no figures of the model.
 _HOW = ("level", "samples", "decode_samples", "beam", "length_penalty", "beam_mc", "length_penalty_mc",
@@ -60,7 +62,8 @@ def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]
     wanted = [f"valid_{metric}", f"train_{metric}"]
     rest = [k for g in groups for r in g.runs for k in r.curves if k.startswith(("kl", "test_"))]
     others = [f"valid_{metric_of(g.first)}" for g in groups]
-    for key in dict.fromkeys([*wanted, *others, *rest]):
+    keys = list(dict.fromkeys([*wanted, *others, *rest]))
+    for key in keys[:_CURVES]:
         named = {g.label: [r.curves[key] for r in g.runs if key in r.curves] for g in groups}
         # A line of zeros is a run without such a thing.
         named = {label: each for label, each in named.items() if any(math.isfinite(v) and v for e in each for v in e)}
@@ -77,7 +80,9 @@ def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]
             )
         )
     if shown:
-        page.add("curves", "Learning curves", f'<div class="figures">{"".join(shown)}</div>')
+        page.add(
+            "curves", "Learning curves", f'<div class="figures">{"".join(shown)}</div>', _left_out(len(keys) - _CURVES)
+        )
 
 
 def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
@@ -85,7 +90,7 @@ def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measure
     papers = [paper_of(g.first) for g in groups]
     metric = metric_of(groups[0].first)
     first = [f"{split}_{metric}{end}" for end in _ENDS for split in ("valid", "test")]
-    keys = [k for g in groups for r in g.runs for k in scalars(r.metrics)] + [k for paper in papers for k in paper]
+    keys = [k for g in groups for one in g.figures for k in one] + [k for paper in papers for k in paper]
     keys = [k for k in dict.fromkeys(keys) if any(g.values(k) for g in groups) or any(k in p for p in papers)]
     keys.sort(key=lambda key: _place(key, first))
     same_data = len({str(g.first.environment.get("data")) for g in groups}) == 1
@@ -97,8 +102,9 @@ def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measure
     if lowest:
         note += " Bold: the lowest of the row, where lower is better."
     parts = [_figures_table(groups, papers, main or keys, lowest), *([pages.paragraphs(note.strip())] if note else [])]
+    compared = set(main)
     for title, rest in (
-        ("More figures", [k for k in keys if main and k not in main and k not in _HOW]),
+        ("More figures", [k for k in keys if main and k not in compared and k not in _HOW]),
         ("How they were measured", [k for k in keys if main and k in _HOW]),
     ):
         if rest:
@@ -136,7 +142,7 @@ def _figures_table(
     groups: Sequence[Group], papers: Sequence[Mapping[str, float]], keys: Sequence[str], lowest: Mapping[str, int]
 ) -> str:
     rows = []
-    for key in keys:
+    for key in keys[:_ROWS]:
         cells = []
         for index, (group, paper) in enumerate(zip(groups, papers, strict=True)):
             values = group.values(key)
@@ -147,10 +153,14 @@ def _figures_table(
                 text += f'<br><span class="paper">paper {number(paper[key])}</span>'
             cells.append(f"<td>{text}</td>")
         rows.append(f'<tr><th scope="row">{html.escape(spoken(key, groups[0].first.task))}</th>{"".join(cells)}</tr>')
-    head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
+    head = "".join(f'<th scope="col">{pages.breakable(g.label)}</th>' for g in groups)
     return pages.wide(
         f'<table><thead><tr><th scope="col">measure</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    )
+    ) + _left_out(len(keys) - _ROWS)
+
+
+def _left_out(count: int) -> str:
+    return pages.paragraphs(f"{count:,} more are left out; the record has them.") if count > 0 else ""
 
 
 def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
@@ -166,19 +176,19 @@ def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Me
         text = f"Changed from the recipe: {', '.join(changed)}." if changed else "As the recipe says."
         parts.append(pages.paragraphs(text))
     if differing and len(groups) > 1:
-        parts.append(pages.wide(_settings_table(groups, settings, differing)))
-    whole = pages.wide(_settings_table(groups, settings, keys))
+        parts += [pages.wide(_settings_table(groups, settings, differing)), _left_out(len(differing) - _ROWS)]
+    whole = pages.wide(_settings_table(groups, settings, keys)) + _left_out(len(keys) - _ROWS)
     parts.append(f"<details><summary>All settings</summary>{whole}</details>")
     page.add("configuration", "Configuration", *parts)
 
 
 def _settings_table(groups: Sequence[Group], settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(g.label)}</th>' for g in groups)
+    head = "".join(f'<th scope="col">{pages.breakable(g.label)}</th>' for g in groups)
     rows = "".join(
-        f'<tr><th scope="row">{html.escape(key)}</th>'
-        + "".join(f"<td>{html.escape(_setting(one.get(key)))}</td>" for one in settings)
+        f'<tr><th scope="row">{pages.breakable(key)}</th>'
+        + "".join(f"<td>{pages.breakable(_setting(one.get(key)))}</td>" for one in settings)
         + "</tr>"
-        for key in keys
+        for key in keys[:_ROWS]
     )
     return (
         f'<table class="text"><thead><tr><th scope="col">setting</th>{head}</tr></thead><tbody>{rows}</tbody></table>'

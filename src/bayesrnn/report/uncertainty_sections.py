@@ -20,13 +20,14 @@ INFORMATION_LEVELS = (0.02, 0.1, 0.3, 0.8)
 
 
 def _points(values: Any, x: str, y: str) -> list[dict[str, float]]:
-    """The entries of a list that have both numbers."""
+    """The entries of a list that have both numbers, of a size that can be drawn."""
     if not isinstance(values, list):
         return []
     return [
         v
         for v in values
-        if isinstance(v, dict) and all(isinstance(v.get(k), (int, float)) and math.isfinite(v[k]) for k in (x, y))
+        if isinstance(v, dict)
+        and all(isinstance(v.get(k), (int, float)) and abs(v[k]) <= figures.LARGEST for k in (x, y))
     ]
 
 
@@ -170,7 +171,7 @@ def entropy_gap(page: Page, groups: Sequence[Group], measured: Mapping[str, Meas
             ("entropy_gap_1", 1.0),
             ("entropy_gap", metrics.get("entropy_samples", math.nan)),
         ):
-            if key in metrics and math.isfinite(draws) and math.isfinite(metrics[key]):
+            if abs(draws) <= figures.LARGEST and abs(metrics.get(key, math.nan)) <= figures.LARGEST:
                 points[draws] = metrics[key]
         if not points and group.label in measured:
             points = dict(measured[group.label].gaps)

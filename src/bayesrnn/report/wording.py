@@ -90,7 +90,7 @@ def number(value: float) -> str:
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{value:,.0f}"
     if abs(value) >= 1000:
-        return f"{value:,.0f}"
+        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
