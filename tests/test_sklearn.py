@@ -210,6 +210,58 @@ def test_what_is_refused(settings, words):
         BayesianRNNRegressor(**{**QUICK, **settings}).fit(X, y)
 
 
+@pytest.mark.parametrize("size", [2.0**660, 2.0**-1000, 1e200, 1e-300])
+def test_targets_and_inputs_of_any_size(size):
+    """The unit does not matter: with a power of two not a bit changes, otherwise the inputs' and targets' last ones."""
+    X, y = waves(60)
+    settings = {**QUICK, "epochs": 2}
+    model = BayesianRNNRegressor(**settings).fit(X, y)
+    same = {"rtol": 0 if np.frexp(size)[0] == 0.5 else 1e-3}
+    for rows, unit in ((X, size), (X * size, 1.0), (X * size, size)):
+        other = BayesianRNNRegressor(**settings).fit(rows, y * unit)
+        for one, two in (
+            (model.predict(X, return_std=True), other.predict(rows, return_std=True)),
+            (model.predict_interval(X), other.predict_interval(rows)),
+            (model.predict_uncertainty(X), other.predict_uncertainty(rows)),
+        ):
+            np.testing.assert_allclose(np.stack(two) / unit, np.stack(one), **same)
+
+
+def test_a_column_of_one_value_stays_at_zero():
+    """Its mean is off by a rounding, which must not be taken for its spread."""
+    X, y = waves(60)
+    rows = np.stack([X, np.full_like(X, 0.1)], -1).reshape(60, -1)
+    model = BayesianRNNRegressor(steps=10, epochs=1, **QUICK).fit(rows, y)
+    assert model.input_scale_[1] == 1
+    assert abs(model.input_mean_[1] - 0.1) < 1e-15
+    assert BayesianRNNRegressor(epochs=1, **QUICK).fit(X, np.full(60, 0.1)).target_scale_ == 1
+
+
+@pytest.mark.parametrize("kind", [BayesianRNNRegressor, BayesianRNNClassifier])
+def test_sizes_that_float64_cannot_work_with_are_refused(kind):
+    X, y = waves(20)
+    y = np.sign(y)
+    with pytest.raises(
+        ValueError, match=r"^X has values up to 1\.\de\+305, and at most 1e\+300 is worked with: divide it$"
+    ):
+        kind(epochs=1, **QUICK).fit(X * 1e305, y)
+    with pytest.raises(
+        ValueError, match=r"^X has a column with standard deviation 6e-309, and at least 1e-305 is worked"
+    ):
+        kind(epochs=1, **QUICK).fit(X / np.std(X) * 6e-309, y)
+    model = kind(epochs=1, **QUICK).fit(X * 1e-200, y)
+    with pytest.raises(ValueError, match=r"^X has values too far from those of fit"):
+        model.predict(X * 1e200)
+
+
+def test_targets_that_float64_cannot_work_with_are_refused():
+    X, y = waves(20)
+    both = np.column_stack([y, y])
+    for far, words in ((1.7e308, "^y has values up to"), (1e-308, "^y has a column with standard deviation")):
+        with pytest.raises(ValueError, match=words):
+            BayesianRNNRegressor(epochs=1, **QUICK).fit(X, both * [1, far])
+
+
 def test_too_little_to_learn_from():
     with pytest.raises(ValueError, match="at least 2 samples to learn from, got 1 sample"):
         BayesianRNNRegressor(**QUICK).fit([[1.0, 2.0]], [1.0])

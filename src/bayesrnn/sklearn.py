@@ -38,6 +38,7 @@ _CHOICES = {
 }
 _COUNTS = ("hidden_size", "num_layers", "epochs", "batch_size", "samples")
 _SIZES = ("prior_sigma", "learning_rate")
+_LARGEST, _SMALLEST = 1e300, 1e-305  # of float64, with room for what is computed from them
 _BLOCK = 4096  # rows in one call of the network
 
 _PARAMETERS = """
@@ -56,6 +57,28 @@ _PARAMETERS = """
         device: "cpu", "cuda", ….
         random_state: seed of weights, order, noise and draws; a number gives the same model and predictions each time.
 """
+
+
+def _standard(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the columns (n, F), float64; the latter is 1 where all values are the same.
+
+    They are taken of values over a power of two: squares of very large or small values are not in float64.
+    """
+    peak = values.abs().amax(0)
+    if bool((peak > _LARGEST).any()):
+        raise ValueError(
+            f"{name} has values up to {float(peak.max()):.2g}, and at most {_LARGEST:g} is worked with: divide it"
+        )
+    unit = torch.from_numpy(np.ldexp(1.0, np.frexp(peak.numpy())[1]))  # exact; 1 for zeros
+    mean, spread = (values / unit).mean(0) * unit, (values / unit).std(0, correction=0) * unit
+    varies = values.amax(0) > values.amin(0)
+    if bool((varies & (spread < _SMALLEST)).any()):
+        least = float(spread[varies].min())
+        raise ValueError(
+            f"{name} has a column with standard deviation {least:.2g}, and at least {_SMALLEST:g} is worked with: "
+            "multiply it"
+        )
+    return mean, torch.where(varies, spread, torch.ones_like(spread))
 
 
 class _Network(nn.Module):
@@ -144,8 +167,7 @@ class _Estimator(BaseEstimator):
         """Train on a target that fits the likelihood; sets what a fitted estimator has."""
         self._check_parameters(rows.shape[1])
         x = self._sequences(rows)
-        self.input_mean_, self.input_scale_ = x.mean((0, 1)), x.std((0, 1), correction=0)
-        self.input_scale_ = torch.where(self.input_scale_ > 0, self.input_scale_, torch.ones_like(self.input_scale_))
+        self.input_mean_, self.input_scale_ = _standard(x.flatten(0, 1), "X")
         x = ((x - self.input_mean_) / self.input_scale_).float().to(self.device)
         target = target.to(self.device)
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -186,6 +208,8 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         rows = validate_data(self, rows, reset=False)
         x = ((self._sequences(rows) - self.input_mean_) / self.input_scale_).to(self.device)
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("X has values too far from those of fit: divided by their spread they exceed float64")
         count = 1 if self.posterior == "plain" else self.samples
         return [
             br.predict(self.model_, block, samples=count, seed=self.seed_, likelihood=self.likelihood_, batch_dim=1)
@@ -209,8 +233,7 @@ class BayesianRNNRegressor(RegressorMixin, _Estimator):
             raise ValueError(f"a regressor needs at least 2 samples to learn from, got {len(X)} sample")
         target = torch.tensor(np.asarray(y, dtype=np.float64)).reshape(len(X), -1)
         self.single_ = np.ndim(y) == 1
-        self.target_mean_, spread = target.mean(0), target.std(0, correction=0)
-        self.target_scale_ = torch.where(spread > 0, spread, torch.ones_like(spread))
+        self.target_mean_, self.target_scale_ = _standard(target, "y")
         scaled = ((target - self.target_mean_) / self.target_scale_).float()
         self._fit(X, scaled, target.shape[1], br.Gaussian(0.5))
         return self
