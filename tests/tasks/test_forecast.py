@@ -517,6 +517,9 @@ class TestRuns:
         result = CliRunner().invoke(app, ["evaluate", str(out), "--level", "95"])
         assert result.exit_code == 2
         assert "--level is 95.0; it must be between 0 and 1, such as 0.95." in result.output
+        result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu", "--samples", "0"])
+        assert result.exit_code == 2
+        assert "--samples is 0; a forecast is a mixture over draws, so at least 1." in result.output
 
     def test_a_run_is_resumed(self, series, tmp_path):
         """Stopped after two epochs and gone on with, it is as if it had not been stopped."""

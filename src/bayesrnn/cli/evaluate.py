@@ -17,7 +17,12 @@ _LANGUAGE = "Of language models"
 def command(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="A run folder; it comes before options of other tasks.")],
-    samples: Annotated[int | None, typer.Option(min=0, help="Draws to average over. Default: the recipe's.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Draws to average over; 0: the posterior mean (not of forecasts). Default: the recipe's."
+        ),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="The data, where it has moved since.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,

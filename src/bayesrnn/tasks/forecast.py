@@ -231,6 +231,8 @@ class Forecast(Task):
         level = level or settings.level
         if not 0 < level < 1:
             raise UserError(f"--level is {level}; it must be between 0 and 1, such as 0.95.")
+        if samples == 0:
+            raise UserError("--samples is 0; a forecast is a mixture over draws, so at least 1. Default: the recipe's.")
         say("walking forward through the validation and test part")
         walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
         found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
