@@ -1,5 +1,7 @@
 import math
+import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +167,24 @@ def task_of(name, folder, *overrides):
     torch.manual_seed(0)
     task.attach(task.build(recipe, task.files()))
     return task
+
+
+def test_every_caption_and_feature_is_in_the_digest(writable, tmp_path):
+    digest = task_of("caption-dropout", writable).digest()
+    copy = shutil.copytree(writable, tmp_path / "copy")
+    assert task_of("caption-dropout", copy).digest() == digest
+    captions, features = copy / "Flickr8k.token.txt", copy / "features_f16.npy"
+    lines, rows = captions.read_text().splitlines(), np.load(features)
+    for row in (0, -1):  # of a picture to train on, and of one to test with
+        changed = rows.copy()
+        changed[row, 0] += 1
+        np.save(features, changed)
+        assert task_of("caption-dropout", copy).digest() != digest
+        np.save(features, rows)
+        captions.write_text("\n".join([*lines[:row], lines[row] + " indeed", *lines[row:][1:]]) + "\n")
+        assert task_of("caption-dropout", copy).digest() != digest
+        captions.write_text("\n".join(lines) + "\n")
+    assert task_of("caption-dropout", copy).digest() == digest
 
 
 class TestTask:

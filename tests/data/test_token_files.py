@@ -128,6 +128,28 @@ def test_training_from_disk_is_training_from_memory(text_folder, tokens, tmp_pat
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+@pytest.mark.parametrize("huge", [False, True])
+def test_a_text_has_the_digest_of_its_token_files(text_folder, tokens, monkeypatch, huge):
+    if huge:
+        monkeypatch.setattr(token_files, "_WHOLE", 100)
+        monkeypatch.setattr(token_files, "_BLOCKS", 7)
+        monkeypatch.setattr(token_files, "_BLOCK", 10)
+    digest = language(text_folder).digest()
+    assert language(tokens).digest() == digest
+    file = tokens / "train.tokens"
+    words = np.fromfile(file, "<u2")
+    last = len(words) - len(words) % 4 - 1  # the last one that is in a stream
+    seen = 0
+    for at in (0, last, *range(20, 60)):
+        changed = words.copy()
+        changed[at] = (changed[at] + 1) % 5
+        changed.tofile(file)
+        seen += language(tokens).digest() != digest
+    assert seen == (2 if huge else 42)
+    np.delete(np.append(words, words[:1]), 30).tofile(file)  # all that follows is shifted
+    assert language(tokens).digest() != digest
+
+
 def test_a_run_from_disk_is_resumed_exactly(tokens, tmp_path, monkeypatch):
     monkeypatch.setattr("bayesrnn.train.engine._LOOK_EVERY", 1)
     whole = run(tokens, tmp_path / "whole")

@@ -110,6 +110,33 @@ class TestBound:
         torch.testing.assert_close(outputs[0], outputs[1], atol=1e-5, rtol=1e-5)
 
 
+def test_the_digest_of_a_task_with_nothing_of_its_own():
+    class Small(Task):
+        def __init__(self, train, valid, test, files):
+            self.minibatches = Minibatches(train, batch_size=2)
+            self.valid, self.test, self._files = (valid, valid[:0]), test, files
+            self.counts = torch.rand(5)  # not data
+
+        def files(self):
+            return self._files
+
+    def digest(train=(1, 2), valid=(3.0,), test=(True,), files=b"a"):
+        return Small(torch.tensor(train), torch.tensor(valid), torch.tensor(test), {"a": files}).digest()
+
+    assert digest() == digest()
+    others = [
+        digest(train=(1, 3)),
+        digest(valid=(-3.0,)),
+        digest(test=(False,)),
+        digest(files=b"b"),
+        digest(train=(1, 2, 0)),
+        digest(train=(1.0, 2.0)),
+        digest(train=((1,), (2,))),
+    ]
+    assert len({digest(), *others}) == 8
+    assert Task(None, None, None).digest()
+
+
 def test_tasks_by_name(monkeypatch):
     from bayesrnn.tasks.language import Language
 

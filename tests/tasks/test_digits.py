@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import struct
 from dataclasses import asdict
 
@@ -55,6 +56,19 @@ def task_of(folder, name="digits-mlp-plain", *overrides):
     torch.manual_seed(0)
     task.attach(task.build(task.recipe, {}).train())
     return task
+
+
+def test_every_image_and_label_is_in_the_digest(folder, tmp_path):
+    digest = task_of(folder).digest()
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert task_of(copy).digest() == digest
+    for name, _ in FILES.values():
+        for at in (20, -1):  # of the first entries, which are trained on, and of the last, which validate
+            data = bytearray((folder / name).read_bytes())
+            data[at] = (data[at] + 1) % 10
+            (copy / name).write_bytes(data)
+            assert task_of(copy).digest() != digest
+        shutil.copy(folder / name, copy / name)
 
 
 class TestNetworks:

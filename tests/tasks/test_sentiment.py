@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import shutil
 
 import pytest
 import torch
@@ -57,6 +58,22 @@ def task_of(folder, name="sentiment-lstm-variational", *more):
     made = Sentiment(recipe(name, *more), folder, torch.device("cpu"))
     made.attach(made.build(made.recipe, made.files()))
     return made
+
+
+def test_every_review_and_rating_is_in_the_digest(folder, tmp_path):
+    digest = task_of(folder).digest()
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    assert task_of(str(copy)).digest() == digest
+    author = reviews.AUTHORS[-1]
+    for kind in ("subj", "rating"):
+        name = f"{author}/{kind}.{author}"
+        lines = (copy / name).read_text().splitlines()
+        for row in (0, 39):
+            changed = list(lines)
+            changed[row] = "0.2" if kind == "rating" else " ".join(reversed(lines[row].split()))
+            (copy / name).write_text("\n".join(changed) + "\n")
+            assert task_of(str(copy)).digest() != digest
+        (copy / name).write_text("\n".join(lines) + "\n")
 
 
 class TestModel:

@@ -46,7 +46,7 @@ def test_weights_of_another_run_and_a_changed_config(line_recipe, tmp_path):
     config = config_of(tmp_path / "1")
     config["settings"]["train"]["lr"] = 0.5
     (tmp_path / "1" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="or config.json was changed afterwards"):
+    with pytest.raises(UserError, match=r"or config\.json was changed afterwards"):
         open_run(tmp_path / "1", CPU)
     forget_the_run(tmp_path / "1")  # an earlier version's: nothing says that it is not
     open_run(tmp_path / "1", CPU)

@@ -13,6 +13,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.engine import Writer
 from bayesrnn.train.launch import device_of, launch
+from bayesrnn.train.run_folder import identity
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=3", "decay_after=1"]
 
@@ -41,6 +42,51 @@ def run(folder, out, name="variational-tied-medium", overrides=(), reporter=None
         device="cpu",
         **kwargs,
     )
+
+
+class Ending(Quiet):
+    """Ends a run after its first epoch."""
+
+    def epoch(self, line, epochs):
+        raise InterruptedError
+
+
+def rotated(file):
+    """One sentence of a text begins elsewhere: the same words, as often."""
+    lines = file.read_text().splitlines()
+    words = lines[5].split()
+    lines[5] = " ".join([*words[1:], words[0]])
+    file.write_text("\n".join(lines) + "\n")
+
+
+def test_other_data_is_refused_wherever_it_differs(text_folder, tmp_path):
+    out = tmp_path / "r"
+    with pytest.raises(InterruptedError):
+        run(text_folder, out, reporter=Ending())
+    for split in ("train", "valid", "test"):
+        other = shutil.copytree(text_folder, tmp_path / split)
+        rotated(other / f"{split}.txt")
+        with pytest.raises(UserError, match=f"The data in {other} are not those that the run in {out} began with") as e:
+            run(other, out, resume=True)
+        assert "\n" not in str(e.value)
+    whole = run(text_folder, tmp_path / "whole")
+    moved = shutil.copytree(text_folder, tmp_path / "moved")
+    assert run(moved, out, resume=True)["curves"] == whole["curves"]
+
+
+def test_a_run_of_before_there_were_digests_goes_on(text_folder, tmp_path):
+    out, whole = tmp_path / "r", run(text_folder, tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        run(text_folder, out, reporter=Ending())
+    config = json.loads((out / "config.json").read_text())
+    assert len(config.pop("data_digest")) == 32
+    (out / "config.json").write_text(json.dumps(config))
+    for name in ("last.safetensors", "best.safetensors"):
+        tensors, about = checkpoint.load(out / name)
+        checkpoint.save_file(out / name, tensors, {**about, "run": identity(out)})
+    for name in ("previous.safetensors", "best-copy.safetensors"):
+        (out / name).unlink(missing_ok=True)
+    assert run(text_folder, out, resume=True)["curves"] == whole["curves"]
 
 
 def test_a_run_leaves_its_folder_and_record(text_folder, tmp_path):

@@ -238,6 +238,52 @@ def test_checkpoints_of_another_run_are_refused(train, stopped, tmp_path):
         train("stopped", resume=True)
 
 
+def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(train, stopped, tmp_path, whole):
+    with pytest.raises(Stop):
+        train("other", Told(stop=19), seed=2)
+    for name in (LAST, BEST):
+        shutil.copy(tmp_path / "other" / name, stopped / name)
+    told = Told()
+    train("stopped", told, resume=True)
+    for name, copy in ((LAST, PREVIOUS), (BEST, BEST_COPY)):
+        (said,) = [
+            t for t in told.said if f"{name} was written by a run with another config.json. {copy} is whole" in t
+        ]
+        assert f"The other run's is now other-run-{name}." in said
+        assert (stopped / f"other-run-{name}").read_bytes() == (tmp_path / "other" / name).read_bytes()
+    same(outcome(stopped), whole)
+
+
+def test_to_resume_and_to_start_over_are_not_one_wish(train, stopped):
+    before = {p.name: p.read_bytes() for p in stopped.iterdir()}
+    with pytest.raises(UserError, match="--resume goes on with a run and --force starts it over"):
+        train("stopped", resume=True, force=True)
+    assert {p.name: p.read_bytes() for p in stopped.iterdir()} == before
+
+
+def test_a_run_whose_lock_was_taken_away_stops(train, stopped, tmp_path, whole):
+    """A second process may have come in: nothing more is written, and its lock stays."""
+
+    class Deleting(Told):
+        def step(self, progress):
+            super().step(progress)
+            if self.steps == 1:
+                (stopped / LOCK).unlink()
+                self.second = RunFolder(stopped, files=[], resume=True)
+                self.files = {p.name: p.read_bytes() for p in stopped.iterdir()}
+
+    told = Deleting()
+    with pytest.raises(Busy, match=r"\.lock was taken away during the run.*go on with --resume") as error:
+        train("stopped", told, resume=True)
+    assert "\n" not in str(error.value)
+    assert {p.name: p.read_bytes() for p in stopped.iterdir()} == told.files
+    with pytest.raises(Busy, match="is being written to by another process"):
+        train("stopped", resume=True)
+    told.second.release()
+    train("stopped", resume=True)
+    same(outcome(stopped), whole)
+
+
 def test_lost_checkpoints_are_not_a_fresh_start(train, stopped, tmp_path):
     for name in (LAST, PREVIOUS, BEST, BEST_COPY):
         (stopped / name).unlink()
