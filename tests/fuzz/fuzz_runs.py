@@ -193,7 +193,7 @@ def read_vocabulary(data: bytes, folder: Path) -> object:
 
 # Records, metrics and the report made of them
 
-DRAWN = int(os.environ.get("BAYESRNN_FUZZ_DRAWN", "200"))
+DRAWN = int(os.environ.get("BAYESRNN_FUZZ_DRAWN", "100"))
 
 
 @cache
