@@ -144,7 +144,7 @@ def _read(stream: BinaryIO, count: int) -> bytearray:
 
 
 def download(folder: str | Path) -> Path:
-    """Fetch the four files into a folder and check them against the published ones' SHA-256; those already there stay."""
+    """Fetch the four files into a folder and check their SHA-256; those already there stay."""
     from bayesrnn.data.download import fetch
 
     where = Path(folder)
