@@ -61,6 +61,22 @@ def test_it_reads_or_refuses(name):
     assert told["refused"] > 5
 
 
+def test_pictures_of_any_numbers_are_drawn(monkeypatch, tmp_path):
+    """With warnings as errors; `run.py` draws one record of a hundred."""
+    runs, inputs = readers.runs, sys.modules[readers.Reader.__module__]
+    monkeypatch.setattr(runs, "DRAWN", 1)
+    drawn = []
+
+    @settings(max_examples=2, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(inputs.renumbered(runs.a_record()), inputs.renumbered(runs.a_forecast()))
+    def one(language, forecast):
+        for made in (language, forecast):
+            drawn.append(runs.read_record((json.dumps(made).encode(), True, b""), tmp_path).count(b"data:image/png"))
+
+    one()
+    assert max(drawn) > 3
+
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )

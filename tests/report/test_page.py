@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bayesrnn.cli import app
 from bayesrnn.errors import UserError
-from bayesrnn.report import figures, forecast_sections, gallery, uncertainty_sections, wording
+from bayesrnn.report import collect, figures, forecast, forecast_sections, gallery, uncertainty_sections, wording
 from bayesrnn.report.collect import groups, metrics_lines, read, scalars
 from bayesrnn.report.measured import Measured, Word
 from bayesrnn.report.page import build, heading
@@ -307,6 +307,40 @@ def test_runs_of_one_recipe_are_told_apart_by_what_differs(tmp_path):
     assert labels(base, record(seed=2, settings=changed(shared_draw=False)["settings"])) == ["brnn-medium"]
 
 
+def test_labels_say_what_is_not_usual(tmp_path):
+    """Recipes as they are trained here: each run changes many settings, which most of them share."""
+    shared = ["data.batch_size=8", "data.window=10", "model.hidden=16"]
+
+    def changed(*own, data="a/text"):
+        settings = {"task": "language", "model": {}, "train": {}, "data": {}}
+        for text in (*shared, *own):
+            (section, key), value = text.split("=")[0].split("."), text.split("=")[1]
+            settings[section][key] = float(value) if "." in value else int(value)
+        return record(recipe="p", settings=settings, overrides=[*shared, *own], data=data)
+
+    def labels(*records):
+        return [group.label for group in groups_of(tmp_path, *records)]
+
+    two, three = changed("train.epochs=2"), changed("train.epochs=3")
+    assert labels(two, three) == ["p (train.epochs=2)", "p (train.epochs=3)"]
+    saving = changed("train.epochs=2", "train.save_every=1")
+    assert labels(two, three, saving, changed("train.epochs=2", "model.layers=1")) == [
+        "p", "p (train.epochs=3)", "p (train.save_every=1)", "p (model.layers=1)",
+    ]  # fmt: skip
+    # What changes no figure comes last, what fewest have comes first.
+    both = changed("train.epochs=3", "train.save_every=1", "train.lr=0.5")
+    assert labels(two, three, both)[2] == "p (train.lr=0.5, train.save_every=1)"
+    # Data of one name in two folders: by settings, or else by the folder.
+    there = changed("train.epochs=3", data="b/text")
+    assert labels(two, there) == ["p (train.epochs=2)", "p (train.epochs=3)"]
+    assert labels(three, there) == ["p, a/text", "p, b/text"]
+    # As many settings as it takes.
+    rates = [changed("train.epochs=2", "train.lr=0.5", "train.decay=0.9", f"train.clip={c}") for c in (3, 4)]
+    others = [changed(f"train.epochs={k}", f"train.lr={k}", f"train.decay=0.{k}", f"train.clip={k}") for k in (5, 6)]
+    assert len(set(labels(*rates, *others))) == 4
+    assert not any("#" in label for label in labels(*rates, *others))
+
+
 def test_titles_are_short(tmp_path):
     def title(*records):
         return heading(groups_of(tmp_path, *records))
@@ -366,6 +400,67 @@ def test_numbers_that_are_none_leave_gaps(tmp_path):
     assert "inf (paper" not in text
     text, _ = page_of(tmp_path, record(curves={}, metrics={}))
     assert "no figures yet" in text
+
+
+UNSHOWN = ([1e308, -1e308], [1.7e308, 2.0, 3.0], [1e308, 1.0], [5e-324, 1e300, 1e-300], [1e30, -1e30], [math.nan])
+
+
+@pytest.mark.parametrize("numbers", UNSHOWN, ids=str)
+def test_what_no_picture_can_show_is_a_gap(numbers):
+    """Nor is there a warning, which would be an error here."""
+    count = len(numbers)
+    pairs, rows = list(zip(numbers, numbers[::-1], strict=True)), dict.fromkeys(BANDS, numbers)
+    made = [
+        figures.curves({"a": [numbers, [2.0, 1.0]]}, label="x", best="the lowest"),
+        figures.against_diagonal({"a": pairs}, across="x", up="y", sizes={"a": numbers}),
+        figures.lines({"a": pairs}, across="x", up="y", levels={"b": numbers[0]}, ticks=numbers, log_y=True),
+        figures.histogram({"a": ([k / count for k in range(count + 1)], numbers)}, across="x", up="y"),
+        forecast.forecast_plot(numbers, rows, ["d"] * 2 * count, name="x", level=0.9, direct=1, narrow=True),
+        forecast.walked(rows, ["d"] * count, name="x", level=0.9, last=9, narrow=True),
+    ]
+    assert all(png.startswith(b"\x89PNG") for png in made)
+
+
+BANDS = ("mean", "low", "high", "aleatoric", "epistemic", "actual")
+
+
+def test_sizes_that_are_shown():
+    assert [figures.shown(v) for v in (0.0, -2.5, 1e30, 1e-30, 1e-31)] == [0.0, -2.5, 1e30, 1e-30, 0.0]
+    assert all(math.isnan(figures.shown(v)) for v in (1.1e30, -1e308, math.inf, math.nan))
+    assert figures._pairs([(1.0, 1e40), (1e40, 1.0), (2.0, 3.0)])[0] == [1.0, 2.0]
+    assert wording.number(1e308) == "1e+308"
+
+
+@pytest.mark.parametrize("key", ["valid_perplexity", "train_perplexity", "kl_per_sequence"])
+def test_a_run_that_has_diverged(tmp_path, key):
+    curves = {**record()["curves"], key: [1e308, -1e308]}
+    metrics = {**record()["metrics"], "test_perplexity": 1.7e308, "entropy_gap": 1e308}
+    metrics["reliability"] = [{"confidence": 0.5, "accuracy": 1e308, "count": 1e308}]
+    pair = [record(seed=seed, curves=curves, metrics=metrics) for seed in (1, 2)]
+    text, pictures = page_of(tmp_path, *pair)
+    assert "1e+308 to -1e+308" in text
+    assert f"curve-{key.replace('_', '-')}.png" in pictures
+
+
+def test_legends_and_names_have_an_end():
+    png = figures.curves({f"run {k}": [[1.0, 2.0]] for k in range(400)}, label="x" * 5000)
+    assert int.from_bytes(png[20:24]) < 2000  # pixels of height
+    assert figures.lines({"a\n" * 50: [(1.0, 2.0)]}, across="x\n" * 50, up="y").startswith(b"\x89PNG")
+
+
+def test_very_many_figures(tmp_path, monkeypatch):
+    """Tables end, and metrics are looked through a few times, not once for each."""
+    calls = []
+    monkeypatch.setattr(collect, "scalars", lambda metrics: calls.append(1) or scalars(metrics))
+    curves = {**record()["curves"], **{f"kl_{k}": [2.0, 1.0] for k in range(30)}}
+    metrics = {f"m{k}": k + 0.5 for k in range(1500)}
+    text, pictures = page_of(tmp_path, record(metrics={**metrics, "test_perplexity": 3.0}, curves=curves))
+    assert len(calls) == 1
+    assert "1,000 more are left out" in text
+    assert "m499" in text
+    assert "m500" not in text
+    assert sum(name.startswith("curve-") for name in pictures) == 12
+    assert "21 more are left out" in text
 
 
 def test_what_is_measured_of_weights(tmp_path):
@@ -581,6 +676,41 @@ parent.postMessage(JSON.stringify({inner: innerWidth, page: document.documentEle
 </script>"""
 
 
+NARROW = """<script>
+parent.postMessage(JSON.stringify([...document.querySelectorAll('#measures > .wide, #configuration > .wide')].map(
+    e => [e.clientWidth, e.scrollWidth, getComputedStyle(e).backgroundImage.includes('gradient')])), '*');
+</script>"""
+
+
+def in_a_frame(folder, text, width):
+    """What the page, in a frame of this width, tells the window around it."""
+    (folder / "inner.html").write_text(text)
+    # A window is at least 500 wide, a frame in it is not.
+    listen = "<script>addEventListener('message', e => { document.title = e.data; });</script>"
+    (folder / "page.html").write_text(f'{listen}<iframe src="inner.html" width="{width}" height="900"></iframe>')
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+         "--window-size=1400,1000", "--virtual-time-budget=3000", "--dump-dom", str(folder / "page.html")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return json.loads(re.search(r"<title>(.*?)</title>", done.stdout).group(1).replace("&quot;", '"'))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome to open the page with")
+@pytest.mark.parametrize(("runs", "fits"), [(3, True), (12, False)])
+def test_tables_on_a_phone(tmp_path, runs, fits):
+    """Three runs of one recipe stand side by side; of more, a shade at the edge says that there are."""
+    settings = record()["settings"]
+    many = [record(settings={**settings, "train": {"epochs": k}}) for k in range(3, 3 + runs)]
+    text, _ = page_of(tmp_path, *many)
+    found = in_a_frame(tmp_path, text.replace("</body>", NARROW + "</body>"), 400)
+    assert len(found) == 2
+    for inner, whole, shaded in found:
+        assert (whole <= inner) == fits
+        assert shaded
+
+
 @cache
 def records_page():
     """A page of this repository's records: two of each task that has some, with a chapter for each task."""
@@ -597,16 +727,7 @@ def records_page():
 def test_in_a_browser(report, tmp_path, width, of):
     """Nothing is wider than the screen, pictures are shown, text is of readable size; without scripts in the page."""
     text = (report / "report" / "index.html").read_text() if of == "runs" else records_page()
-    (tmp_path / "inner.html").write_text(text.replace("</body>", PROBE + "</body>"))
-    # A window is at least 500 wide, a frame in it is not.
-    listen = "<script>addEventListener('message', e => { document.title = e.data; });</script>"
-    (tmp_path / "page.html").write_text(f'{listen}<iframe src="inner.html" width="{width}" height="900"></iframe>')
-    done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-         "--window-size=1400,1000", "--virtual-time-budget=3000", "--dump-dom", str(tmp_path / "page.html")],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    found = json.loads(re.search(r"<title>(.*?)</title>", done.stdout).group(1).replace("&quot;", '"'))
+    found = in_a_frame(tmp_path, text.replace("</body>", PROBE + "</body>"), width)
     assert width - 20 <= found["inner"] <= width
     assert found["wide"] == []
     assert found["page"] <= found["inner"]

@@ -42,7 +42,7 @@ section > figure { max-width: 34rem; }
   .wide thead th:first-child, .wide tbody th { min-width: 5.2rem; max-width: 30vw; }
 }
 .figure { white-space: nowrap; }
-.paper { color: var(--soft); font-size: .85rem; white-space: nowrap; }
+.paper { color: var(--soft); font-size: .85rem; }
 .best { font-weight: 700; }
 details { margin: .8rem 0; } summary { cursor: pointer; padding: .3rem 0; }
 li, p, h1, dd, figcaption, summary { overflow-wrap: anywhere; } dd code { font-size: .85rem; }
