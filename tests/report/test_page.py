@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bayesrnn.cli import app
 from bayesrnn.errors import UserError
-from bayesrnn.report import collect, figures, forecast, forecast_sections, gallery, uncertainty_sections, wording
+from bayesrnn.report import collect, figures, forecast, forecast_sections, gallery, html, uncertainty_sections, wording
 from bayesrnn.report.collect import groups, metrics_lines, read, scalars
 from bayesrnn.report.measured import Measured, Word
 from bayesrnn.report.page import build, heading
@@ -429,6 +429,11 @@ def test_sizes_that_are_shown():
     assert all(math.isnan(figures.shown(v)) for v in (1.1e30, -1e308, math.inf, math.nan))
     assert figures._pairs([(1.0, 1e40), (1e40, 1.0), (2.0, 3.0)])[0] == [1.0, 2.0]
     assert wording.number(1e308) == "1e+308"
+
+
+def test_names_break_after_marks_and_numbers_do_not():
+    assert html.breakable("p (train.lr=0.5, save_every)") == "p (train.<wbr>lr=<wbr>0.5, save_<wbr>every)"
+    assert html.breakable("<b>") == "&lt;b&gt;"
 
 
 @pytest.mark.parametrize("key", ["valid_perplexity", "train_perplexity", "kl_per_sequence"])

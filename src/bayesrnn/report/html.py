@@ -2,6 +2,7 @@
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 
 _STYLE = """
@@ -48,11 +49,8 @@ def heading(text: str) -> str:
 
 
 def breakable(name: str) -> str:
-    """A name, which may go on in the next line after a dot or the like: in a narrow column it has no spaces."""
-    text = html.escape(name)
-    for mark in "._=":
-        text = text.replace(mark, f"{mark}<wbr>")
-    return text
+    """A name, which may go on in the next line after a dot or the like (not in a number): in a narrow column it has no spaces."""
+    return re.sub(r"([_=]|\.(?!\d))", r"\1<wbr>", html.escape(name))
 
 
 def wide(inner: str) -> str:
