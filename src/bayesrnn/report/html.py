@@ -49,7 +49,7 @@ def heading(text: str) -> str:
 
 
 def breakable(name: str) -> str:
-    """A name, which may go on in the next line after a dot or the like (not in a number): in a narrow column it has no spaces."""
+    """A name that may go on in the next line after a dot or the like, not in a number: it has no spaces."""
     return re.sub(r"([_=]|\.(?!\d))", r"\1<wbr>", html.escape(name))
 
 
