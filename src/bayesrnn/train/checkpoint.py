@@ -204,12 +204,19 @@ def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dic
         kept = f" The other run's is now {', '.join(map(OTHER.format, foreign))}." if foreign else ""
         note = f"{wrong[0]} {name} is whole and is used in its place.{kept}" if wrong else ""
         return *found, note
-    raise Damaged(" ".join(wrong) + (" Start over with --force." if len(wrong) > 1 or foreign else ""))
+    raise (Foreign if foreign else Damaged)(" ".join(wrong))
 
 
 def load_last(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The newest whole checkpoint; and a sentence on what was wrong with a newer one."""
-    found = load_first(folder, *RESUMABLE, into=LAST, run=run)
+    try:
+        found = load_first(folder, *RESUMABLE, into=LAST, run=run)
+    except Foreign as error:  # where config.json was changed by hand nothing is lost yet
+        raise Damaged(
+            f"{error} Put the run's own config.json or checkpoints back, or start over with --force."
+        ) from None
+    except Damaged as error:
+        raise Damaged(f"{error} Start over with --force.") from None
     (folder.path / NEXT).unlink(missing_ok=True)
     return found
 
