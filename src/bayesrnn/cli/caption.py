@@ -26,7 +26,9 @@ def command(
     ids: Annotated[
         list[str] | None, typer.Option(help="Names in filenames.json; several with commas, or --ids again.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Draws for the uncertainty; 0: the posterior mean alone.")] = 20,
+    samples: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Draws for the uncertainty; 0: the posterior mean alone.")
+    ] = 20,
     draws: Annotated[int, typer.Option(min=0, help="How many single draws say their own caption.")] = 3,
     average: Annotated[
         bool, typer.Option("--average", help="Search with the draws' average, not the posterior mean.")

@@ -16,7 +16,9 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="Write a PNG with bands to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     data: Annotated[str | None, typer.Option(help="CSV file that goes on where the run's series ended.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Draws of the weights. Default: the recipe's.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Draws of the weights. Default: the recipe's.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
 ) -> None:

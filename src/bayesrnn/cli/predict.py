@@ -18,7 +18,9 @@ def command(
     file: Annotated[
         Path | None, typer.Argument(help="UTF-8 text, one sentence per line. Default, or -: stdin.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="Draws to average over; 0: the posterior mean.")] = 10,
+    samples: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Draws to average over; 0: the posterior mean.")
+    ] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     colour: Annotated[bool, typer.Option("--colour", help="Coloured words instead of JSON lines.")] = False,
