@@ -14,6 +14,7 @@ from bayesrnn.cli import app
 from bayesrnn.data.frames import Cut, Frame
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import forecast as task_file
+from bayesrnn.tasks import forecaster
 from bayesrnn.tasks.forecast import Forecast, ForecastModel, GaussianHeads, Model, Plan, prior_cost
 from bayesrnn.tasks.forecast_plan import kept_series
 from bayesrnn.tasks.forecaster import (
@@ -632,7 +633,7 @@ class TestCommand:
                overrides=["hidden=4", "batch_size=2", "window=3", "epochs=1"])  # fmt: skip
         for arguments, words in (
             ([out, "--level", 95], "--level is 95.0; it must be between 0 and 1"),
-            ([out, "--samples", 10**12], "Forecasts of 1,000,000,000,000 draws take"),
+            ([out, "--samples", 10**12], "Input should be less than or equal to 100000"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),
             ([out, "--plot", tmp_path / "a.pdf"], "--plot names a .png file"),
             ([out, "--data", other], "other.csv: The run was trained on level; the file has height."),
@@ -655,3 +656,10 @@ def test_a_finished_run_is_opened_without_its_data(runs):
     trained = open_run(out, CPU)
     assert Plan.from_json(trained.files["frame.json"]).frame.horizon == 3
     assert task_file.Forecast.default_data == "mauna_loa"
+
+
+def test_forecasts_that_no_memory_holds_are_refused(monkeypatch):
+    monkeypatch.setattr(forecaster, "machine_memory", lambda: 10_000_000_000)
+    forecaster._check_memory(50, 9_999_999_999)
+    with pytest.raises(UserError, match=r"Forecasts of 50 draws take 20 GB, and this machine has 10"):
+        forecaster._check_memory(50, 20_000_000_000)
