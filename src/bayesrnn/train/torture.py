@@ -52,6 +52,7 @@ from bayesrnn.train.torture_lives import (
     end,
     finish,
     forget,
+    is_over,
     last_line,
     newest,
     outcome,
@@ -121,7 +122,9 @@ class Torture:
                     inside += aimed
                     if newest(out) < before:
                         raise Failed(f"{out.name}: a whole checkpoint was lost, {before} -> {newest(out)}")
-                if not (out / RECORD).exists() or (out / MARKER).exists():
+                    if is_over(out):
+                        break  # killed between its last write and its end
+                if not is_over(out):
                     finish(out)
                 check_same(out, self.whole)
                 survived += these

@@ -78,6 +78,11 @@ def alive(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
+def is_over(out: Path) -> bool:
+    """Whether the run has written all that it writes."""
+    return (out / RECORD).exists() and not (out / MARKER).exists()
+
+
 def finish(out: Path) -> None:
     """A life without faults, up to the end."""
     log = out.with_suffix(".log")
