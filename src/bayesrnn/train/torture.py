@@ -33,7 +33,7 @@ from bayesrnn.tasks import language
 from bayesrnn.train import checkpoint, engine, run_folder
 from bayesrnn.train.checkpoint import BEST, BEST_COPY, FILES, LAST, PREVIOUS
 from bayesrnn.train.launch import commit
-from bayesrnn.train.run_folder import MARKER, RECORD
+from bayesrnn.train.run_folder import LOCK, MARKER, RECORD
 from bayesrnn.train.torture_faults import (
     Impossible,
     die_in_a_write,
@@ -122,8 +122,9 @@ class Torture:
                     inside += aimed
                     if newest(out) < before:
                         raise Failed(f"{out.name}: a whole checkpoint was lost, {before} -> {newest(out)}")
-                    if is_over(out):
-                        break  # killed between its last write and its end
+                    if is_over(out):  # killed between its last write and its end
+                        (out / LOCK).unlink(missing_ok=True)  # which it could not take away; nobody holds it
+                        break
                 if not is_over(out):
                     finish(out)
                 check_same(out, self.whole)
