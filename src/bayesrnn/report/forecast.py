@@ -55,7 +55,7 @@ def _bands(axes: "Axes", x: Sequence[int], rows: Mapping[str, Sequence[float]], 
         x, rows["low"], rows["high"], color=_FORECAST, alpha=0.22, linewidth=0, label=f"{level:.0%} interval"
     )
     if any(e > 0 for e in rows["epistemic"]):
-        name = "of this, the model's own uncertainty (epistemic)"
+        name = "of this, the model's own doubt (epistemic)"
         axes.fill_between(x, dark_low, dark_high, color=_MODEL, alpha=0.45, linewidth=0, label=short(name))
     axes.plot(x, rows["mean"], color=_FORECAST, linewidth=1.8, label="forecast")
 
