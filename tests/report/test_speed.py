@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from bayesrnn.errors import UserError
 from bayesrnn.report.speed import BLOCKS, RECORDS
 
 
@@ -52,3 +53,46 @@ def test_without_a_base_there_are_no_ratios_and_eager_steps_are_not_called_graph
     lines = BLOCKS["gpu-speed"](tmp_path).splitlines()
     assert lines[2] == "| plain | 1.50 ms |"
     assert lines[-1].startswith("Every step") is graph
+
+
+def record(folder, name, *, train, valid, seed=1, mc=None, overrides=()):
+    metrics = {"valid_perplexity": valid, "test_perplexity": valid - 1, "test_perplexity_mc": mc}
+    run = {"recipe": "small", "seed": seed, "overrides": list(overrides), "metrics": metrics}
+    path = folder / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**run, "curves": {"train_perplexity": [99.0, train]}}))
+
+
+def test_pairs_of_runs_with_their_means_and_the_mean_difference(tmp_path):
+    record(tmp_path, "small/1", train=50, valid=82, mc=70)  # the default way, a row of a published table
+    record(tmp_path, "same-training/small-step-by-step-1", train=51, valid=80)
+    record(tmp_path, "same-training/small-one-launch-2", train=54, valid=86, seed=2)
+    record(tmp_path, "same-training/small-step-by-step-2", train=51, valid=88, seed=2)
+    assert BLOCKS["alike"](tmp_path).splitlines()[2:] == [
+        "| small, 2 epochs | 1 | one launch | 50.00 | 82.00 | 81.00 | – | 70.00 |",
+        "| small, 2 epochs | 1 | step by step | 51.00 | 80.00 | 79.00 | – | – |",
+        "| small, 2 epochs | 2 | one launch | 54.00 | 86.00 | 85.00 | – | – |",
+        "| small, 2 epochs | 2 | step by step | 51.00 | 88.00 | 87.00 | – | – |",
+        "| small, 2 epochs | mean ± sd | one launch | 52.00 ± 2.83 | 84.00 ± 2.83 | 83.00 ± 2.83 | – | – |",
+        "| small, 2 epochs | mean ± sd | step by step | 51.00 ± 0.00 | 84.00 ± 5.66 | 83.00 ± 5.66 | – | – |",
+        "| small, 2 epochs | mean ± standard error | one launch minus step by step "
+        "| +1.00 ± 2.00 | +0.00 ± 2.00 | +0.00 ± 2.00 | – | – |",
+        "| small, 2 epochs | least to most | one launch minus step by step "
+        "| -2.0% to +5.9% | -2.3% to +2.5% | -2.3% to +2.5% | – | – |",
+    ]
+
+
+def test_one_pair_has_no_standard_error_and_no_pairs_no_rows(tmp_path):
+    assert BLOCKS["alike"](tmp_path).count("\n") == 2
+    record(tmp_path, "small/1", train=50, valid=82)
+    record(tmp_path, "same-training/small-step-by-step-1", train=51, valid=80)
+    rows = BLOCKS["alike"](tmp_path).splitlines()[2:]
+    assert len(rows) == 4
+    assert "| mean ± sd | step by step | 51.00 | 80.00 | 79.00 |" in rows[-1]
+
+
+def test_runs_with_other_settings_are_no_pair(tmp_path):
+    record(tmp_path, "small/1", train=50, valid=82)
+    record(tmp_path, "same-training/small-step-by-step-1", train=51, valid=80, overrides=["train.lr=2"])
+    with pytest.raises(UserError, match=r"small-step-by-step-1\.json differ in recipe, seed or settings"):
+        BLOCKS["alike"](tmp_path)

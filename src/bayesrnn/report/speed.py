@@ -1,10 +1,14 @@
 """The table of speed on a GPU for the documentation, from the records of `bayesrnn bench` in results/."""
 
 import json
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bayesrnn.errors import UserError
+from bayesrnn.report.records import mean
 from bayesrnn.report.tables import Column, markdown_table
 
 RECORDS = ("gpu-650x20", "gpu-1500x20", "gpu-650x128", "gpu-650x20-bf16", "gpu-1500x20-bf16", "gpu-650x128-bf16")
@@ -64,30 +68,68 @@ def gpu(results: Path) -> str:
     return "\n".join([*lines, "", f"{'Every step is one CUDA graph. ' if graphs else ''}{written}"])
 
 
-_ALIKE = (
-    ("same-training/brnn-medium-one-launch", "same-training/brnn-medium-step-by-step"),
-    ("variational-tied-medium/1", "variational-tied-medium/step-by-step-1"),
-)
-_ALIKE_COLUMNS = (
-    Column("what", "run, seed, epochs"), Column("path", "recurrence"),
-    Column("train_perplexity", "train, last epoch", "{:.2f}"), Column("valid_perplexity", "valid", "{:.2f}"),
-    Column("test_perplexity", "test", "{:.2f}"), Column("test_perplexity_mc", "test, MC", "{:.2f}"),
+Pair = tuple[dict[str, Any], dict[str, Any]]
+_WAYS = ("one launch", "step by step")
+_FIGURES = (
+    Column("train_perplexity", "train, last epoch"), Column("valid_perplexity", "valid"),
+    Column("test_perplexity", "test"), Column("valid_perplexity_mc", "valid, MC"),
+    Column("test_perplexity_mc", "test, MC"),
 )  # fmt: skip
+_ALIKE = (Column("run", "run"), Column("seed", "seed"), Column("way", "recurrence"), *_FIGURES)
 
 
 def alike(results: Path) -> str:
-    """Runs that were trained with the recurrence in one launch, and step by step."""
-    rows = []
-    for pair in _ALIKE:
-        for path, name in zip(("one launch", "step by step"), pair, strict=True):
-            if not (results / f"{name}.json").is_file():
-                continue
-            record = json.loads((results / f"{name}.json").read_text("utf-8"))
-            train = record["curves"]["train_perplexity"]
-            figures = {column.key: record["metrics"].get(column.key) for column in _ALIKE_COLUMNS}
-            what = f"{record['recipe']}, seed {record['seed']}, {len(train)} epochs"
-            rows.append({**figures, "what": what, "path": path, "train_perplexity": train[-1]})
-    return markdown_table(rows, _ALIKE_COLUMNS)
+    """Runs with the recurrence in one launch beside those step by step: every pair, means over seeds, differences."""
+    pairs: dict[str, list[Pair]] = {}
+    for path in sorted((results / "same-training").glob("*-step-by-step-*.json")):
+        pair = _pair(results, path)
+        epochs = len(pair[0]["curves"]["train_perplexity"])
+        pairs.setdefault(f"{pair[0]['recipe']}, {epochs} epochs", []).append(pair)
+    return markdown_table([{"run": run, **row} for run, same in pairs.items() for row in _compared(same)], _ALIKE)
+
+
+def _pair(results: Path, path: Path) -> Pair:
+    """The run in one launch, which is the default and may be a row of a published table, and the one step by step."""
+    recipe, seed = path.stem.split("-step-by-step-")
+    own = path.with_name(f"{recipe}-one-launch-{seed}.json")
+    fast = own if own.is_file() else results / recipe / f"{seed}.json"
+    first, second = (json.loads(p.read_text("utf-8")) for p in (fast, path))
+    if any(first[key] != second[key] for key in ("recipe", "seed", "overrides")):
+        raise UserError(f"{fast} and {path} differ in recipe, seed or settings: they are no pair.")
+    return first, second
+
+
+def _figures(record: dict[str, Any]) -> dict[str, float]:
+    """Those that the run has."""
+    found = {**record["metrics"], "train_perplexity": record["curves"]["train_perplexity"][-1]}
+    return {column.key: found[column.key] for column in _FIGURES if found.get(column.key) is not None}
+
+
+def _compared(pairs: list[Pair]) -> Iterator[dict[str, Any]]:
+    """The runs; each way's mean and standard deviation; how far the pairs are apart."""
+    for pair in pairs:
+        for way, record in zip(_WAYS, pair, strict=True):
+            shown = {key: f"{value:.2f}" for key, value in _figures(record).items()}
+            yield {"seed": record["seed"], "way": way, **shown}
+    runs = [[_figures(record) for record in records] for records in zip(*pairs, strict=True)]
+    keys = [column.key for column in _FIGURES if all(column.key in run for way in runs for run in way)]
+    for way, own in zip(_WAYS, runs, strict=True):
+        yield {"seed": "mean ± sd", "way": way, **{key: mean([run[key] for run in own], "{:.2f}") for key in keys}}
+    between = {key: [(a[key], b[key]) for a, b in zip(*runs, strict=True)] for key in keys}
+    if len(pairs) > 1:
+        for name, text in (("mean ± standard error", _difference), ("least to most", _range)):
+            differences = {key: text(values) for key, values in between.items()}
+            yield {"seed": name, "way": "one launch minus step by step", **differences}
+
+
+def _difference(values: list[tuple[float, float]]) -> str:
+    apart = [a - b for a, b in values]
+    return f"{statistics.fmean(apart):+.2f} ± {statistics.stdev(apart) / math.sqrt(len(apart)):.2f}"
+
+
+def _range(values: list[tuple[float, float]]) -> str:
+    apart = [a / b - 1 for a, b in values]
+    return f"{min(apart):+.1%} to {max(apart):+.1%}"
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu, "alike": alike}
