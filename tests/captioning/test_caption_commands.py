@@ -107,10 +107,12 @@ class TestEvaluate:
             return [caption_search.Found(said[held[0]], -float(held[0]), 0.0) for _ in features]
 
         monkeypatch.setattr(caption_search, "find_captions", search)
-        found = caption_evaluation._consensus(task, "test", [1, 2, 3], 3, 0.5)
-        assert len(found) == len(task.splits["test"].names)
-        assert all(one.words == [6, 7, 8] for one in found)
-        assert found[0].log_probability == -2.0, "of the draw that said it"
+        captions = caption_evaluation._said(task, "test", [1, 2, 3], 3, 0.5)
+        assert list(captions) == task.splits["test"].names
+        text = {seed: " ".join(task.vocabulary.decode(ids)) for seed, ids in said.items()}
+        assert all(about == {"said": [text[1], text[2], text[3]]} for about in captions.values())
+        agreed = caption_evaluation._agreed({"split": "test", "captions": captions})
+        assert agreed == {"split": "test", "captions": {name: {"caption": text[2]} for name in captions}}
 
     def test_captions_of_an_older_program(self, copies):
         """Files without a consensus are scored as they are."""

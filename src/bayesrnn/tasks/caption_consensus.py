@@ -6,15 +6,15 @@ least expected loss. The caption of the averaged probabilities, by contrast, nee
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 _LENGTHS = (1, 2)  # words, and pairs of neighbours
 
+Words = Sequence[Hashable]
+Grams = list[Counter[tuple[Hashable, ...]]]
 
-Grams = list[Counter[tuple[int, ...]]]
 
-
-def overlap(a: Sequence[int], b: Sequence[int]) -> float:
+def overlap(a: Words, b: Words) -> float:
     """How much two captions have in common, 0 to 1: F1 of their words and of their pairs of words, averaged.
 
     Of captions too short for a pair, the words alone.
@@ -22,7 +22,7 @@ def overlap(a: Sequence[int], b: Sequence[int]) -> float:
     return _overlap(_grams(a), _grams(b))
 
 
-def _grams(words: Sequence[int]) -> Grams:
+def _grams(words: Words) -> Grams:
     return [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in _LENGTHS]
 
 
@@ -35,7 +35,7 @@ def _overlap(a: Grams, b: Grams) -> float:
     return sum(scores) / len(scores) if scores else 1.0
 
 
-def most_typical(captions: Sequence[Sequence[int]]) -> int:
+def most_typical(captions: Sequence[Words]) -> int:
     """Which caption has the greatest mean overlap with the others; of equal ones the first."""
     if not captions:
         raise ValueError("there are no captions to choose from")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CAPTIONS = "captions.json"
 _KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
-_WAYS = ["mean", "average", "consensus"]  # a file that lacks one is searched again
+_WAYS = ["mean", "average", "each"]  # a file that lacks one is searched again
 _SIGNS = ("entropy", "mutual_information", "surprisal")
 
 
@@ -90,7 +90,7 @@ def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = l
         found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == (draws, consensus)]
         if found:  # files of older programs have no consensus
             say(f"BLEU and CIDEr, {f'{draws} draws' if draws else 'posterior mean'}{', consensus' * consensus}")
-            metrics |= _chosen(found, references, suffix)
+            metrics |= _chosen([_agreed(one) for one in found] if consensus else found, references, suffix)
     return metrics | {"human": _human(references.test)}
 
 
@@ -134,9 +134,10 @@ def _found(
     length_penalties: Sequence[float],
     say: Say,
 ) -> Iterator[dict[str, Any]]:
-    """Captions of both splits with every setting, and what the draws say about their words.
+    """Captions of both splits with every setting; of test images also what the draws say about their words.
 
-    Of the posterior mean; of the draws' averaged probabilities; and the most typical of the draws' own captions.
+    Of the posterior mean; of the draws' averaged probabilities; and what each draw says by itself, of which the
+    consensus is taken later.
     """
     drawn = caption_search.seeds(decode_samples, seed)
     ways = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
@@ -146,10 +147,12 @@ def _found(
                 for length_penalty in length_penalties:
                     way = f"{len(held) or 'no'} draws{', consensus' * consensus}"
                     say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
-                    search = _consensus if consensus else _search
-                    found = search(task, split, held, beam, length_penalty)
                     about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
-                    captions = _described(task, split, found, samples, seed)
+                    if consensus:
+                        captions = _said(task, split, held, beam, length_penalty)
+                    else:
+                        found = _search(task, split, held, beam, length_penalty)
+                        captions = _described(task, split, found, samples, seed)
                     yield {**about, "length_penalty": length_penalty, "captions": captions}
 
 
@@ -169,17 +172,34 @@ def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, leng
         )
 
 
-def _consensus(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
-    """Of each image the most typical of the captions that single draws find."""
+def _said(
+    task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float
+) -> dict[str, dict[str, Any]]:
+    """By image, the captions that single draws find."""
     each = [_search(task, split, [draw], beam, length_penalty) for draw in held]
-    return [said[most_typical([one.words for one in said])] for said in zip(*each, strict=True)]
+    text = [[" ".join(task.vocabulary.decode(one.words)) for one in found] for found in each]
+    return {name: {"said": list(said)} for name, *said in zip(task.splits[split].names, *text, strict=True)}
+
+
+def _agreed(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with one caption per image, the most typical of those that draws said."""
+    captions = {}
+    for name, about in one["captions"].items():
+        said = about["said"]
+        captions[name] = {"caption": said[most_typical([words(caption) for caption in said])]}
+    return {**one, "captions": captions}
 
 
 def _described(
     task: "Captioning", split: str, found: Sequence[Found], samples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Captions by image, with what is in doubt about them, per word with the end."""
+    """Captions by image; of test images with what is in doubt about them, per word with the end."""
     part, vocabulary = task.splits[split], task.vocabulary
+    if split != "test":
+        return {
+            name: {"caption": " ".join(vocabulary.decode(one.words))}
+            for name, one in zip(part.names, found, strict=True)
+        }
     ids = [one.words for one in found]
     with scoring.word_dropout(task.model, on=False):
         unsure = caption_search.word_uncertainty(
@@ -213,7 +233,9 @@ def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix
     values |= {f"valid_{name}": best[name] for name in caption_scores.SCORES}
     values |= {f"test_{name}": value for name, value in corpus.items()}
     values |= {"test_words": _mean_words(test)}
-    values |= {"decoding": rows, "selective": _selective(test["captions"], each)}
+    values |= {"decoding": rows}
+    if all(sign in about for about in test["captions"].values() for sign in _SIGNS):
+        values |= {"selective": _selective(test["captions"], each)}
     return {f"{name}{suffix}": value for name, value in values.items()}
 
 
