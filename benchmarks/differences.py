@@ -209,7 +209,7 @@ VARIANTS = {
     "variational-decay-times-rate": Variant(_VARIATIONAL, ("train.weight_decay=0", "train.l2=1e-7")),
     "variational-no-decay": Variant(_VARIATIONAL, ("train.weight_decay=0",)),
     "zaremba": Variant("zaremba-medium", epochs=39),
-    "zaremba-later": Variant("zaremba-medium", epochs=39, schedule={"decay_after": 7}),
+    "zaremba-earlier": Variant("zaremba-medium", epochs=39, schedule={"decay_after": 6}),
     "variational-after-10": Variant(_VARIATIONAL, epochs=55, schedule={**_LARGE, "decay_after": 10}),
     "variational-after-14": Variant(_VARIATIONAL, epochs=55, schedule={**_LARGE, "decay_after": 14}),
 }

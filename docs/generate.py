@@ -14,6 +14,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     grid         results/grid/NAME.json                       bayesrnn sweep RECIPE --grid … --grid …: its sweep.json
     ablation     results/ablation/*.json                      python benchmarks/ablation.py --data ptb
     differences  results/differences/*.json                   python benchmarks/differences.py --data ptb
+    first-fall   results/zaremba-medium/*.json                bayesrnn train zaremba-medium, with train.decay_after=6 too
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
@@ -134,17 +135,20 @@ def _cpu(root: Path, page: Path) -> str:
 
 def _published(table: str, root: Path, page: Path) -> str:
     """Every row of a published table that has a record, the paper's figures beside ours."""
-    rows, sources = [], []
+    rows: list[dict[str, Any]] = []
+    sources: dict[str, dict[str, None]] = {}
     for name in recipes.names():
         recipe, records = recipes.load(name), records_of(root / "results" / name)
         if recipe.table == table and records:
             rows += [line for line in compared(name, recipe, records) if line["ours"] is not None]
-            sources += [f"{name}/{r['seed']}: {r['device']}, torch {r['versions']['torch']}" for r in records]
+            for r in records:
+                sources.setdefault(f"{r['device']}, torch {r['versions']['torch']}", {})[f"{name}/{r['seed']}"] = None
     columns = (
         Column("row", "recipe"), Column("measure", "perplexity, or nats"), Column("paper", "paper", "{:.2f}"),
         Column("ours", "ours"), Column("seeds", "seeds"),
     )  # fmt: skip
-    return "\n".join([markdown_table(rows, columns), f"From `results/`: {'; '.join(dict.fromkeys(sources))}."])
+    made = "; ".join(f"{', '.join(names)} ({where})" for where, names in sources.items())
+    return "\n".join([markdown_table(rows, columns), f"From `results/`, recipe and seed: {made}."])
 
 
 def _apart(part: dict[str, Any]) -> str:

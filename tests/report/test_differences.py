@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from bayesrnn.report.differences import QUESTIONS, differences
+from bayesrnn import recipes
+from bayesrnn.report.differences import QUESTIONS, differences, first_fall
 
 
 def write(folder, run, *, seed=1, size="small", epochs=20, **metrics):
@@ -98,3 +99,28 @@ def test_every_run_of_the_table_exists():
 def test_labels_are_short_enough_for_a_table(question):
     assert len(question.text) < 40
     assert all(len(choice.label) < 40 for choice in question.choices)
+
+
+def run_of(folder, stem, *, valid, seed=1, changed=None):
+    (folder / "zaremba-medium").mkdir(exist_ok=True)
+    train = {**vars(recipes.load("zaremba-medium").train), **(changed or {})}
+    record = {"recipe": "zaremba-medium", "seed": seed, "settings": {"train": train}}
+    record |= {"metrics": {"valid_perplexity": valid, "test_perplexity": valid - 3}}
+    record |= {"device": "cuda (X)", "versions": {"torch": "2.11"}}
+    (folder / "zaremba-medium" / f"{stem}.json").write_text(json.dumps(record))
+
+
+def test_runs_that_differ_in_the_first_fall_alone(tmp_path):
+    run_of(tmp_path, "1", valid=86.0)
+    assert len(rows(first_fall(tmp_path))) == 1  # one choice is no comparison
+    own = recipes.load("zaremba-medium").train.decay_after
+    run_of(tmp_path, "after-6-1", valid=87.0, changed={"decay_after": 6})
+    run_of(tmp_path, "after-6-2", valid=87.2, seed=2, changed={"decay_after": 6})
+    run_of(tmp_path, "other", valid=50.0, changed={"decay_after": 6, "clip": 1.0})
+    text = first_fall(tmp_path)
+    assert own == 7
+    assert rows(text)[1:] == [
+        ["7", "86.00", "83.00", "–", "1"],
+        ["6", "87.10 ± 0.10", "84.10 ± 0.10", "+1.3%", "2"],
+    ]
+    assert text.endswith("zaremba-medium, 39 epochs (cuda (X), torch 2.11).")

@@ -49,6 +49,34 @@ def test_records_that_say_the_same_are_told_apart_by_their_files(tmp_path):
     assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
 
 
+def test_a_pruning_record_without_settings_is_named_after_its_run(tmp_path):
+    """Found by seed and by the perplexity that its curve begins with."""
+    pruned(tmp_path, "a")
+    (tmp_path / "brnn-medium").mkdir()
+    train = {**vars(recipes.load("brnn-medium").train), "epochs": 60}
+    for stem, seed, valid in (("1", 1, 79.0), ("2", 2, 80.0), ("60", 1, 80.00001)):
+        epochs = {"epochs": 60 if stem == "60" else 9}
+        record = {"recipe": "brnn-medium", "seed": seed, "settings": {"train": {**train, **epochs}}}
+        text = json.dumps(record | {"metrics": {"valid_perplexity": valid}})
+        (tmp_path / "brnn-medium" / f"{stem}.json").write_text(text)
+    assert list(pruning.load(tmp_path)) == ["brnn-medium (train.epochs=60), seed 1"]
+
+
+def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
+    (tmp_path / "brnn-medium").mkdir()
+    for stem, seed, changed, gap in (("a", 1, {"epochs": 9}, 0.6), ("b", 2, {}, 0.7), ("c", 1, {}, None)):
+        metrics = {} if gap is None else {"entropy_gap_mean": gap}
+        train = {**vars(recipes.load("brnn-medium").train), **changed}
+        record = {"recipe": "brnn-medium", "seed": seed, "settings": {"train": train}, "metrics": metrics}
+        record["curves"] = {"valid_perplexity": [90.0, 80.0]}
+        (tmp_path / "brnn-medium" / f"{stem}.json").write_text(json.dumps(record))
+    found = language.load(tmp_path)["brnn-medium"]
+    assert [(r["seed"], r["settings"]["train"]["epochs"]) for r in found] == [(1, 70), (2, 70), (1, 9)]
+    assert list(language._gaps({"brnn-medium": found})) == [
+        "brnn-medium, seed 2", "brnn-medium (train.epochs=9), seed 1"
+    ]  # fmt: skip
+
+
 def test_a_grid_of_a_sweep(tmp_path):
     space = {"model.recurrent_dropout": [0.0, 0.25], "model.word_dropout": [0.0, 0.5]}
     trials = [
@@ -78,7 +106,7 @@ def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
         expected = [(0, 0.61), (1, 0.63), (2, 0.65), (3, 0.66)]
     assert language._gap_points(metrics) == expected
     (tmp_path / "brnn-medium").mkdir()
-    record = {"seed": 1, "metrics": metrics, "curves": {"valid_perplexity": [90.0, 80.0]}}
+    record = {"recipe": "brnn-medium", "seed": 1, "metrics": metrics, "curves": {"valid_perplexity": [90.0, 80.0]}}
     (tmp_path / "brnn-medium" / "1.json").write_text(json.dumps(record))
     made = language.figures(tmp_path)
     assert set(made) == {"ptb-curves.png", "ptb-entropy-gap.png"}
@@ -90,7 +118,7 @@ def test_the_small_models_have_a_picture_of_their_own(tmp_path):
     for name, valid in (("small-plain", [150.0, 130.0, 160.0]), ("small-variational", [160.0, 140.0, 120.0])):
         (tmp_path / name).mkdir()
         curves = {"valid_perplexity": valid, "train_perplexity": [200.0, 90.0, 40.0]}
-        (tmp_path / name / "1.json").write_text(json.dumps({"seed": 1, "metrics": {}, "curves": curves}))
+        (tmp_path / name / "1.json").write_text(json.dumps({"recipe": name, "seed": 1, "metrics": {}, "curves": curves}))
     text = language.overfitting(tmp_path)
     assert (
         "small-plain: 130.0 validation at best, in epoch 2, and 160.0 after epoch 3, where training is at 40.0" in text

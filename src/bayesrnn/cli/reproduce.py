@@ -84,9 +84,11 @@ def records_of(folder: Path) -> "list[Record]":
 
 def compared(name: str, recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
     """One line per published figure: the paper's, and the mean (± sd over seeds) of ours; one set for each settings."""
+    from bayesrnn.report.changes import changed_settings
+
     alike: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        alike.setdefault(tuple(sorted(record.get("overrides") or [])), []).append(record)
+        alike.setdefault(tuple(sorted(changed_settings(record))), []).append(record)
     lines = []
     for changed, same in sorted(alike.items()) or [((), [])]:
         row = f"{name} ({', '.join(changed)})" if changed else name

@@ -7,6 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bayesrnn import recipes
+from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.records import devices
 from bayesrnn.report.tables import Column, markdown_table
 
 COMPUTED = "lua-count"
@@ -103,7 +106,7 @@ QUESTIONS = (
     ),
     Question(
         "Zaremba: rate falls after epoch",
-        (Choice("6 of 39", "zaremba"), Choice("7 of 39", "zaremba-later")),
+        (Choice("7 of 39", "zaremba"), Choice("6 of 39", "zaremba-earlier")),
     ),
     Question(
         "large: the rate falls after epoch",
@@ -172,4 +175,40 @@ def _counted(lua: dict[str, Any]) -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"differences": differences}
+_FALL = (
+    Column("epoch", "rate falls after epoch"), Column("valid", "valid"), Column("test", "test"),
+    Column("change", "valid, change"), Column("seeds", "seeds"),
+)  # fmt: skip
+
+
+def first_fall(results: Path, name: str = "zaremba-medium") -> str:
+    """Whole runs of a recipe that differ in nothing but the epoch after which the rate falls; the recipe's first."""
+    groups: dict[int, Records] = {}
+    for path in sorted((results / name).glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        changed = changed_settings(record)
+        if all(setting.startswith("train.decay_after=") for setting in changed):
+            groups.setdefault(record["settings"]["train"]["decay_after"], []).append(record)
+    own = recipes.load(name).train.decay_after
+    if own not in groups or len(groups) < 2:
+        return markdown_table([], _FALL)
+    first = fmean(_values(groups[own], "valid_perplexity"))
+    rows = []
+    for epoch in sorted(groups, key=lambda epoch: (epoch != own, epoch)):
+        found = groups[epoch]
+        valid = _values(found, "valid_perplexity")
+        rows.append(
+            {
+                "epoch": epoch,
+                "valid": _shown(valid),
+                "test": _shown(_values(found, "test_perplexity")),
+                "change": f"{fmean(valid) / first - 1:+.1%}" if epoch != own else None,
+                "seeds": len(found),
+            }
+        )
+    records = [record for found in groups.values() for record in found]
+    made = f"{name}, {records[0]['settings']['train']['epochs']} epochs ({devices(records)})."
+    return "\n".join([markdown_table(rows, _FALL), made])
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"differences": differences, "first-fall": first_fall}

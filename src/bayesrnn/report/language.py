@@ -2,12 +2,14 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn import recipes
 from bayesrnn.report import pruning
+from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.figures import drawn, look, write
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.sweep import heat_map
@@ -16,6 +18,7 @@ from bayesrnn.report.tables import Column, markdown_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LEGEND = 60  # letters of a line in a legend
 _STYLES = ("-", "--", "-.", ":")
 _COLUMNS = (
     Column("recipe", "recipe"), Column("parameters", "weights", "{:,.0f}"),
@@ -26,12 +29,19 @@ _COLUMNS = (
 
 
 def load(results: Path) -> dict[str, list[dict[str, Any]]]:
-    """Records by recipe, of those language recipes that have any."""
+    """Records by recipe, of those language recipes that have any; those with the recipe's own settings come first."""
     found = {}
     for name in recipes.names():
         if recipes.load(name).task == "language" and (results / name).is_dir():
-            found[name] = [json.loads(p.read_text("utf-8")) for p in sorted((results / name).glob("*.json"))]
+            records = [json.loads(p.read_text("utf-8")) for p in sorted((results / name).glob("*.json"))]
+            found[name] = sorted(records, key=lambda record: (bool(changed_settings(record)), record["seed"]))
     return {name: records for name, records in found.items() if records}
+
+
+def _label(name: str, record: dict[str, Any]) -> str:
+    """The recipe, and what the run had otherwise."""
+    changed = ", ".join(changed_settings(record))
+    return f"{name} ({changed})" if changed else name
 
 
 def beyond(results: Path) -> str:
@@ -41,9 +51,8 @@ def beyond(results: Path) -> str:
         if recipes.load(name).table == "beyond":
             for record in records:
                 sentences += _averaged(name, record)
-                changed = ", ".join(record.get("overrides") or [])
                 shown = {column.key: record["metrics"].get(column.key) for column in _COLUMNS}
-                rows.append({**shown, "recipe": f"{name} ({changed})" if changed else name, "seed": record["seed"]})
+                rows.append({**shown, "recipe": _label(name, record), "seed": record["seed"]})
     return "\n".join([markdown_table(rows, _COLUMNS), *sentences])
 
 
@@ -181,7 +190,7 @@ def figures(results: Path) -> dict[str, bytes]:
         made[f"ptb-grid-{path.stem}.png"] = heat_map(
             record["trials"], keys=(down, right), values=values, label="validation perplexity"
         )
-    gaps = {n: r[0]["metrics"] for n, r in runs.items() if "entropy_gap_mean" in r[0]["metrics"]}
+    gaps = _gaps(runs)
     if gaps:
         made["ptb-entropy-gap.png"] = drawn(lambda f: _draw_gaps(f, gaps), (6.4, 3.8))
     return made
@@ -199,12 +208,12 @@ def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> Non
             values = record["curves"]["valid_perplexity"]
             colour, style = COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)]
             axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.6,
-                      label=f"{name}  {min(values):.1f}")  # fmt: skip
+                      label=f"{_label(name, record)}  {min(values):.1f}")  # fmt: skip
     axes.set_ylim(65, 140)
     axes.set_xlabel("epoch")
     axes.set_ylabel("validation perplexity, 10 streams")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8.5, title="recipe, seed 1, and its lowest", title_fontsize=8.5)
+    axes.legend(frameon=False, fontsize=8.5, title="recipe, one seed, and its lowest", title_fontsize=8.5)
 
 
 def _draw_overfitting(figure: "Figure", runs: dict[str, dict[str, Any]]) -> None:
@@ -225,6 +234,16 @@ def _draw_overfitting(figure: "Figure", runs: dict[str, dict[str, Any]]) -> None
     axes.set_ylabel("perplexity: validation (line), training (dots)")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8.5)
+
+
+def _gaps(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Figures of the records with entropy gaps, under names that tell them apart."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, records in runs.items():
+        for record in (r for r in records if "entropy_gap_mean" in r["metrics"]):
+            label = textwrap.fill(f"{_label(name, record)}, seed {record['seed']}", _LEGEND)
+            found.setdefault(label, record["metrics"])
+    return found
 
 
 def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,12 +69,24 @@ def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> byt
 def load(results: Path) -> dict[str, dict[str, Any]]:
     """The prune.json files that were kept, each under a name that says what its run was."""
     files = sorted((results / "pruning").glob("*.json"))
-    records = [json.loads(path.read_text("utf-8")) for path in files]
+    records = [_with_settings(json.loads(path.read_text("utf-8")), results) for path in files]
     names = [_name(record) for record in records]
     return {
         name if names.count(name) == 1 else f"{name}, {path.stem}": record
         for name, path, record in zip(names, files, records, strict=True)
     }
+
+
+def _with_settings(record: dict[str, Any], results: Path) -> dict[str, Any]:
+    """A record that does not say its run's settings gets those of the run whose validation perplexity it begins with."""
+    if "settings" in record:
+        return record
+    for path in sorted((results / record["recipe"]).glob("*.json")):
+        run = json.loads(path.read_text("utf-8"))
+        found, whole = run.get("metrics", {}).get("valid_perplexity", math.inf), record["curve"][0]["valid_perplexity"]
+        if run.get("seed") == record["seed"] and math.isclose(found, whole, rel_tol=1e-6):
+            return {**record, "settings": run["settings"]}
+    return record
 
 
 def _name(record: Mapping[str, Any]) -> str:
