@@ -14,7 +14,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     grid         results/grid/NAME.json                       bayesrnn sweep RECIPE --grid … --grid …: its sweep.json
     ablation     results/ablation/*.json                      python benchmarks/ablation.py --data ptb
     differences  results/differences/*.json                   python benchmarks/differences.py --data ptb
-    first-fall   results/zaremba-medium/*.json                bayesrnn train zaremba-medium, with train.decay_after=6 too
+    first-fall   results/zaremba-medium/*.json                bayesrnn train zaremba-medium [train.decay_after=6]
     digits*      results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment*   results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning*  results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe

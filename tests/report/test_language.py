@@ -118,7 +118,8 @@ def test_the_small_models_have_a_picture_of_their_own(tmp_path):
     for name, valid in (("small-plain", [150.0, 130.0, 160.0]), ("small-variational", [160.0, 140.0, 120.0])):
         (tmp_path / name).mkdir()
         curves = {"valid_perplexity": valid, "train_perplexity": [200.0, 90.0, 40.0]}
-        (tmp_path / name / "1.json").write_text(json.dumps({"recipe": name, "seed": 1, "metrics": {}, "curves": curves}))
+        record = {"recipe": name, "seed": 1, "metrics": {}, "curves": curves}
+        (tmp_path / name / "1.json").write_text(json.dumps(record))
     text = language.overfitting(tmp_path)
     assert (
         "small-plain: 130.0 validation at best, in epoch 2, and 160.0 after epoch 3, where training is at 40.0" in text

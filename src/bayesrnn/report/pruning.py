@@ -78,7 +78,7 @@ def load(results: Path) -> dict[str, dict[str, Any]]:
 
 
 def _with_settings(record: dict[str, Any], results: Path) -> dict[str, Any]:
-    """A record that does not say its run's settings gets those of the run whose validation perplexity it begins with."""
+    """A record without settings gets those of the run whose validation perplexity it begins with."""
     if "settings" in record:
         return record
     for path in sorted((results / record["recipe"]).glob("*.json")):
