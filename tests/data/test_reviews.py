@@ -79,8 +79,8 @@ class TestRead:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda c, a: [c.pop(k) for k in list(c) if a in k], r"no folder Scott\+Renshaw"),
-            (lambda c, a: c.pop(f"scaledata/{a}/rating.{a}"), r"Scott\+Renshaw has no file rating.Scott\+Renshaw"),
+            (lambda c, a: [c.pop(k) for k in list(c) if a in k], r"data\S* has no folder Scott\+Renshaw"),
+            (lambda c, a: c.pop(f"scaledata/{a}/rating.{a}"), r"data\S* has no file rating.Scott\+Renshaw"),
             (lambda c, a: c.pop(f"scaledata/{a}/subj.{a}"), r"has no file subj.Scott\+Renshaw"),
             (lambda c, a: c.update({f"scaledata/{a}/rating.{a}": b"0.5\n"}), r"has 6 lines and rating.\S+ has 1;"),
             (lambda c, a: c.update({f"scaledata/{a}/rating.{a}": b""}), r"rating.Scott\+Renshaw is empty"),

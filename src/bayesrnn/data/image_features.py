@@ -66,7 +66,10 @@ def read_features(file: str | Path) -> Features:
     if names is None:
         raise UserError(f"There is no filenames.json beside {file}; it says which image each row belongs to.")
     if len(values) != len(names):
-        raise UserError(f"{file} has {len(values)} rows but filenames.json names {len(names)} images.")
+        raise UserError(
+            f"{file} has {len(values)} rows but filenames.json names {len(names)} images; one of the two "
+            "belongs to other images."
+        )
     usable = np.abs(values) <= np.finfo(np.float32).max
     if not usable.all():
         row = int(np.flatnonzero(~usable.all(1))[0])
@@ -86,7 +89,7 @@ def _array(file: Path) -> np.ndarray:
             size = os.fstat(source.fileno()).st_size
             found = _NPY.match(start)
             if found is None:
-                raise UserError(f"{file} is not a .npy file of numbers.")
+                raise UserError(f"{file} is not a .npy file of numbers; leave data.features out to compute them.")
             kind, order, shape = (part.decode("ascii") for part in found.groups())
             axes = [int(n) for n in shape.split(",") if n.strip()]
             if len(axes) != 2 or kind not in _KINDS:
@@ -198,7 +201,7 @@ def open_image(file: str | Path) -> "Image":
         UserError: the file is not there, does not decode, or is larger than a picture is.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise UserError("Reading images needs Pillow: pip install pillow, or give the features.") from None
     try:
@@ -213,6 +216,10 @@ def open_image(file: str | Path) -> "Image":
         raise UserError(f"There is no image {file}.") from None
     except MemoryError:
         raise
+    except UnidentifiedImageError:
+        raise UserError(
+            f"{file} does not decode as an image (no {', '.join(_FORMATS)}); replace it or leave it out."
+        ) from None
     except Exception as error:  # a broken file can raise anything in Pillow's readers
         raise UserError(
             f"{file} does not decode as an image ({first_line(error)}); replace it or leave it out."

@@ -51,6 +51,7 @@ def read(path: str | Path) -> list[Review]:
     files = _find(Path(path))
     reviews = []
     for author in AUTHORS:
+        _check_author(files, author, Path(path))
         texts = _lines(files, author, "subj")
         ratings = [_rating(text, author, i) for i, text in enumerate(_lines(files, author, "rating"), 1)]
         if len(texts) != len(ratings):
@@ -117,13 +118,17 @@ def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
     return found
 
 
-def _lines(files: dict[tuple[str, str], bytes], author: str, kind: str) -> list[str]:
+def _check_author(files: dict[tuple[str, str], bytes], author: str, path: Path) -> None:
     if not any(name == author for name, _ in files):
         raise UserError(
-            f"There is no folder {author} with subj.{author} and rating.{author}; unpack the archive again."
+            f"{path} has no folder {author} with subj.{author} and rating.{author}; unpack the archive again."
         )
-    if (author, kind) not in files:
-        raise UserError(f"The folder {author} has no file {kind}.{author}; unpack the archive again.")
+    for kind in ("subj", "rating"):
+        if (author, kind) not in files:
+            raise UserError(f"{path} has no file {kind}.{author} in the folder {author}; unpack the archive again.")
+
+
+def _lines(files: dict[tuple[str, str], bytes], author: str, kind: str) -> list[str]:
     # Not splitlines(): in latin-1 it would cut at letters such as \x85 too.
     lines = files[author, kind].decode("latin-1").split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
