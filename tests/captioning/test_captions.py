@@ -258,7 +258,7 @@ class TestImages:
         with pytest.raises(UserError, match=r"There is no image .*a.jpg"):
             image_features.open_image(file)
         file.write_bytes(b"not an image")
-        with pytest.raises(UserError, match=r"a.jpg does not decode as an image \(no JPEG, PNG):
+        with pytest.raises(UserError, match=r"a.jpg does not decode as an image \(no JPEG, PNG"):
             image_features.open_image(file)
         picture(300, 300).save(file)
         file.write_bytes(file.read_bytes()[:2000])
