@@ -9,6 +9,7 @@ import pytest
 from bayesrnn import recipes
 from bayesrnn.report.forecast import (
     BLOCKS,
+    _ticks,
     ahead_plot,
     comparison_table,
     findings,
@@ -61,6 +62,24 @@ def test_pictures():
     assert size(ahead_plot(record())) == (1080, 570)
     assert size(pit_plot({"a": [record()], "b": [record(), record(2)]})) == (1080, 360)
     assert size(pit_plot({name: [record()] for name in "abcde"})) == (1080, 660)  # two rows of three
+
+
+def test_labels_of_months_divide_the_year():
+    months = [f"{2000 + i // 12}-{i % 12 + 1:02}" for i in range(5, 77)]
+    assert [months[i] for i in _ticks(months, 7)] == ["2001-01", "2002-01", "2003-01", "2004-01", "2005-01", "2006-01"]
+    assert [months[i] for i in _ticks(months[:20], 7)] == [
+        "2000-07",
+        "2000-10",
+        "2001-01",
+        "2001-04",
+        "2001-07",
+        "2001-10",
+        "2002-01",
+    ]
+    assert [months[i] for i in _ticks(months[:3], 7)] == months[:3]
+    days = [f"2020-01-{i + 1:02}" for i in range(30)]
+    assert list(_ticks(days, 7)) == [0, 5, 10, 15, 20, 25]
+    assert list(_ticks([], 7)) == []
 
 
 def test_pictures_are_the_same_again():

@@ -1,6 +1,7 @@
 """Plots of forecasts: bands that show both kinds of uncertainty apart, and whether they hold what they promise."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _BLACK, _FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
 _NARROW = (4.6, 3.9)
+_MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 RECIPES = {"forecast": "variational dropout", "forecast-bbb": "Bayes by Backprop", "forecast-plain": "plain LSTM"}
 
 
@@ -39,9 +41,18 @@ def _shown(rows: Mapping[str, Sequence[float]], keys: Sequence[str]) -> dict[str
     return {key: [shown(v) for v in rows[key]] for key in keys}
 
 
-def _date_ticks(axes: "Axes", labels: Sequence[str], most: int = 7) -> None:
+def _ticks(labels: Sequence[str], most: int) -> range:
+    """Places of at most so many labels; of months (2020-01) those that divide the year, from its beginning on."""
     step = max(1, math.ceil(len(labels) / most))
-    at = range(0, len(labels), step)
+    if not all(_MONTH.fullmatch(label) for label in labels):
+        return range(0, len(labels), step)
+    step = next((months for months in (1, 2, 3, 4, 6) if months >= step), 12 * math.ceil(step / 12))
+    first = next((i for i, label in enumerate(labels) if (int(label[-2:]) - 1) % min(step, 12) == 0), 0)
+    return range(first, len(labels), step)
+
+
+def _date_ticks(axes: "Axes", labels: Sequence[str], most: int = 7) -> None:
+    at = _ticks(labels, most)
     axes.set_xticks(list(at), [short(labels[i], 20) for i in at])
     axes.set_xlim(-0.01 * len(labels), 1.01 * len(labels))
 
