@@ -2,6 +2,7 @@
 
     python examples/reject_least_certain.py                          # made-up reviews, about 20 seconds on a CPU
     python examples/reject_least_certain.py --data DIR --epochs 20   # Pang and Lee's scale data, a GPU is welcome
+    python examples/reject_least_certain.py --plot curve.png         # the curve as a picture too
 
 A variational LSTM predicts ratings from 0 to 1. Fifty draws of its weights disagree more on some reviews than on
 others. Sorted by that spread, the predictions one keeps are better the fewer one keeps.
@@ -46,6 +47,19 @@ def train(model: RatingModel, data: reviews.Chunks, mean: float, sd: float, epoc
         print(f"epoch {epoch + 1}/{epochs}: training RMSE {sd * float(total / len(data)) ** 0.5:.3f}", flush=True)
 
 
+def plot(curve: br.uncertainty.RiskCoverage, file: str) -> None:
+    """Error of what is kept against how much is kept; from 5% on, as fewer are mostly chance."""
+    from matplotlib.figure import Figure
+
+    shown = curve.coverage >= 0.05
+    axes = (figure := Figure(figsize=(6, 3.5), layout="constrained")).add_subplot()
+    axes.plot(100 * curve.coverage[shown].cpu(), curve.risk[shown].sqrt().cpu(), label="least spread kept first")
+    axes.axhline(float(curve.risk[-1]) ** 0.5, color="grey", linestyle="--", label="all of them")
+    axes.set(xlabel="predictions kept, %", ylabel="RMSE of those")
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Error of the predictions that are kept, by how many are kept.")
     parser.add_argument("--data", help="folder with scale_data.tar.gz; without it reviews are made up")
@@ -53,6 +67,7 @@ def main() -> None:
     parser.add_argument("--reviews", type=int, default=1500, help="how many are made up")
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--samples", type=int, default=50, help="draws per prediction")
+    parser.add_argument("--plot", help="draw the curve into this file")
     options = parser.parse_args()
     torch.manual_seed(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,6 +86,8 @@ def main() -> None:
     print("\n kept   RMSE of those")
     for kept in (1.0, 0.8, 0.6, 0.4, 0.2):
         print(f"{kept:5.0%}   {curve.risk_at(kept) ** 0.5:.3f}")
+    if options.plot:
+        plot(curve, options.plot)
 
 
 if __name__ == "__main__":
