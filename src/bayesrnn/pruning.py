@@ -58,7 +58,8 @@ class PruneReport:
         return "\n".join([*lines, f"{'all':<{width}}  {self.removed:>12,} of {self.total:>12,}  {share:7.1%}"])
 
 
-def _posterior(q: BayesByBackprop | PosteriorSharpening) -> BayesByBackprop:
+def gaussian_of(q: BayesByBackprop | PosteriorSharpening) -> BayesByBackprop:
+    """The Gaussian posterior itself, without the sharpening around it."""
     inner = q.q if isinstance(q, PosteriorSharpening) else q
     if not isinstance(inner, BayesByBackprop):
         raise TypeError(
@@ -70,7 +71,7 @@ def _posterior(q: BayesByBackprop | PosteriorSharpening) -> BayesByBackprop:
 @torch.no_grad()
 def signal_to_noise(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
     """|mean| / sigma of every weight, by parameter name, in the parameter's shape; at least in float32."""
-    inner = _posterior(q)
+    inner = gaussian_of(q)
     return {name: _ratio(mean, inner.posterior.rho[name]) for name, mean in inner.means.items()}
 
 
@@ -94,7 +95,7 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
     """
     if not is_number(fraction) or not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be a number in [0, 1], got {fraction!r}: 0.8 removes 80% of the weights")
-    fraction, inner = float(fraction), _posterior(q)
+    fraction, inner = float(fraction), gaussian_of(q)
     ratios = {n: r.nan_to_num(nan=0.0, posinf=math.inf) for n, r in signal_to_noise(inner).items()}
     names = list(ratios)
     if per_tensor:
@@ -107,12 +108,25 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
         mask = masks[name].view_as(ratios[name])
         inner.means[name].masked_fill_(mask, 0.0)
         rho = inner.posterior.rho[name]
-        rho.masked_fill_(mask, _GONE_HALF if rho.dtype == torch.float16 else _GONE)
+        rho.masked_fill_(mask, gone_rho(rho.dtype))
         removed = int(mask.sum())
         if removed:
             threshold = max(threshold, float(ratios[name][mask].max()))
         report.append(Pruned(name, removed, mask.numel()))
     return PruneReport(fraction, threshold, tuple(report))
+
+
+@torch.no_grad()
+def removed(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
+    """Which weights `br.prune` has taken away, by parameter name: true where mean and noise are gone."""
+    inner = gaussian_of(q)
+    rhos = {name: inner.posterior.rho[name] for name in inner.means}
+    return {name: (mean == 0) & (rhos[name] == gone_rho(rhos[name].dtype)) for name, mean in inner.means.items()}
+
+
+def gone_rho(dtype: torch.dtype) -> float:
+    """rho of a weight that was taken away; its sigma is near exp(rho)."""
+    return _GONE_HALF if dtype == torch.float16 else _GONE
 
 
 def _lowest(values: Tensor, fraction: float) -> Tensor:

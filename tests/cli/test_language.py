@@ -88,6 +88,126 @@ def test_prune(bayesian, runs):
     assert "no posterior over weights" in refused.stderr
 
 
+def zeros(file):
+    from safetensors.torch import load_file
+
+    return {name: int((t == 0).sum()) for name, t in load_file(file).items()}
+
+
+def test_prune_and_train_again(bayesian):
+    result = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 2, "--retrain-at", "0,0.9", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "60% removed, 2 epochs from rate 0.1:" in result.stdout
+    assert f"a run of its own, {bayesian / 'pruned-0.6'}" in result.stdout
+    summary = json.loads((bayesian / "prune.json").read_text())
+    again = summary["retrained"]
+    assert [row["fraction"] for row in again["curve"]] == [0.0, 0.6, 0.9]
+    assert {0.6, 0.9} <= {row["fraction"] for row in summary["curve"]}
+    whole = summary["curve"][0]["valid_perplexity"]
+    assert all(row["rise"] == pytest.approx(row["valid_perplexity"] / whole - 1) for row in again["curve"])
+    assert again["valid_perplexity"] == pytest.approx(again["curve"][1]["valid_perplexity"])
+    assert (again["epochs"], again["lr"]) == (2, 0.1)
+    assert again["valid_perplexity"] != summary["valid_perplexity"]
+    run = bayesian / "pruned-0.6"
+    assert invoke("evaluate", run, "--samples", 2).exit_code == 0
+    assert json.loads((run / "evaluation.json").read_text())["valid_perplexity"] == pytest.approx(
+        again["valid_perplexity"]
+    )
+    assert invoke("predict", run, text="w1 w2\n").exit_code == 0
+    for words, file in ((["export", run], run), (["export", bayesian, "--pruned"], bayesian)):
+        assert invoke(*words).exit_code == 0
+        removed = {name: part["removed"] for name, part in summary["tensors"].items()}
+        assert zeros(file / "model.safetensors") == {"decoder.bias": 0, **removed}
+    done = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 2, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert "epoch 1/2" not in done.stdout
+    refused = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 3, "--device", "cpu")
+    assert refused.exit_code == 2
+    assert "replace it with --force" in refused.stderr
+    forced = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 1, "--retrain-lr", 0.5, "--force")
+    assert forced.exit_code == 0, forced.output
+    assert "epoch 1/1: lr 0.5" in forced.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--retrain-at", "0.5"], "add --retrain EPOCHS"),
+        (["--retrain-lr", "0.5"], "add --retrain EPOCHS"),
+        (["--force"], "add --retrain EPOCHS"),
+        (["--retrain", "1", "--retrain-at", "0.5,x"], "--retrain-at is 0.5,x; it must be shares"),
+        (["--retrain", "1", "--retrain-at", "1.5"], "--retrain-at is 1.5"),
+        (["--retrain", "1", "--retrain-lr", "0"], "--retrain-lr is 0; it must be a finite number above 0"),
+        (["--retrain", "1", "--retrain-lr", "inf"], "--retrain-lr is inf"),
+    ],
+)
+def test_bad_options_of_training_again(runs, words, message):
+    result = invoke("prune", runs / "brnn-sharpened-medium", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_training_again_that_was_stopped_says_how_to_go_on(bayesian, monkeypatch):
+    from bayesrnn.train import engine
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    words = ["prune", bayesian, "--fraction", 0.6, "--retrain", 1, "--device", "cpu"]
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.Run, "train", stop)
+        result = invoke(*words)
+    assert result.exit_code == 130
+    assert "Stopped; the same command (without --force) goes on." in result.stdout
+    again = invoke(*words)
+    assert again.exit_code == 0, again.output
+
+
+def test_other_data_is_said_and_the_record_is_left_alone(runs, bayesian, text_folder, tmp_path):
+    other = shutil.copytree(text_folder, tmp_path / "text")
+    (other / "test.txt").write_text("\n".join((other / "test.txt").read_text().splitlines()[::-1]) + "\n")
+    before = (bayesian / "record.json").read_text()
+    result = invoke("evaluate", bayesian, "--samples", 0, "--data", other)
+    assert result.exit_code == 0, result.output
+    assert f"The text given is not that of the run in {bayesian}: config.json has another digest." in result.stdout
+    assert (bayesian / "record.json").read_text() == before
+    assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())
+    assert "is not that of the run" in invoke("prune", bayesian, "--data", other).stdout
+    moved = shutil.copytree(text_folder, tmp_path / "moved")
+    same = invoke("evaluate", bayesian, "--samples", 0, "--data", moved)
+    assert "digest" not in same.stdout
+    assert (bayesian / "record.json").read_text() != before
+    config = json.loads((bayesian / "config.json").read_text())
+    del config["data_digest"]  # an earlier version's: nothing to compare with
+    (bayesian / "config.json").write_text(json.dumps(config))
+    from bayesrnn.train import checkpoint
+
+    tensors, about = checkpoint.load(bayesian / "best.safetensors")
+    checkpoint.save_file(bayesian / "best.safetensors", tensors, {k: v for k, v in about.items() if k != "run"})
+    assert "digest" not in invoke("evaluate", bayesian, "--samples", 0, "--data", other).output
+
+
+def test_pruned_weights_of_another_run_are_not_exported(runs, bayesian, tmp_path):
+    assert invoke("prune", bayesian, "--fraction", 0.5).exit_code == 0
+    config = json.loads((bayesian / "config.json").read_text())
+    (bayesian / "config.json").write_text(json.dumps({**config, "seed": 7}))
+    from bayesrnn.train import checkpoint
+    from bayesrnn.train.run_folder import identity
+
+    tensors, about = checkpoint.load(bayesian / "best.safetensors")
+    checkpoint.save_file(bayesian / "best.safetensors", tensors, {**about, "run": identity(bayesian)})
+    result = invoke("export", bayesian, "--pruned")
+    assert result.exit_code == 2
+    assert "pruned.safetensors does not belong to" in result.stderr
+    assert "make it again with `bayesrnn prune" in result.stderr
+    assert result.stderr.count("\n") == 1
+    tensors, about = checkpoint.load(bayesian / "pruned.safetensors")
+    del about["run"]  # an earlier version's
+    checkpoint.save_file(bayesian / "pruned.safetensors", tensors, about)
+    assert invoke("export", bayesian, "--pruned").exit_code == 0
+
+
 @pytest.mark.parametrize("samples", [0, 3])
 def test_predict(runs, samples):
     result = invoke("predict", runs / "variational-tied-medium", "--samples", samples, text="w1 w2 zebra\nw3\n")

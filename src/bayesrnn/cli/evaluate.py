@@ -69,11 +69,13 @@ def command(
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
     task = trained.task(data, where)
+    if other := trained.other_data(task):
+        console.print(f"{other} The figures go to evaluation.json, not to the record.", soft_wrap=True, markup=False)
     metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     if unfinished:
         console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
     else:
-        record(run, metrics)
+        record(run, metrics, own_data=not other)
     rows = [
         {"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list | dict)
     ]
@@ -152,13 +154,15 @@ def _shown(value: Any) -> str:
     return f"{value:.2f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
-def record(run: Path, metrics: dict[str, Any]) -> None:
-    """Write evaluation.json, and put the figures into the run's record if it has one."""
+def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> None:
+    """Write evaluation.json, and put the figures into the run's record if it has one and they are of its own data."""
     import json
 
     from bayesrnn.train.run_folder import RECORD, write_file
 
     write_file(run / "evaluation.json", json.dumps(metrics, indent=2) + "\n")
+    if not own_data:
+        return
     try:
         whole = json.loads((run / RECORD).read_text("utf-8"))
         whole.setdefault("metrics", {}).update(metrics)

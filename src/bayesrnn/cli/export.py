@@ -32,7 +32,7 @@ def command(
     from bayesrnn.errors import UserError
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train import checkpoint
-    from bayesrnn.train.run_folder import write_file
+    from bayesrnn.train.run_folder import identity, write_file
 
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
@@ -52,7 +52,14 @@ def command(
         file = run / "pruned.safetensors"
         if not file.exists():
             raise UserError(f"{run} has no pruned weights; make them with `bayesrnn prune {run} --fraction F`.")
-        checkpoint.load_model(trained.model, checkpoint.load(file)[0], file)
+        try:
+            tensors, _ = checkpoint.load_own(file, identity(run))
+        except checkpoint.Foreign:
+            raise UserError(
+                f"{file} does not belong to {run / 'config.json'}: it is another run's, or config.json was changed "
+                f"afterwards; make it again with `bayesrnn prune {run} --fraction F`."
+            ) from None
+        checkpoint.load_model(trained.model, tensors, file)
     about, checked = written(trained, path, form)
     write_file(beside, json.dumps({**about, "pruned": pruned}, indent=2) + "\n")
     count = sum(math.prod(shape) for shape in about["parameters"].values())

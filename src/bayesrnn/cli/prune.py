@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,15 @@ from bayesrnn.cli.errors import one_line
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
     from bayesrnn.tasks.trained import Trained
+    from bayesrnn.train.retrain import Schedule
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
+_RETRAINING = "Training again"
+
+Row = dict[str, Any]
 
 
 @one_line
@@ -23,47 +29,68 @@ def command(
     fraction: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of weights to remove.")] = 0.8,
     data: Annotated[str | None, typer.Option(help="The text, where it has moved since.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    retrain: Annotated[
+        int | None,
+        typer.Option(min=1, help="Epochs to train what is left; what is gone stays zero.", rich_help_panel=_RETRAINING),
+    ] = None,
+    retrain_at: Annotated[
+        str | None,
+        typer.Option(
+            help="More shares to remove and train again, with commas, for the curve; 0 is the whole model.",
+            rich_help_panel=_RETRAINING,
+        ),
+    ] = None,
+    retrain_lr: Annotated[
+        float | None,
+        typer.Option(
+            help="First rate, which falls to a tenth. Default: a tenth of the recipe's.", rich_help_panel=_RETRAINING
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Train again what was trained again before.", rich_help_panel=_RETRAINING)
+    ] = False,
 ) -> None:
-    """Remove the weights of lowest signal-to-noise; writes prune.json, prune.png and pruned.safetensors."""
-    import copy
+    """Remove the weights of lowest signal-to-noise; writes prune.json, prune.png and pruned.safetensors.
+
+    With --retrain what is left is trained on, in a run folder of its own inside this one, pruned-FRACTION. Stopped, the
+    same command goes on.
+    """
     import json
 
     import bayesrnn as br
     from bayesrnn.cli.console import plain_console
     from bayesrnn.errors import UserError
+    from bayesrnn.pruning import gaussian_of
     from bayesrnn.report.pruning import picture
-    from bayesrnn.report.tables import Column, rich_table
-    from bayesrnn.tasks import language
-    from bayesrnn.tasks.evaluation import reset_of
     from bayesrnn.tasks.trained import check_task, open_run
     from bayesrnn.train import checkpoint
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
-    from bayesrnn.train.run_folder import write_file
+    from bayesrnn.train.run_folder import identity, write_file
 
     check_task(run, "language")
-    where = device_of(device)
+    where, console = device_of(device), plain_console()
     trained = open_run(run, where)
     set_precision(trained.recipe.train.precision, where)
     if trained.recipe.posterior.kind == "none":
         raise UserError(f"{run} has no posterior over weights; only Bayes by Backprop recipes have signal-to-noise.")
-    streams = trained.streams(data, where)
-    q: Any = trained.model
-
-    def perplexity(model: Any, stream: Any) -> float:
-        reset = reset_of(trained)
-        window = reset or language.evaluation_window(stream, len(trained.vocabulary))
-        return language.perplexity(model, stream, window=window, carry_state=reset is None)
-
-    rows: list[dict[str, float]] = []
-    for share in sorted({*FRACTIONS, fraction}):
-        smaller = copy.deepcopy(q)
-        br.prune(smaller, share)
-        rows.append({"fraction": share, "valid_perplexity": perplexity(smaller, streams.valid)})
-    for row in rows:
-        row["rise"] = row["valid_perplexity"] / rows[0]["valid_perplexity"] - 1
+    plan, more = _plan(trained, retrain, retrain_at, retrain_lr, force)
+    task: Any = trained.task(data, where)
+    if other := trained.other_data(task):
+        console.print(other, soft_wrap=True, markup=False)
+    streams, q, perplexity = task.streams, task.model, _measure(trained)
+    rows = _curve(q, {*FRACTIONS, fraction, *more}, lambda model: perplexity(model, streams.valid))
     # One value per weight and tensor, before the weights go.
     ratios = {name: ratio.cpu() for name, ratio in br.signal_to_noise(q).items()}
+    again: list[Row] = []
+    weights: Any = None
+    if plan is not None:
+        for share in sorted({fraction, *more}):
+            smaller = _trained_again(trained, plan, share, data, force, console)
+            valid = perplexity(smaller, streams.valid)
+            rise = valid / rows[0]["valid_perplexity"] - 1
+            again.append({"fraction": share, "valid_perplexity": valid, "rise": rise})
+            weights = smaller.state_dict() if share == fraction else weights
     report = br.prune(q, fraction)
     kept = {name: ratio > report.threshold for name, ratio in ratios.items()}
     summary = {
@@ -75,25 +102,133 @@ def command(
         "tensors": {t.name: {"removed": t.removed, "total": t.total} for t in report.tensors},
         "curve": rows,
     }
+    told = f"With {fraction:.0%} removed: {_figures(summary)}."
+    if plan is not None:
+        gaussian_of(q).load_state_dict(weights)
+        summary["retrained"] = {
+            "epochs": plan.epochs,
+            "lr": plan.lr,
+            "valid_perplexity": perplexity(q, streams.valid),
+            "test_perplexity": perplexity(q, streams.test),
+            "curve": again,
+        }
+        told += f" Trained again: {_figures(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
     tensors = {f"model.{key}": value for key, value in q.state_dict().items()}
-    checkpoint.save_file(run / "pruned.safetensors", tensors, {"fraction": fraction})
+    about = {"run": identity(run), "fraction": fraction, "retrained": 0 if plan is None else plan.epochs}
+    checkpoint.save_file(run / "pruned.safetensors", tensors, about)
     write_file(run / "prune.json", json.dumps(summary, indent=2) + "\n")
-    write_file(run / "prune.png", picture(rows, kept))
-    console = plain_console()
-    columns = (
+    write_file(run / "prune.png", picture(rows, kept, again))
+    _show(console, rows, again)
+    console.print(f"{told} Written to {run}", soft_wrap=True)
+
+
+def _plan(
+    trained: "Trained", epochs: int | None, at: str | None, lr: float | None, force: bool
+) -> "tuple[Schedule | None, list[float]]":
+    """How to train again, and with which further shares removed; None: not at all."""
+    from bayesrnn.errors import UserError
+    from bayesrnn.train.retrain import schedule
+
+    if epochs is None:
+        if at is not None or lr is not None or force:
+            raise UserError("--retrain-at, --retrain-lr and --force are for training again; add --retrain EPOCHS.")
+        return None, []
+    try:
+        more = [float(part) for part in (at or "").split(",") if at is not None]
+    except ValueError:
+        more = [-1.0]
+    if not all(0 <= share < 1 for share in more):
+        raise UserError(
+            f"--retrain-at is {at}; it must be shares from 0 to below 1 with commas between, such as 0,0.9."
+        )
+    if lr is not None and not 0 < lr < float("inf"):
+        raise UserError(f"--retrain-lr is {lr:g}; it must be a finite number above 0.")
+    return schedule(trained.recipe, epochs, lr), more
+
+
+def _measure(trained: "Trained") -> Callable[[Any, Any], float]:
+    """Perplexity of the posterior mean on one stream, its state carried as the run's recipe does."""
+    from bayesrnn.tasks import language
+    from bayesrnn.tasks.evaluation import reset_of
+
+    reset = reset_of(trained)
+
+    def perplexity(model: Any, stream: Any) -> float:
+        window = reset or language.evaluation_window(stream, len(trained.vocabulary))
+        return language.perplexity(model, stream, window=window, carry_state=reset is None)
+
+    return perplexity
+
+
+def _curve(q: Any, shares: set[float], perplexity: Callable[[Any], float]) -> list[Row]:
+    """Validation perplexity with each share removed, and its rise over that with none."""
+    import copy
+
+    import bayesrnn as br
+
+    rows: list[Row] = []
+    for share in sorted(shares):
+        smaller = copy.deepcopy(q)
+        br.prune(smaller, share)
+        rows.append({"fraction": share, "valid_perplexity": perplexity(smaller)})
+    for row in rows:
+        row["rise"] = row["valid_perplexity"] / rows[0]["valid_perplexity"] - 1
+    return rows
+
+
+def _folder(run: Path, share: float) -> Path:
+    return run / f"pruned-{share:g}"
+
+
+def _trained_again(
+    trained: "Trained", plan: "Schedule", share: float, data: str | None, force: bool, console: "Console"
+) -> Any:
+    """The run's posterior with this share removed and the rest trained again, in eval mode."""
+    import copy
+
+    import bayesrnn as br
+    from bayesrnn.cli.train import reporter
+    from bayesrnn.pruning import gaussian_of
+    from bayesrnn.train import checkpoint
+    from bayesrnn.train.retrain import retrain
+
+    model: Any = trained.model
+    smaller, out = copy.deepcopy(gaussian_of(model)), _folder(trained.path, share)
+    br.prune(smaller, share)
+    console.print(f"{share:.0%} removed, {plan.epochs} epochs from rate {plan.lr:g}:", style="bold")
+    with reporter(console) as told:
+        try:
+            found = retrain(
+                trained, smaller, plan, fraction=share, out=out, reporter=told, data=data, force=force,
+                command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            told.say("Stopped; the same command (without --force) goes on.")
+            raise
+    checkpoint.load_model(smaller, found, out / checkpoint.BEST)
+    return smaller.eval()
+
+
+def _figures(summary: Row) -> str:
+    return f"{summary['valid_perplexity']:.2f} validation, {summary['test_perplexity']:.2f} test"
+
+
+def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
+    from bayesrnn.report.tables import Column, rich_table
+
+    columns = [
         Column("fraction", "weights removed", "{:.0%}"),
         Column("valid_perplexity", "validation perplexity", "{:.2f}"),
         Column("rise", "rise", "{:+.1%}"),
-    )
-    console.print(rich_table(rows, columns))
-    console.print(
-        f"With {fraction:.0%} removed: {summary['valid_perplexity']:.2f} validation, "
-        f"{summary['test_perplexity']:.2f} test. Written to {run}",
-        soft_wrap=True,
-    )
+    ]
+    if again:
+        columns += [Column("again", "trained again", "{:.2f}"), Column("rise_again", "rise", "{:+.1%}")]
+    found = {row["fraction"]: {"again": row["valid_perplexity"], "rise_again": row["rise"]} for row in again}
+    none = {"again": None, "rise_again": None}
+    console.print(rich_table([{**row, **found.get(row["fraction"], none)} for row in rows], columns))
 
 
-def _about(trained: "Trained", device: "torch.device") -> dict[str, Any]:
+def _about(trained: "Trained", device: "torch.device") -> Row:
     """Which run was pruned, and where: the figures are then a record by themselves."""
     from bayesrnn.train.engine import environment
     from bayesrnn.train.launch import commit

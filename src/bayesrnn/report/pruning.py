@@ -26,12 +26,15 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> bytes:
+def picture(
+    rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any], again: Sequence[Mapping[str, float]] = ()
+) -> bytes:
     """Perplexity against the share removed; below it, per recurrent weight matrix, what is left (dark). PNG bytes.
 
     Args:
         rows: with ``fraction`` and ``valid_perplexity``.
         kept: parameter name to a boolean tensor of the parameter's shape.
+        again: as ``rows``, where what is left was trained again.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,8 +45,13 @@ def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> byt
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2 if matrices else 1, max(len(matrices), 1))
     axes = figure.add_subplot(grid[0, :])
-    axes.plot([r["fraction"] for r in rows], [r["valid_perplexity"] for r in rows], "o-", color=COLOURS[1])
-    values = [r["valid_perplexity"] for r in rows]
+    lines = {"removed": (rows, "o-", COLOURS[1]), "removed, the rest trained again": (again, "s--", COLOURS[0])}
+    for label, (points, style, colour) in lines.items():
+        if points:
+            axes.plot(*_points(points, "valid_perplexity"), style, color=colour, label=label)
+    if again:
+        axes.legend(frameon=False)
+    values = [r["valid_perplexity"] for r in (*rows, *again)]
     wide = max(values) > 2 * min(values)
     if wide:
         axes.set_yscale("log")
@@ -64,6 +72,10 @@ def picture(rows: Sequence[Mapping[str, float]], kept: Mapping[str, Any]) -> byt
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     return png.getvalue()
+
+
+def _points(rows: Sequence[Mapping[str, float]], key: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
+    return [scale * r["fraction"] for r in rows], [scale * r[key] for r in rows]
 
 
 def load(results: Path) -> dict[str, dict[str, Any]]:

@@ -50,6 +50,13 @@ class Trained:
         assert isinstance(task, language.Language)
         return task.streams
 
+    def other_data(self, task: Task) -> str:
+        """A sentence where the task's data are not those of the run; empty: they are, or nobody knows."""
+        known = self.config.get("data_digest")
+        if known is None or task.digest() == known:
+            return ""
+        return f"The {task.source} given is not that of the run in {self.path}: config.json has another digest."
+
     def _must_be_language(self) -> None:
         _check_task(self.path, self.recipe.task, "language")
 

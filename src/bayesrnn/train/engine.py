@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -92,6 +92,7 @@ class Run:
         reporter: told of progress.
         graph: False: no CUDA graph.
         ranks: the processes that train together; the task is split already.
+        held: parameter names to masks, true for the entries that stay what the task's model has there.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Run:
         reporter: Reporter,
         graph: bool = True,
         ranks: Ranks | None = None,
+        held: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.task, self.recipe, self.seed, self.reporter = task, task.recipe, seed, reporter
         self._folder, self.ranks = folder, ranks or Ranks()
@@ -118,7 +120,7 @@ class Run:
             if not self.ranks.first:
                 torch.manual_seed(seed_of(seed, self.ranks.rank))
         self.step = Step(
-            task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks
+            task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks, held=held
         )
         self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
         self.history: list[dict[str, Any]] = []

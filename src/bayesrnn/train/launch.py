@@ -80,7 +80,7 @@ def launch(
             names = (*engine.FILES, *files)
             folder = RunFolder(out, files=names, force=force, resume=going_on, by=" ".join(starters))
             stack.enter_context(folder)
-            _describe(folder, config, task, resume=going_on)
+            describe(folder, config, task, resume=going_on)
             if folder.note:
                 reporter.say(folder.note)
             return going_on
@@ -96,30 +96,44 @@ def launch(
             reporter.say(f"{ranks.count} processes, {task.batch_size // ranks.count} rows and {each}.")
         reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
         if going_on:
-            _go_on(run)
+            go_on(run)
         run.train()
         if folder is None:
             return {}
-        metrics = engine.final_metrics(run, measure=measure)
-        record = {
-            "recipe": config["recipe"],
-            "seed": seed,
-            "commit": commit(),
-            **engine.environment(where),
-            "command": command,
-            "data": Path(config["data"]).name,
-            "overrides": overrides or [],
-            "ranks": ranks.count,
-            **({_STARTERS: " ".join(starters)} if starters else {}),
-            "cuda_graph": run.step.graph is not None,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-            "settings": config["settings"],
-            **task.about(),
-            "curves": engine.curves(run),
-            "metrics": metrics,
-        }
+        record = recorded(run, config, overrides=overrides or [], command=command, started=started, measure=measure)
+        if starters:
+            record[_STARTERS] = " ".join(starters)
         folder.finish(record, spare=checkpoint.SPARE)
     return record
+
+
+def recorded(
+    run: engine.Run,
+    config: dict[str, Any],
+    *,
+    overrides: list[str],
+    command: str,
+    started: float,
+    measure: bool = True,
+) -> dict[str, Any]:
+    """The record of a run that has ended; ``started``: when, in seconds since 1970."""
+    metrics = engine.final_metrics(run, measure=measure)
+    return {
+        "recipe": config["recipe"],
+        "seed": config["seed"],
+        "commit": commit(),
+        **engine.environment(run.step.device),
+        "command": command,
+        "data": Path(config["data"]).name,
+        "overrides": overrides,
+        "ranks": run.ranks.count,
+        "cuda_graph": run.step.graph is not None,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "settings": config["settings"],
+        **run.task.about(),
+        "curves": engine.curves(run),
+        "metrics": metrics,
+    }
 
 
 class _Silent:
@@ -183,7 +197,7 @@ def _is_ours(out: Path, starters: list[str]) -> bool:
     return bool(set(words[1:]) & set(starters))
 
 
-def _describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
+def describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
     """Write what the run is, or see that what is written is the same."""
     files = task.files()
     if resume and not _was_killed_at_birth(folder, files):
@@ -195,7 +209,7 @@ def _describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: 
         folder.write(file, content)
 
 
-def _go_on(run: engine.Run) -> None:
+def go_on(run: engine.Run) -> None:
     """From the folder's last checkpoint, or from the beginning where the run was stopped before it wrote one."""
 
     def saved() -> bool:
@@ -233,6 +247,11 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
     for key in ("recipe", "seed"):
         if before.get(key) != config[key]:
             raise UserError(f"{folder.path} was started with {key} {before.get(key)}, not {config[key]}.")
+    if before.get("pruned") != config.get("pruned"):
+        raise UserError(
+            f"{folder.path} was begun with other weights: pruned ones are trained on by bayesrnn prune --retrain, with "
+            "the fraction and the run that they were made of; go on with that command, or start over with --force."
+        )
     old = recipes.flatten(recipes.from_dict(before.get("settings"), where="config.json"))
     new = recipes.flatten(recipes.from_dict(config["settings"], where="recipe"))
     for key, value in new.items():

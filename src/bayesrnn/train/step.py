@@ -4,12 +4,12 @@ Of several processes, which train one model together, each computes the gradient
 averaged, and each makes the same update. On CUDA that is two graphs, with the exchange between them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesrnn import draws, kernels
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
@@ -36,10 +36,18 @@ class Step:
             first epochs it is so long that together with the others it would leave nothing of those.
         graph: False: eager on CUDA too.
         ranks: the processes that train together; the task is split already.
+        held: parameter names to masks, true for the entries that no step changes; see :class:`Held`.
     """
 
     def __init__(
-        self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True, ranks: Ranks | None = None
+        self,
+        task: Task,
+        settings: Train,
+        *,
+        eta_clip: float = 0.1,
+        graph: bool = True,
+        ranks: Ranks | None = None,
+        held: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.task, self.model, self.settings, self.eta_clip = task, task.model, settings, eta_clip
         self.ranks = ranks or Ranks()
@@ -52,6 +60,7 @@ class Step:
         self.etas: list[Tensor] = [p for p in trained if id(p) in rates]
         self.params: list[Tensor] = [p for p in trained if id(p) not in rates]
         both = self.params + self.etas
+        self.held = Held(self.model, self.params, held) if held else None
         self.position = torch.zeros((), dtype=torch.long, device=device)
         self.state = task.state()
         self.lr = torch.ones((), device=device)
@@ -170,6 +179,8 @@ class Step:
     @torch.no_grad()
     def _apply(self, gradients: list[Tensor]) -> None:
         main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
+        if self.held is not None:
+            main = self.held.without(main)
         # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
         rows = self.task.batch_size / self.ranks.count
         if self.fused:
@@ -185,6 +196,8 @@ class Step:
                 extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
                 torch._foreach_div_(extra, rows)
             self._update(self.params + self.etas, main + extra)
+        if self.held is not None:
+            self.held.put_back()
         self.totals[-1].add_(norm.double())
 
     def _noise(self) -> AbstractContextManager[Any]:
@@ -272,6 +285,41 @@ class Step:
                 tensor.copy_(before)
         torch.cuda.set_rng_state(rng, self.device)
         torch.set_rng_state(cpu_rng)
+
+
+class Held:
+    """Entries of parameters that stay what they are now: pruned weights.
+
+    Their gradients count for nothing, in the norm that is clipped neither; and what decay or L2 would move is put back.
+
+    Args:
+        model: its parameters are named in ``masks``.
+        params: those that are trained, in the order of the gradients.
+        masks: names to tensors of the parameter's shape, true where an entry stays.
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[Tensor], masks: Mapping[str, Tensor]) -> None:
+        names = {id(p): name for name, p in model.named_parameters()}
+        place = {names[id(p)]: k for k, p in enumerate(params)}
+        if unknown := sorted(masks.keys() - place.keys()):
+            raise ValueError(f"{unknown[0]!r} is no trained parameter of the model, of which entries could be held")
+        self.places = [place[name] for name in masks]
+        self.params = [params[k] for k in self.places]
+        self.free = [(~mask.to(p.device)).to(p.dtype) for p, mask in zip(self.params, masks.values(), strict=True)]
+        self.values = [p.detach() * (1 - free) for p, free in zip(self.params, self.free, strict=True)]
+
+    def without(self, gradients: list[Tensor]) -> list[Tensor]:
+        """New gradients, zero where an entry is held: autograd may hand out one tensor for two parameters."""
+        found = list(gradients)
+        masked = torch._foreach_mul([gradients[k] for k in self.places], self.free)
+        for k, gradient in zip(self.places, masked, strict=True):
+            found[k] = gradient
+        return found
+
+    def put_back(self) -> None:
+        """The held entries as they were, to the bit."""
+        torch._foreach_mul_(self.params, self.free)
+        torch._foreach_add_(self.params, self.values)
 
 
 def _zeros(tensors: list[Tensor]) -> list[Tensor]:

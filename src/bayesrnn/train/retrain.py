@@ -1,0 +1,155 @@
+"""Pruned weights trained again: what is left learns to do without what is gone, which stays exactly zero."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import pruning, recipes
+from bayesrnn.errors import UserError
+from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
+from bayesrnn.reading import read_json
+from bayesrnn.recipes import Recipe
+from bayesrnn.tasks.language import Language
+from bayesrnn.tasks.trained import Trained, check_files
+from bayesrnn.train import checkpoint, engine
+from bayesrnn.train.launch import describe, go_on, recorded
+from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
+
+RATE, LAST = 0.1, 0.1  # the first rate as a part of the recipe's, the last as a part of the first
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Epochs of retraining, and the rate of the first; it falls to a tenth of that in the last."""
+
+    epochs: int
+    lr: float
+
+    def settings(self) -> list[str]:
+        """As overrides of a recipe. Weights are not averaged, and no epoch is saved by stopping early."""
+        decay = LAST ** (1 / max(1, self.epochs - 1))
+        return [
+            f"train.epochs={self.epochs}",
+            f"train.lr={self.lr:g}",
+            f"train.decay={decay:.10g}",
+            "train.decay_after=1",
+            "train.inverse_gamma=0",
+            "train.average_from=null",
+            "train.patience=null",
+        ]
+
+
+def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
+    """So many epochs; None: at a tenth of the rate that the recipe begins with."""
+    return Schedule(epochs, RATE * recipe.train.lr if lr is None else lr)
+
+
+class Retraining(Language):
+    """A language task whose model begins with given weights, of which some are gone.
+
+    The KL is not reported: log sigma of what is gone is a huge number that never changes; beside it the rest is lost.
+    """
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device, *, start: BayesByBackprop) -> None:
+        super().__init__(recipe, data, device)
+        self.start = start
+
+    def attach(self, model: nn.Module) -> None:
+        model.load_state_dict(self.start.state_dict())
+        super().attach(model)
+
+    def held(self) -> dict[str, Tensor]:
+        """Which entries of mean and rho stay, by the model's names of them."""
+        q = self.start
+        names = {id(p): name for name, p in q.named_parameters()}
+        gone = pruning.removed(q)
+        parts = [(names[id(p)], gone[n]) for n, mean in q.means.items() for p in (mean, q.posterior.rho[n])]
+        return {name: mask for name, mask in parts if mask.any()}
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        return {key: value for key, value in super().training(totals).items() if key != "kl_per_sequence"}
+
+
+def retrain(
+    run: Trained,
+    pruned: BayesByBackprop,
+    plan: Schedule,
+    *,
+    fraction: float,
+    out: Path,
+    reporter: engine.Reporter,
+    data: str | None = None,
+    command: str = "",
+    force: bool = False,
+    graph: bool = True,
+) -> dict[str, Tensor]:
+    """Train what is left of a run's weights, on the run's data; returns those of the epoch best on validation.
+
+    ``out`` is a run folder of its own, for evaluate, predict and export. A finished one of the same weights and
+    settings is not trained again; an unfinished one is gone on with. The test data is not looked at. Sharpening is left
+    out: its second level gives noise to all weights, those that are gone too.
+
+    Args:
+        run: the run that was pruned.
+        pruned: its posterior, after `br.prune`; on the device. It is not changed.
+        fraction: what was removed, for the record.
+        force: start over whatever is in ``out``.
+    """
+    overrides = ["posterior.kind=bayes_by_backprop", *plan.settings()]
+    device = next(pruned.parameters()).device
+    source = data or run.config["data"]
+    given = None if source == Language.default_data else source
+    task = Retraining(recipes.override(run.recipe, overrides), given, device, start=pruned)
+    check_files(task, run.files, advice=f"name the {task.source} it was trained on with --data")
+    files = task.files()
+    config = engine.config(
+        task.recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
+    )
+    config["pruned"] = {"fraction": fraction, "weights": _digest(pruned)}
+    if force or not _done(out, config):
+        resume = not force and (out / MARKER).exists()
+        with RunFolder(out, files=(*engine.FILES, *files), force=force, resume=resume) as folder:
+            describe(folder, config, task, resume=resume)
+            started = time.time()
+            trained = engine.Run(
+                task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=task.held()
+            )
+            if resume:
+                go_on(trained)
+            _train(trained, fraction)
+            record = recorded(trained, config, overrides=overrides, command=command, started=started, measure=False)
+            folder.finish({**record, "pruned": config["pruned"]}, spare=checkpoint.SPARE)
+    return checkpoint.load_own(out / checkpoint.BEST, identity(out))[0]
+
+
+def _train(run: engine.Run, fraction: float) -> None:
+    try:
+        run.train()
+    except engine.Diverged as error:
+        raise UserError(f"With {fraction:.0%} removed: {error} Here the rate is --retrain-lr, with --force.") from None
+
+
+def _done(out: Path, config: dict[str, Any]) -> bool:
+    """Whether the folder has this very retraining, whole; another one is refused."""
+    if (out / MARKER).exists() or not (out / RECORD).exists():
+        return False
+    before, wanted = read_json(out / "config.json"), json.loads(json.dumps(config))
+    if not isinstance(before, dict) or {**before, "data": wanted["data"]} != wanted:
+        raise UserError(f"{out} holds a retraining of other weights, or with other settings; replace it with --force.")
+    return True
+
+
+def _digest(q: BayesByBackprop) -> str:
+    """Of all weights: those that are gone among them."""
+    found = hashlib.sha256()
+    for name, tensor in q.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
