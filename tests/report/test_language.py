@@ -39,6 +39,23 @@ def test_several_pruning_records_of_one_recipe(tmp_path):
     assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
 
 
+def test_curves_of_what_was_trained_again(tmp_path):
+    pruned(tmp_path, "brnn-medium-1")
+    file = tmp_path / "pruning" / "brnn-medium-1.json"
+    points = ((0.0, -0.004), (0.8, 0.006), (0.9, 0.02))
+    again = [{"fraction": f, "valid_perplexity": 80 * (1 + rise), "rise": rise} for f, rise in points]
+    record = json.loads(file.read_text()) | {"retrained": {"epochs": 6, "lr": 0.1, "curve": again}}
+    file.write_text(json.dumps(record))
+    rows = lines(pruning.table(tmp_path))[1:]
+    assert rows[1:] == [
+        ["brnn-medium, seed 1, trained again for 6 epochs", "79.68", "–", "–", "+0.6%", "+2.0%", "80% removed"]
+    ]
+    assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
+    record["retrained"]["curve"] = [{"fraction": 0.9, "valid_perplexity": 90.0, "rise": 0.1}]
+    file.write_text(json.dumps(record))
+    assert lines(pruning.table(tmp_path))[2][1:] == ["–", "–", "–", "–", "+10.0%", "–"]
+
+
 def test_records_that_say_the_same_are_told_apart_by_their_files(tmp_path):
     pruned(tmp_path, "a")
     pruned(tmp_path, "b", rises=(0.0, 0.1, 0.2, 0.3, 0.4))
@@ -148,3 +165,7 @@ def test_a_run_s_own_pruning_picture(values, label, monkeypatch):
     assert len(shown) >= 3
     assert all(float(text.replace(",", "")) > 0 for text in shown)
     assert [cell.get_title() for cell in cells] == ["weight_ih_l0"]
+    assert curve.get_legend() is None
+    pruning.picture(rows, {}, [{"fraction": 0.5, "valid_perplexity": values[0]}])
+    (curve,) = saved[1].axes
+    assert [t.get_text() for t in curve.get_legend().get_texts()] == ["removed", "removed, the rest trained again"]

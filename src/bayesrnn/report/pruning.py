@@ -106,14 +106,25 @@ def _name(record: Mapping[str, Any]) -> str:
     return f"{record['recipe']}{f' ({changed})' if changed else ''}, seed {record['seed']}"
 
 
-def table(results: Path) -> str:
-    """The rise of validation perplexity at some shares removed, a line for every record."""
-    rows = []
+def curves(results: Path) -> dict[str, list[dict[str, float]]]:
+    """The curve of every record, and where the rest was trained again that one too; rises are over the whole model."""
+    found = {}
     for name, record in load(results).items():
-        curve = record["curve"]
-        row: dict[str, Any] = {"run": name, "whole": curve[0]["valid_perplexity"]}
+        found[name] = record["curve"]
+        if again := record.get("retrained"):
+            found[f"{name}, trained again for {again['epochs']} epochs"] = again["curve"]
+    return found
+
+
+def table(results: Path) -> str:
+    """The rise of validation perplexity at some shares removed, a line for every curve."""
+    rows = []
+    for name, curve in curves(results).items():
+        whole = next((p["valid_perplexity"] for p in curve if p["fraction"] == 0), None)
+        row: dict[str, Any] = {"run": name, "whole": whole}
+        row |= {f"{share:.0%}": None for share in _SHARES}
         row |= {f"{p['fraction']:.0%}": p["rise"] for p in curve}
-        row["flat"] = max(p["fraction"] for p in curve if p["rise"] <= _FLAT)
+        row["flat"] = max((p["fraction"] for p in curve if p["rise"] <= _FLAT), default=None)
         rows.append(row)
     return markdown_table(rows, _COLUMNS)
 
@@ -123,20 +134,22 @@ BLOCKS: dict[str, Callable[[Path], str]] = {"pruning": table}
 
 def figures(results: Path) -> dict[str, bytes]:
     """The curves of all records as one PNG file, by name; nothing without records."""
-    records = {textwrap.fill(name, _LABEL): record for name, record in load(results).items()}
-    lines = sum(name.count("\n") + 1 for name in records)
-    return {"ptb-pruning.png": drawn(lambda f: _draw(f, records), (6.4, 3.8 + 0.2 * lines))} if records else {}
+    found = {textwrap.fill(name, _LABEL): curve for name, curve in curves(results).items()}
+    lines = sum(name.count("\n") + 1 for name in found)
+    return {"ptb-pruning.png": drawn(lambda f: _draw(f, found), (6.4, 3.8 + 0.2 * lines))} if found else {}
 
 
-def _draw(figure: "Figure", records: Mapping[str, Mapping[str, Any]]) -> None:
+def _draw(figure: "Figure", named: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     axes = figure.add_subplot()
-    for name, record in records.items():
-        points = [(100 * p["fraction"], 100 * p["rise"]) for p in record["curve"] if p["fraction"] <= 0.9]
-        axes.plot(*zip(*points, strict=True), markersize=4, label=name, **look(name, records, None))
+    lowest = 0.0
+    for name, curve in named.items():
+        points = _points([p for p in curve if p["fraction"] <= _SHARES[-1]], "rise", 100)
+        lowest = min(lowest, *points[1])
+        axes.plot(*points, markersize=4, label=name, **look(name, named, None))
     axes.axhline(100 * _FLAT, color="0.4", linewidth=1, linestyle="--")
     axes.annotate(f"{_FLAT:+.0%}", (0, 100 * _FLAT), xytext=(2, 3), textcoords="offset points", fontsize=8.5)
     axes.set_xlabel("weights removed, lowest |mean| / sigma first, %")
     axes.set_ylabel("rise of validation perplexity, %")
-    axes.set_ylim(-0.5, 25)
+    axes.set_ylim(lowest - 0.5, 25)
     axes.grid(alpha=0.25)
     figure.legend(loc="outside upper left", frameon=False, fontsize=8.5)
