@@ -82,7 +82,10 @@ def parse_size(text: str) -> Size:
             raise ValueError
     except ValueError:
         raise UserError(f"{text!r} is no size; write units x batch, such as 650x20, or 650x20x10000.") from None
-    return Size(*parts)
+    size = Size(*parts)
+    if size.words < 3:
+        raise UserError(f"{text!r} has too few words; a text has two and its end of line at least, such as 8x2x3.")
+    return size
 
 
 class Plain(nn.Module):

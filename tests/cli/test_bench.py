@@ -65,6 +65,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
     [
         (["--size", "8"], "'8' is no size"),
         (["--size", "0x2"], "'0x2' is no size"),
+        (["--size", "8x2x2"], "'8x2x2' has too few words"),
         (["--kind", "quantum"], 'there is no kind \'quantum\' to time; there are "torch.nn with dropout"; "plain"; '),
         (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16"),
         (["--device", "tpu"], "There is no device tpu"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import bayesrnn as br
 from bayesrnn import kernels
+from bayesrnn.cli import app
+from bayesrnn.errors import UserError
 from bayesrnn.kernels import Case
 
 NOISE = {"input_dropout": 0.3, "recurrent_dropout": 0.2}
@@ -22,7 +28,7 @@ def with_cuda(monkeypatch):
     """As if torch saw a CUDA device and all modules were there; what a kernel itself refuses is tested elsewhere."""
     monkeypatch.setattr(kernels, "_needs_triton", lambda case, module: None if case.device == "cuda" else "no CUDA")
     rows = tuple(
-        kernels.Path(row.name, row.what, row.kernels, (lambda case: None) if row.name == "persistent" else row.refuses)
+        dataclasses.replace(row, refuses=lambda case: None) if row.name == "persistent" else row
         for row in kernels._TABLE
     )
     monkeypatch.setattr(kernels, "_TABLE", rows)
@@ -87,6 +93,36 @@ def test_whether_a_path_can_run_a_case_does_not_depend_on_what_was_asked_for():
 def test_unknown_kernels_are_refused():
     with pytest.raises(ValueError, match="there is no kernel 'TRANSFORMER'"):
         kernels.explain("TRANSFORMER")
+
+
+@pytest.mark.parametrize(
+    ("what", "facts", "words"),
+    [
+        (3, {}, "takes a module or the name of a kernel, got int"),
+        (br.LSTM, {}, "takes a module or the name of a kernel, got type"),
+        ("LSTM", {"dtype": "float32"}, "dtype must be a torch.dtype such as torch.float32, got 'float32'"),
+        ("LSTM", {"units": 5}, "there is no 'units' to explain; there are device, dtype, autocast, batch, hidden"),
+        (br.LSTM(2, 3), {"kernel": "GRU"}, "there is no 'kernel' to explain"),
+        ("GRU", {"batch": 0}, "batch must be a whole number above 0, got 0"),
+        ("GRU", {"hidden": "650"}, "hidden must be a whole number above 0, got '650'"),
+        ("LSTM", {"steps": True}, "steps must be a whole number above 0, got True"),
+        ("LSTM", {"recurrent_mask": "both"}, "recurrent_mask must be None, 'tied' or 'untied', got 'both'"),
+    ],
+)
+def test_what_no_case_has_is_refused(what, facts, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        kernels.explain(what, **facts)
+
+
+@pytest.mark.parametrize("name", ["fast", "Loop", "persistent "])
+def test_a_wrong_name_in_the_environment_is_one_line(monkeypatch, name):
+    monkeypatch.setenv("BAYESRNN_KERNEL", name)
+    words = f"BAYESRNN_KERNEL must be one of persistent, cells, triton, compiled, loop, reference, not {name!r}."
+    with pytest.raises(UserError, match=re.escape(words)):
+        br.LSTM(2, 3, **NOISE)(torch.randn(4, 1, 2))
+    result = CliRunner().invoke(app, ["bench", "--device", "cpu", "--quick", "--seconds", "0"])
+    assert result.exit_code == 2
+    assert words in result.output
 
 
 def test_the_interpreter_serves_only_where_it_is_asked_for(monkeypatch):

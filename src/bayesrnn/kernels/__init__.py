@@ -18,6 +18,11 @@ from typing import Any
 
 import torch
 
+from bayesrnn.errors import UserError
+from bayesrnn.kernels.mapped import transformed
+
+KERNELS = ("LSTM", "GRU", "RNN", "input", "gaussian", "update")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -51,6 +56,8 @@ class Path:
     kernels: dict[str, str]
     """Where each function is, as "module:function" below this package; imported at first use."""
     refuses: Callable[[Case], str | None]
+    mapped: tuple[str, ...] = ()
+    """Kernels that also run inside a transform of `torch.func`, such as vmap, where tensors have no memory."""
 
 
 @cache
@@ -127,6 +134,7 @@ _TABLE = (
         "one launch for all steps of a layer",
         {"LSTM": "lstm.triton:lstm", "GRU": "gru.triton:gru"},
         _persistent_refuses,
+        mapped=("LSTM", "GRU"),
     ),
     Path(
         "cells",
@@ -150,6 +158,7 @@ _TABLE = (
             "gaussian": "gaussian.compiled:draw",
         },
         _compiled_refuses,
+        mapped=("LSTM", "GRU", "RNN"),
     ),
     Path(
         "loop",
@@ -162,6 +171,7 @@ _TABLE = (
             "gaussian": "gaussian.fused:sample",
         },
         lambda case: None,
+        mapped=("input",),
     ),
     Path(
         "reference",
@@ -175,6 +185,7 @@ _TABLE = (
             "update": "update.reference:clipped_step",
         },
         lambda case: None,
+        mapped=KERNELS,
     ),
 )
 _NAMES = tuple(row.name for row in _TABLE)
@@ -187,16 +198,16 @@ def force(path: str) -> Iterator[None]:
 
     "reference" can be differentiated twice and runs under `torch.func.vmap`; torch's fused kernels cannot.
     """
-    token = _forced.set(_check(path, "path"))
+    token = _forced.set(_check(path))
     try:
         yield
     finally:
         _forced.reset(token)
 
 
-def _check(path: str, what: str) -> str:
+def _check(path: str) -> str:
     if path not in _NAMES:
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, _NAMES))}, got {path!r}")
+        raise ValueError(f"path must be one of {', '.join(map(repr, _NAMES))}, got {path!r}")
     return path
 
 
@@ -210,7 +221,9 @@ def asked() -> tuple[str, str] | None:
     if (chosen := _forced.get()) is not None:
         return chosen, "kernels.force"
     if chosen := os.environ.get("BAYESRNN_KERNEL"):
-        return _check(chosen, "BAYESRNN_KERNEL"), "BAYESRNN_KERNEL"
+        if chosen not in _NAMES:
+            raise UserError(f"BAYESRNN_KERNEL must be one of {', '.join(_NAMES)}, not {chosen!r}.")
+        return chosen, "BAYESRNN_KERNEL"
     return None
 
 
@@ -223,15 +236,17 @@ def choose(case: Case) -> tuple[Path, list[tuple[Path, str]]]:
         if case.kernel not in row.kernels:
             continue
         reason = "another path was asked for" if k < start else row.refuses(case)
+        if reason is None and case.kernel not in row.mapped and transformed():
+            reason = "it does not know the transforms of torch.func, and one is at work"
         if reason is None:
             return row, against
         against.append((row, reason))
-    raise ValueError(f"there is no kernel {case.kernel!r}: the names are LSTM, GRU, RNN, input, gaussian and update")
+    raise ValueError(f"there is no kernel {case.kernel!r}: the names are {', '.join(KERNELS)}")
 
 
 def able(path: str, case: Case) -> bool:
     """Whether a path can run a case, whatever was asked for."""
-    row = _TABLE[_NAMES.index(_check(path, "path"))]
+    row = _TABLE[_NAMES.index(_check(path))]
     return case.kernel in row.kernels and row.refuses(case) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def explain(
 
         print(br.kernels.explain(model, device="cuda", batch=20))
     """
+    _check(what, dtype, {"batch": batch, **facts})
     if isinstance(what, str):
         case = kernels.Case(what, str(torch.device(device or "cpu").type), dtype or torch.float32, batch=batch, **facts)
         return _paragraph(what, case)
@@ -40,6 +42,23 @@ def explain(
     kind = dtype or (torch.float32 if first is None else first.dtype)
     lines = list(_of_module(what, where.type, kind, batch, facts))
     return "\n".join(lines) or "no recurrent layer and no drawn weights: nothing here has more than one path"
+
+
+def _check(what: object, dtype: object, facts: dict[str, Any]) -> None:
+    """Refuse what no case has, instead of explaining another case."""
+    if not isinstance(what, (str, nn.Module)):
+        raise TypeError(f"explain takes a module or the name of a kernel, got {type(what).__name__}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float32, got {dtype!r}")
+    known = [field.name for field in fields(kernels.Case)][3:]  # after the kernel, its device and dtype
+    for name, value in facts.items():
+        if name not in known:
+            raise TypeError(f"there is no {name!r} to explain; there are device, dtype, {', '.join(known)}")
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if name in ("batch", "hidden", "steps") and value is not None and not whole:
+            raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+    if facts.get("recurrent_mask") not in (None, "tied", "untied"):
+        raise ValueError(f"recurrent_mask must be None, 'tied' or 'untied', got {facts['recurrent_mask']!r}")
 
 
 def _paragraph(title: str, case: kernels.Case) -> str:

@@ -14,6 +14,13 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def beneath(tensor: Tensor) -> Tensor:
+    """The tensor with memory that transforms such as vmap have wrapped."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 class Mapped(torch.autograd.Function):
     """`Mapped.apply(run, *tensors)`: a function `run(draws, tensors)` of stacked tensors. Not differentiable.
 

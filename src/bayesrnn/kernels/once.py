@@ -16,6 +16,17 @@ _MESSAGE = (
 )
 
 
+class OnceFunction(torch.autograd.Function):
+    """A function with a hand-written backward and no forward-mode derivative, which says so."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(
+            "this layer's fast kernels have no forward-mode derivative: run the forward pass inside "
+            "bayesrnn.kernels.force('reference')"
+        )
+
+
 def once_differentiable(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """A backward whose results raise where they are differentiated again.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesrnn.kernels import aligned
 from bayesrnn.kernels.matmul import product_transposed, weight_gradient
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.once import OnceFunction, once_differentiable
 from bayesrnn.kernels.steps import per_row, times_rows
 
 
@@ -34,7 +34,7 @@ def reference(
     return out if bias is None else out + bias
 
 
-class _Project(torch.autograd.Function):
+class _Project(OnceFunction):
     """`reference` with gradients by hand: masked inputs are made again in the backward instead of being kept."""
 
     @staticmethod

@@ -20,7 +20,7 @@ from bayesrnn.kernels.gaussian import compiled
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.gaussian.reference import Sample
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.once import OnceFunction, once_differentiable
 
 _BLOCK = 1 << 18  # elements worked on at a time: large enough for torch's threads, small enough for their caches
 _softplus: Any = torch._C._nn.softplus
@@ -132,7 +132,7 @@ def _log_sum(sigma: Tensor, scratch: Tensor) -> Tensor:
     return torch.clamp_min(sigma, tiny, out=scratch[: sigma.numel()]).log_().sum()
 
 
-class _Sample(torch.autograd.Function):
+class _Sample(OnceFunction):
     @staticmethod
     def forward(
         ctx: Any,

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.mapped import transformed
+
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 
 
@@ -36,7 +38,7 @@ class Pool:
 
     def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """An uninitialised tensor of `shape`, with the dtype and device of `like`."""
-        if like.device.type != "cpu" or _use_count is None or torch.is_inference_mode_enabled():
+        if like.device.type != "cpu" or _use_count is None or torch.is_inference_mode_enabled() or transformed():
             return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
         size = 1
         for n in shape:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
+from bayesrnn.kernels.mapped import beneath
 
 
 class Seeded:
@@ -25,5 +26,10 @@ class Seeded:
         """The noise itself, for paths that take it as tensors; made once."""
         if self._made is None:
             plain = spec._replace(device=self.seed.device, prior=Prior("none"), recurrent=(), low=frozenset())
-            self._made = import_module(f"bayesrnn.kernels.gaussian.{self.path}").noise(self.seed, plain)
+            make = import_module(f"bayesrnn.kernels.gaussian.{self.path}").noise
+            seed = beneath(self.seed)
+            if seed.numel() != 1:
+                raise RuntimeError("vmap with randomness='different' cannot draw weights: hold one draw with br.draw")
+            with torch._C._DisableFuncTorch():  # inside vmap and the like new tensors would have no memory
+                self._made = make(seed, plain)
         return self._made

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import recurrent
 from bayesrnn.kernels.gru import loop, reference
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.once import OnceFunction, once_differentiable
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.steps import previous_rows
 
 
-class _GRU(torch.autograd.Function):
+class _GRU(OnceFunction):
     @staticmethod
     def forward(
         ctx: Any,

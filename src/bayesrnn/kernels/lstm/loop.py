@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.once import OnceFunction, once_differentiable
 from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.steps import is_rectangular, previous_rows
 
 
-class _LSTM(torch.autograd.Function):
+class _LSTM(OnceFunction):
     @staticmethod
     def forward(
         ctx: Any,

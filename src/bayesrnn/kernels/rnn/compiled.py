@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.cpu import recurrent
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.once import OnceFunction, once_differentiable
 from bayesrnn.kernels.recurrent import weight_gradient
 from bayesrnn.kernels.rnn import loop, reference
 from bayesrnn.kernels.steps import previous_rows
 
 
-class _RNN(torch.autograd.Function):
+class _RNN(OnceFunction):
     @staticmethod
     def forward(
         ctx: Any,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.once import OnceFunction, once_differentiable
 from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.steps import is_rectangular, previous_rows
 
 
-class _RNN(torch.autograd.Function):
+class _RNN(OnceFunction):
     @staticmethod
     def forward(
         ctx: Any,
