@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -91,9 +92,37 @@ def test_the_rate_of_dynamic_evaluation_is_chosen_on_validation(text_folder):
         assert found[key] == pytest.approx(alone[best][key], rel=1e-6)
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_rate_and_decay_are_chosen_on_validation_alone(text_folder, rule):
+    """First the rate with the first decay, then the decay with that rate; other test text changes neither."""
+    task = task_of("unregularised-medium", text_folder)
+    scale = 1.0 if rule == "sgd" else 0.01
+    rates, decays = [0.0, 0.05 * scale, 0.2 * scale], [0.0, 0.01, 0.3]
+    settings = {"samples": 0, "dynamic": True, "dynamic_rule": rule}
+    said = []
+    found = task.evaluate(
+        **settings, dynamic_lr=",".join(map(str, rates)), dynamic_decay=",".join(map(str, decays)), say=said.append
+    )
+    alone = {
+        (lr, decay): task.evaluate(**settings, dynamic_lr=lr, dynamic_decay=decay)["valid_perplexity_dynamic"]
+        for lr in rates for decay in decays
+    }  # fmt: skip
+    lr = min(rates, key=lambda rate: alone[rate, 0.0])
+    tried = {pair: alone[pair] for pair in [*((rate, 0.0) for rate in rates), *((lr, decay) for decay in decays)]}
+    names = {f"{r:g}" + (f", decay {d:g}" if d else ""): value for (r, d), value in tried.items()}
+    assert found["dynamic_tried"] == pytest.approx(names, rel=1e-6)
+    assert (found["dynamic_lr"], found["dynamic_decay"]) == min(tried, key=tried.get)
+    assert sum(text.startswith("dynamic evaluation on valid") for text in said) == 5
+    assert sum(text.startswith("dynamic evaluation on test") for text in said) == 1
+    task.streams = dataclasses.replace(task.streams, test=task.streams.test.flip(0))
+    again = task.evaluate(**settings, dynamic_lr=",".join(map(str, rates)), dynamic_decay=",".join(map(str, decays)))
+    assert again["dynamic_tried"] == pytest.approx(found["dynamic_tried"], rel=1e-6)
+    assert again["test_perplexity_dynamic"] != found["test_perplexity_dynamic"]
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan"), "0.1,x"])
 def test_a_decay_that_is_none(text_folder, decay):
-    with pytest.raises(UserError, match=r"--dynamic-decay is .*; it must be at least 0 and below 1"):
+    with pytest.raises(UserError, match=r"--dynamic-decay is .*; it must be a number of at least 0 and below 1, or"):
         task_of("unregularised-medium", text_folder).evaluate(samples=0, dynamic=True, dynamic_decay=decay)
 
 

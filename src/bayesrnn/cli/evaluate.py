@@ -41,8 +41,12 @@ def command(
     ] = None,
     dynamic_rule: Annotated[str, typer.Option(help="sgd, or rms (Krause et al.).", rich_help_panel=_LANGUAGE)] = "sgd",
     dynamic_decay: Annotated[
-        float, typer.Option(min=0.0, help="Pull back to the trained weights.", rich_help_panel=_LANGUAGE)
-    ] = 0.0,
+        str,
+        typer.Option(
+            help="Pull back to the trained weights, or several with commas: the best on validation.",
+            rich_help_panel=_LANGUAGE,
+        ),
+    ] = "0",
     drop_words: Annotated[
         bool, typer.Option("--drop-words", help="Keep word dropout on in draws.", rich_help_panel=_LANGUAGE)
     ] = False,

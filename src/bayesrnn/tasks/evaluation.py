@@ -30,7 +30,7 @@ def evaluate(
     reversed_text: bool = False,
     dynamic_lr: str | float | None = None,
     dynamic_rule: str = "sgd",
-    dynamic_decay: float = 0.0,
+    dynamic_decay: str | float = 0.0,
     drop_words: bool = False,
     entropy_samples: int = 10,
     seed: int = 1,
@@ -46,15 +46,15 @@ def evaluate(
         dynamic: learn on while being tested, on the posterior mean.
         reversed_text: entropy on the reversed test text against that on the text itself.
         dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate. Of several
-            rates, "0.05,0.1", the one that is best on the validation text is taken for the test text.
+            rates, "0.05,0.1", or decays, those that are best on the validation text are taken for the test text:
+            first the rate, with the first decay; then the decay, with that rate.
         drop_words: keep the dropout of word types on in draws; the authors had it off.
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
-    if not dynamic and (dynamic_lr is not None or dynamic_rule != "sgd" or dynamic_decay):
+    decays = _numbers("--dynamic-decay", str(dynamic_decay), below=1.0)
+    if not dynamic and (dynamic_lr is not None or dynamic_rule != "sgd" or any(decays)):
         raise UserError("--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic.")
-    rates = [run.recipe.evaluate.dynamic_lr] if dynamic_lr is None else _rates(str(dynamic_lr))
-    if not 0 <= dynamic_decay < 1:
-        raise UserError(f"--dynamic-decay is {dynamic_decay:g}; it must be at least 0 and below 1.")
+    rates = [run.recipe.evaluate.dynamic_lr] if dynamic_lr is None else _numbers("--dynamic-lr", str(dynamic_lr))
     splits = {"valid": streams.valid, "test": streams.test}
     reset = reset_of(run)
     metrics: dict[str, Any] = {}
@@ -87,22 +87,23 @@ def evaluate(
                 run.model, parts, window=data.window, carry_state=data.carry_state
             )
     if dynamic:
-        metrics |= _dynamic(run, streams, rates, dynamic_rule, dynamic_decay, say)
+        metrics |= _dynamic(run, streams, rates, dynamic_rule, decays, say)
     if reversed_text:
         metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
     return metrics
 
 
-def _rates(text: str) -> list[float]:
+def _numbers(option: str, text: str, *, below: float = float("inf")) -> list[float]:
     try:
-        rates = [float(part) for part in text.split(",")]
-        if not all(0 <= rate < float("inf") for rate in rates):
+        found = [float(part) for part in text.split(",")]
+        if not all(0 <= number < below for number in found):
             raise ValueError
     except ValueError:
-        raise UserError(
-            f"--dynamic-lr is {text}; it must be a finite number of at least 0, or several with commas between."
-        ) from None
-    return rates
+        kind = (
+            "a finite number of at least 0" if below == float("inf") else f"a number of at least 0 and below {below:g}"
+        )
+        raise UserError(f"{option} is {text}; it must be {kind}, or several with commas between.") from None
+    return list(dict.fromkeys(found))
 
 
 def reset_of(run: Trained) -> int | None:
@@ -135,7 +136,7 @@ def _dynamic(
     streams: language.Streams,
     rates: list[float],
     rule: str,
-    decay: float,
+    decays: list[float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     import bayesrnn as br
@@ -151,29 +152,41 @@ def _dynamic(
     # As in training: one stream's gradient is several times as long as a batch's.
     clip = run.recipe.train.clip if rule == "sgd" else None
 
-    def perplexity(stream: Tensor, lr: float) -> float:
+    def perplexity(stream: Tensor, lr: float, decay: float) -> float:
         try:
             return br.dynamic_evaluation(
                 model, stream[:-1], stream[1:],
                 lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip,
             ).perplexity  # fmt: skip
         except FloatingPointError:
-            if len(rates) == 1:
+            if len(rates) == len(decays) == 1:
                 raise
             return float("inf")
 
-    tried = {}
-    for lr in rates:
-        say(f"dynamic evaluation on valid, rate {lr:g}")
-        tried[lr] = perplexity(streams.valid, lr)
-    best = min(tried, key=lambda lr: tried[lr])
-    say(f"dynamic evaluation on test, rate {best:g}")
-    found: dict[str, Any] = {"dynamic_lr": best, "dynamic_rule": rule, "dynamic_decay": decay, "dynamic_clip": clip}
-    if len(rates) > 1:
-        found["dynamic_tried"] = {f"{lr:g}": value for lr, value in tried.items()}
-    found["valid_perplexity_dynamic"] = tried[best]
-    found["test_perplexity_dynamic"] = perplexity(streams.test, best)
+    tried: dict[tuple[float, float], float] = {}
+
+    def best_of(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+        """On the validation text, which alone decides."""
+        for pair in pairs:
+            if pair not in tried:
+                say(f"dynamic evaluation on valid, {_named(pair)}")
+                tried[pair] = perplexity(streams.valid, *pair)
+        return min(tried, key=lambda pair: tried[pair])
+
+    lr, _ = best_of([(lr, decays[0]) for lr in rates])
+    lr, decay = best_of([(lr, decay) for decay in decays])
+    say(f"dynamic evaluation on test, {_named((lr, decay))}")
+    found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay, "dynamic_clip": clip}
+    if len(tried) > 1:
+        found["dynamic_tried"] = {_named(pair).removeprefix("rate "): value for pair, value in tried.items()}
+    found["valid_perplexity_dynamic"] = tried[lr, decay]
+    found["test_perplexity_dynamic"] = perplexity(streams.test, lr, decay)
     return found
+
+
+def _named(pair: tuple[float, float]) -> str:
+    lr, decay = pair
+    return f"rate {lr:g}" + (f", decay {decay:g}" if decay else "")
 
 
 def _reversed(

@@ -48,6 +48,7 @@ class Model:
     tied: bool = False
     init: float = positive(0.05)
     forget_bias: float = 0.0
+    one_bias: bool = False
     word_dropout: float = rate()
     input_dropout: float = rate()
     recurrent_dropout: float = rate()
@@ -167,8 +168,10 @@ def build(recipe: Recipe, vocabulary: int) -> nn.Module:
         step_dropout=m.step_dropout,
         init=m.init,
         forget_bias=m.forget_bias,
+        one_bias=m.one_bias,
     )
-    return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="decoder.bias")
+    ordinary = ["decoder.bias", "rnn.bias_hh*"] if m.one_bias else ["decoder.bias"]
+    return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
 class Objective:
@@ -315,7 +318,7 @@ class Language(Task):
         reversed_text: bool = False,
         dynamic_lr: str | float | None = None,
         dynamic_rule: str = "sgd",
-        dynamic_decay: float = 0.0,
+        dynamic_decay: str | float = 0.0,
         drop_words: bool = False,
         entropy_samples: int = 10,
     ) -> dict[str, Any]:
