@@ -33,8 +33,7 @@ from bayesrnn.data.text import batchify, read_folder, windows
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import scoring
-from bayesrnn.tasks.base import posterior
-from bayesrnn.tasks.language import Language, build, vocabulary_of
+from bayesrnn.tasks.language import Language
 from bayesrnn.train import engine
 from bayesrnn.train.launch import commit, device_of
 from bayesrnn.train.run_folder import RunFolder, write_file
@@ -89,19 +88,6 @@ class OneClip(Language):
         others = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
         factor = _factor(others, loss, self.recipe.train.clip, scaled=(etas, 1 / batch.shape[1]))
         return _with_gradient_of(factor * loss, loss), terms, after
-
-
-class OneBias(Language):
-    """Gates have one bias, as in the papers' code; torch's have two that are added, with a posterior each."""
-
-    @staticmethod
-    def build(recipe: Recipe, files: Any) -> nn.Module:
-        plain = dataclasses.replace(recipe, posterior=dataclasses.replace(recipe.posterior, kind="none"))
-        model: Any = build(plain, len(vocabulary_of(files)))
-        for name, bias in model.rnn.named_parameters():
-            if name.startswith("bias_hh"):
-                nn.init.zeros_(bias).requires_grad_(False)
-        return posterior(model, recipe.posterior, recurrent="rnn.*", exclude=["decoder.bias", "rnn.bias_hh*"])
 
 
 class TokenEmbedding(br.Embedding):
@@ -188,15 +174,16 @@ class Variant:
 
 _LARGE = {"epochs": 55, "decay": 1 / 1.15}
 _BRNN, _SHARPENED, _VARIATIONAL = "brnn-medium", "brnn-sharpened-medium", "variational-tied-medium"
+_TWO = "model.one_bias=false"
 _NO_NOISE = tuple(f"model.{name}_dropout=0" for name in ("input", "recurrent", "output"))
 VARIANTS = {
-    "brnn": Variant(_BRNN),
-    "brnn-per-weight": Variant(_BRNN, ("posterior.group=weight",)),
-    "brnn-kl-every-step": Variant(_BRNN, task=KLAtEveryStep),
-    "brnn-kl-per-word": Variant(_BRNN, task=KLPerWord),
-    "brnn-forget-bias": Variant(_BRNN, ("model.forget_bias=1",)),
-    "brnn-one-bias": Variant(_BRNN, task=OneBias),
-    "brnn-clip-data": Variant(_BRNN, ("train.clip=null",), ClippedData),
+    "brnn": Variant(_BRNN, (_TWO,)),
+    "brnn-per-weight": Variant(_BRNN, (_TWO, "posterior.group=weight")),
+    "brnn-kl-every-step": Variant(_BRNN, (_TWO,), KLAtEveryStep),
+    "brnn-kl-per-word": Variant(_BRNN, (_TWO,), KLPerWord),
+    "brnn-forget-bias": Variant(_BRNN, (_TWO, "model.forget_bias=1")),
+    "brnn-one-bias": Variant(_BRNN),
+    "brnn-clip-data": Variant(_BRNN, (_TWO, "train.clip=null"), ClippedData),
     "sharpened": Variant(_SHARPENED),
     "sharpened-eta-large": Variant(_SHARPENED, ("posterior.init_eta=0.0005",)),
     "sharpened-eta-large-one-clip": Variant(

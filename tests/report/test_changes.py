@@ -32,3 +32,11 @@ def test_what_is_shown_can_be_given_to_train():
     shown = changed_settings(record(model={"tied": True}, train={"lr": 0.002, "clip": None, "optimizer": "adam"}))
     made = recipes.override(recipes.load("caption-bbb"), shown)
     assert (made.model.tied, made.train.lr, made.train.clip, made.train.optimizer) == (True, 0.002, None, "adam")
+
+
+def test_a_setting_that_did_not_exist_then():
+    brnn = {"recipe": "brnn-medium", "settings": {"model": {"hidden": 650}}}
+    assert changed_settings(brnn) == ["model.one_bias=false"]
+    brnn["settings"]["model"]["one_bias"] = True
+    assert changed_settings(brnn) == []
+    assert changed_settings({"recipe": "zaremba-medium", "settings": {"model": {"hidden": 650}}}) == []

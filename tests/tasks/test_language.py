@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from bayesrnn.data.text import batchify
-from bayesrnn.tasks.language import LanguageModel, perplexity
+from bayesrnn.recipes import load, override
+from bayesrnn.tasks.language import LanguageModel, build, perplexity
 
 
 @pytest.fixture
@@ -69,6 +70,29 @@ class TestVariational:
         assert not torch.equal(noisy(tokens)[0], noisy(tokens)[0])
         noisy.eval()
         assert torch.equal(noisy(tokens)[0], noisy(tokens)[0])
+
+
+@pytest.mark.parametrize("rates", [{}, {"recurrent_dropout": 0.2}])
+@pytest.mark.parametrize("forget", [0.0, 1.5])
+def test_one_bias_per_gate(rates, forget):
+    model = LanguageModel(7, 4, 2, init=0.05, forget_bias=forget, one_bias=True, **rates)
+    tokens = torch.randint(7, (6, 2))
+    torch.nn.functional.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) is ("bias_hh" in name)
+        if "bias_hh" in name:
+            assert torch.equal(parameter, torch.tensor([0.0, forget, 0.0, 0.0]).repeat_interleave(4))
+            assert not parameter.requires_grad
+
+
+def test_bayes_by_backprop_with_one_bias_per_gate():
+    recipe = override(load("brnn-medium"), ["model.hidden=4"])
+    random = {}
+    for one in (True, False):
+        q = build(override(recipe, [f"model.one_bias={one}"]), 7)
+        random[one] = {name for name, _, _ in q.named_posteriors()}
+    assert random[False] - random[True] == {"rnn.bias_hh_l0", "rnn.bias_hh_l1"}
+    assert "decoder.bias" not in random[False]
 
 
 @pytest.mark.parametrize("rates", [{}, {"recurrent_dropout": 0.2}])

@@ -7,6 +7,8 @@ from bayesrnn import recipes
 from bayesrnn.errors import UserError
 
 _SECTIONS = ("model", "posterior", "data", "train")
+_BEFORE = {"model.one_bias": False}
+"""What runs had before there was the setting, so that their records do not name it."""
 
 
 def changed_settings(record: Mapping[str, Any]) -> list[str]:
@@ -23,6 +25,8 @@ def changed_settings(record: Mapping[str, Any]) -> list[str]:
         for section in _SECTIONS
         for key, value in record.get("settings", {}).get(section, {}).items()
     }
+    sections = {key.partition(".")[0] for key in then}
+    then |= {key: value for key, value in _BEFORE.items() if key.partition(".")[0] in sections and key not in then}
     return [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
 
 

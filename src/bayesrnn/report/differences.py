@@ -59,8 +59,8 @@ QUESTIONS = (
     Question(
         "BRNN: biases of a gate",
         (
-            Choice("two, added, each random", "brnn"),
             Choice("one", "brnn-one-bias"),
+            Choice("two, added, each random", "brnn"),
             Choice("two, 1 more in forget gates", "brnn-forget-bias"),
         ),
     ),

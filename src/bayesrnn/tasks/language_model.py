@@ -28,6 +28,8 @@ class LanguageModel(nn.Module):
             the decoder (Zaremba et al. 2014).
         init: every parameter starts in U(-init, init); None: torch's start, the embedding in U(-.1, .1).
         forget_bias: added to the forget gates' first bias, so that a fresh cell keeps what it has.
+        one_bias: gates have one bias, as in other frameworks: torch's second one is zero (but for ``forget_bias``) and
+            stays what it is.
 
     Shape:
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state.
@@ -50,6 +52,7 @@ class LanguageModel(nn.Module):
         step_dropout: float = 0.0,
         init: float | None = None,
         forget_bias: float = 0.0,
+        one_bias: bool = False,
     ) -> None:
         super().__init__()
         output_dropout = input_dropout if output_dropout is None else output_dropout
@@ -89,7 +92,10 @@ class LanguageModel(nn.Module):
                 nn.init.uniform_(parameter, -init, init)
         with torch.no_grad():
             for layer in range(layers):
-                self.rnn.get_parameter(f"bias_hh_l{layer}")[hidden : 2 * hidden] += forget_bias
+                bias = self.rnn.get_parameter(f"bias_hh_l{layer}")
+                if one_bias:
+                    bias.zero_().requires_grad_(False)
+                bias[hidden : 2 * hidden] += forget_bias
 
     def forward(self, tokens: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
         hidden, state = run_recurrent(self.rnn, self.step_drop(self.embed(tokens)), state)
