@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 import bayesrnn as br
+from bayesrnn.train.launch import commit
 
 VOCABULARY, STEPS = 10_000, 35
 PEERS = ("blitz-bayesian-pytorch==0.2.8", "bayesian-torch==0.5.0")
@@ -296,6 +297,8 @@ def main() -> None:
     parser.add_argument("--best", action="store_true", help="shortest times instead of medians, on a busy machine")
     parser.add_argument("--out", type=Path, help="write the record here")
     options = parser.parse_args()
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
     torch.set_num_threads(options.threads)
     global typical
     typical = min if options.best else statistics.median
@@ -303,6 +306,7 @@ def main() -> None:
     print("kernels: " + ", ".join(f"{name} {path}" for name, path in kernels.items()), flush=True)
     record: dict[str, Any] = {
         "command": "python benchmarks/cpu.py " + " ".join(sys.argv[1:]),
+        "commit": commit(),
         "device": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "times": "shortest" if options.best else "median",
@@ -314,8 +318,7 @@ def main() -> None:
     }
     if options.peers:
         record["peers"] = peers(options.seconds)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.out is not None:
         options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 

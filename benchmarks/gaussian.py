@@ -163,6 +163,8 @@ def main() -> None:
     parser.add_argument("--variants", type=int, nargs="*", default=[], help="numbers of variants to measure too")
     parser.add_argument("--only", action="store_true", help="the variants alone")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures on a GPU, and torch sees no CUDA device here")
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}: a copy moves {speed / 1e9:.2f} TB/s")
     for hidden in () if options.only else (650, 1500):

@@ -98,6 +98,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--out", type=Path, help="write the record here")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures on a GPU, and torch sees no CUDA device here")
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
     lines: list[dict[str, Any]] = []
     torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {options.batch}, {options.steps} steps")
