@@ -19,6 +19,8 @@ from bayesrnn.train.retrain import Schedule, retrain, schedule
 from bayesrnn.train.step import Held, Step
 
 CPU = torch.device("cpu")
+CUDA = torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no CUDA device")])]
 TINY = ["hidden=8", "batch_size=4", "window=6"]
 # Sigmas that are small against the weights, so that two epochs are enough to learn from.
 LEARNS = [
@@ -136,8 +138,8 @@ def pruned_of(run, fraction=0.8):
     return q
 
 
-def again(folder, out, fraction=0.8, plan=None, told=None, **options):
-    run = open_run(folder, CPU)
+def again(folder, out, fraction=0.8, plan=None, told=None, device="cpu", **options):
+    run = open_run(folder, torch.device(device))
     plan = plan or Schedule(3, 0.1)
     reporter = told or Quiet()
     return retrain(run, pruned_of(run, fraction), plan, fraction=fraction, out=out, reporter=reporter, **options)
@@ -148,13 +150,16 @@ def perplexity(model, text, recipe):
     return language.perplexity(model, task.streams.valid)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["brnn-medium", "brnn-sharpened-medium"])
-def test_what_is_gone_stays_zero_and_the_rest_makes_up_for_it(name, runs, text, tmp_path):
+def test_what_is_gone_stays_zero_and_the_rest_makes_up_for_it(name, device, runs, text, tmp_path):
     run = open_run(runs / name, CPU)
     before = pruned_of(run)
     gone = pruning.removed(before)
     assert sum(int(g.sum()) for g in gone.values()) == round(0.8 * sum(g.numel() for g in gone.values()))
-    again(runs / name, tmp_path / "r")
+    told = Quiet()
+    again(runs / name, tmp_path / "r", told=told, device=device)
+    assert ("One step is one CUDA graph." in told.said) is (device == "cuda")
     made = open_run(tmp_path / "r", CPU)
     q = made.model
     assert type(q) is br.BayesByBackprop

@@ -121,6 +121,8 @@ def retrain(
             trained = engine.Run(
                 task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=task.held()
             )
+            step = trained.step
+            reporter.say("One step is one CUDA graph." if step.graph else f"Steps run eagerly: {step.reason}.")
             if resume:
                 go_on(trained)
             _train(trained, fraction)
