@@ -6,6 +6,7 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.report import captioning
+from bayesrnn.report.changes import changed_settings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,12 @@ def test_the_table_has_means_over_seeds_and_people(results):
     assert f"- Bayes by Backprop, draws, against dropout, mean: perplexity -0.60 {better}, BLEU-4 -0.50" in text
     assert text.count("against dropout, mean") == 4, "two methods with as many units, with the mean and with draws"
     assert "1024 units" not in text
+    reached = "; ".join(
+        f"{method}, {way}"
+        for method in ("dropout", "variational dropout", "Bayes by Backprop")
+        for way in ("mean", "draws")
+    )
+    assert f"- At least the published scores (BLEU-1 63, BLEU-2 41, BLEU-3 27): {reached}." in text
     assert "cuda (made up), torch 2.11" in text
 
 
@@ -90,7 +97,7 @@ def test_a_consensus_that_not_all_seeds_have(results):
     text = captioning.BLOCKS["captioning"](results)
     assert f"| Bayes by Backprop, consensus of draws | – |{' 70.0 |' * 6} 1 |" in text
     assert "- Bayes by Backprop, consensus of draws, against dropout, mean: BLEU-4 +" in text
-    assert text.count("consensus of draws") == 2
+    assert text.count("consensus of draws") == 3, "the row, and two sentences"
     settings = captioning.BLOCKS["captioning-settings"](results)
     assert "| beam / penalty, consensus of draws | mean of scores |" in settings
     assert "| 3 / 0.6 | 70.0 |" in settings
@@ -104,6 +111,7 @@ def test_the_other_tables(results):
     search = captioning.BLOCKS["captioning-search"](results).splitlines()[2:]
     rows = [row.split(" | ") for row in search if row.startswith("|")]
     assert [row[3] for row in rows] == ["15.00", "16.00", "17.00"], "best first"
+    assert {row[4] for row in rows} == {"40.0"}, "60, 45, 30, 15 and 50 on average"
     assert {row[1] for row in rows} == {"train.lr=0.003"}, "what differs from the recipe, wherever it came from"
     assert search[-1] == "Runs: Bayes by Backprop 3."
     doubt = captioning.BLOCKS["captioning-doubt"](results)
@@ -159,6 +167,13 @@ def test_the_page_has_a_place_for_every_block():
     assert set(re.findall(r"<!-- results:([\w-]+) -->", text)) == set(captioning.BLOCKS)
 
 
+def test_records_under_another_recipe_have_its_settings():
+    """Bayes by Backprop with masks was trained as caption-bbb with other settings, which then became a recipe."""
+    for name in captioning.METHODS:
+        for record in captioning.load(ROOT / "results").get(name, []):
+            assert record["recipe"] == name or changed_settings(record, recipe=name) == []
+
+
 def test_every_recipe_has_a_name_and_every_name_a_recipe():
     from bayesrnn import recipes
 
@@ -170,6 +185,6 @@ def test_models_are_compared_with_those_of_their_size(results):
         (results / name).mkdir()
         (results / name / "1.json").write_text(json.dumps(record(name, 1, 15.0 if "dropout" in name else 14.0, 50.0)))
     sentences = captioning.findings(captioning.load(results))
-    assert len(sentences) == 6
+    assert len(sentences) == 7, "one of them about the published scores"
     wide = "Variational dropout, 1024 units, mean, against dropout, 1024 units, mean: perplexity -1.00 (better), "
     assert any(sentence.startswith(wide) for sentence in sentences)

@@ -26,11 +26,13 @@ METHODS = {
     "caption-dropout": "dropout",
     "caption-variational": "variational dropout",
     "caption-bbb": "Bayes by Backprop",
+    "caption-bbb-masks": "Bayes by Backprop with masks",
     "caption-dropout-wide": "dropout, 1024 units",
     "caption-variational-wide": "variational dropout, 1024 units",
 }
 PAIRS = (
     ("caption-bbb", "caption-dropout"),
+    ("caption-bbb-masks", "caption-dropout"),
     ("caption-variational", "caption-dropout"),
     ("caption-variational-wide", "caption-dropout-wide"),
 )
@@ -41,13 +43,13 @@ WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus of draws"}
 """Captions of the posterior mean, of the draws' averaged probabilities, and the most typical of the draws' captions."""
 NOTHING = "Not measured yet: there are no records in `results/`."
 _COLOUR = dict(zip(METHODS, COLOURS, strict=False))
-_STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", (0, (5, 1.5)), "-"), strict=True))
+_STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", "-", (0, (5, 1.5)), "-"), strict=True))
 _FILLS: dict[str, tuple[str, float, Literal["full", "none", "left"]]] = {
     "": ("posterior mean", -0.2, "full"),
     "_mc": ("average over draws", 0.0, "none"),
     "_consensus": ("consensus of draws", 0.2, "left"),
 }
-_MARK = dict(zip(METHODS, "sD^vo", strict=True))
+_MARK = dict(zip(METHODS, "sD^Pvo", strict=True))
 
 Runs = dict[str, list[Record]]
 
@@ -117,7 +119,7 @@ def settings_table(runs: Runs) -> str:
                     found[how] = f"{metrics[f'beam{suffix}']} / {penalty:g}"
                     found[f"score_{how}"] = statistics.fmean(metrics[f"valid_{key}{suffix}"] for key in SCORES)
             found["seconds"] = metrics["train_seconds"]
-            found["changed"] = ", ".join(changed_settings(record)) or None
+            found["changed"] = ", ".join(changed_settings(record, recipe=name)) or None
             rows.append(found)
     chosen = []
     for how in WAYS.values():
@@ -145,6 +147,7 @@ def search_table(records: Sequence[Record]) -> str:
                 "changed": ", ".join(changed_settings(record)) or "nothing",
                 "epoch": record["metrics"]["best_epoch"],
                 "perplexity": record["metrics"]["valid_perplexity"],
+                "score": _validation_score(record),
                 "seconds": record["metrics"]["train_seconds"],
             }
         )
@@ -155,9 +158,16 @@ def search_table(records: Sequence[Record]) -> str:
         Column("changed", "not as in the recipe now"),
         Column("epoch", "best epoch"),
         Column("perplexity", "validation perplexity", "{:.2f}"),
+        Column("score", "mean of scores, mean", "{:.1f}"),
         Column("seconds", "seconds of training", "{:,.0f}"),
     )
     return markdown_table(rows, columns)
+
+
+def _validation_score(record: Record) -> float | None:
+    """The mean of BLEU-1 to BLEU-4 and CIDEr on the validation images, of the posterior mean's captions."""
+    values = [value for key in SCORES for value in records_.figures([record], f"valid_{key}")]
+    return statistics.fmean(values) if values else None
 
 
 def doubt_table(runs: Runs) -> str:
@@ -189,7 +199,21 @@ def findings(runs: Runs) -> list[str]:
                 kept = ", ".join(part for part in parts if part)
                 if kept:
                     said.append(f"{METHODS[bayes]}, {how}, against {METHODS[plain]}, mean: {kept}.")
-    return [sentence[0].upper() + sentence[1:] for sentence in said]
+    return [sentence[0].upper() + sentence[1:] for sentence in [*said, *_published(runs)]]
+
+
+def _published(runs: Runs) -> list[str]:
+    """Which rows have, on average over seeds, at least the published BLEU-1 to BLEU-3."""
+    paper = recipes.load("caption-dropout").paper
+    goals = {key: value for key in SCORES if (value := getattr(paper, key)) is not None}
+    reached = []
+    for name, records in runs.items():
+        for suffix, how in WAYS.items():
+            values = {key: records_.figures(records, f"test_{key}{suffix}") for key in goals}
+            if all(each and statistics.fmean(each) >= goals[key] for key, each in values.items()):
+                reached.append(f"{METHODS[name]}, {how}")
+    wanted = ", ".join(f"{SCORES[key]} {value:g}" for key, value in goals.items())
+    return [f"at least the published scores ({wanted}): {'; '.join(reached) or 'none'}."]
 
 
 def _compared(bayes: Sequence[Record], plain: Sequence[Record], key: str, suffix: str) -> str | None:

@@ -11,13 +11,14 @@ _BEFORE = {"model.one_bias": False}
 """What runs had before there was the setting, so that their records do not name it."""
 
 
-def changed_settings(record: Mapping[str, Any]) -> list[str]:
+def changed_settings(record: Mapping[str, Any], recipe: str | None = None) -> list[str]:
     """KEY=VALUE of each setting of training that the recipe has otherwise now, whoever changed it since.
 
-    Of a record without settings, or whose recipe is gone, nothing.
+    Of a record without settings, or whose recipe is gone, nothing. ``recipe``: in place of the one that the record
+    names, where its settings have become those of another recipe.
     """
     try:
-        now = recipes.flatten(recipes.load(record["recipe"]))
+        now = recipes.flatten(recipes.load(recipe or record["recipe"]))
     except UserError:
         return []
     then = {
