@@ -108,6 +108,12 @@ def test_a_run_leaves_its_folder_and_record(text_folder, tmp_path):
     assert "not a CUDA device" in " ".join(told.said)
 
 
+def test_the_record_names_the_kernels_that_were_asked_for(text_folder, tmp_path, monkeypatch):
+    assert "kernel" not in run(text_folder, tmp_path / "default", overrides=["epochs=1"])
+    monkeypatch.setenv("BAYESRNN_KERNEL", "loop")
+    assert run(text_folder, tmp_path / "asked", overrides=["epochs=1"])["kernel"] == "loop"
+
+
 def weights(out, name="last.safetensors"):
     return checkpoint.load(out / name)[0]
 

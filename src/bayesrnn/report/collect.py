@@ -18,7 +18,7 @@ _LARGEST = 1e150  # of a metric: means and deviations over seeds are finite
 _MOST_NAMED = 6  # where fewer do not tell runs apart
 _TEXTS = ("description", "table", "task")
 _KEPT = ("train.save_every",)  # what changes no figure is named last
-_ENVIRONMENT = ("device", "versions", "commit", "command", "data", "started", "cuda_graph")
+_ENVIRONMENT = ("device", "versions", "commit", "command", "data", "started", "cuda_graph", "kernel")
 
 
 class NoRecord(UserError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bayesrnn import recipes
+from bayesrnn import kernels, recipes
 from bayesrnn.errors import UserError
 from bayesrnn.reading import lack_of_memory, read_json
 from bayesrnn.tasks import sizes
@@ -118,6 +118,7 @@ def recorded(
 ) -> dict[str, Any]:
     """The record of a run that has ended; ``started``: when, in seconds since 1970."""
     metrics = engine.final_metrics(run, measure=measure)
+    wanted = kernels.asked()  # the first path to try, where one was named
     return {
         "recipe": config["recipe"],
         "seed": config["seed"],
@@ -128,6 +129,7 @@ def recorded(
         "overrides": overrides,
         "ranks": run.ranks.count,
         "cuda_graph": run.step.graph is not None,
+        **({"kernel": wanted[0]} if wanted else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "settings": config["settings"],
         **run.task.about(),
