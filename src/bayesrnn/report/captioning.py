@@ -49,7 +49,8 @@ _FILLS: dict[str, tuple[str, float, Literal["full", "none", "left"]]] = {
     "_mc": ("average over draws", 0.0, "none"),
     "_consensus": ("consensus of draws", 0.2, "left"),
 }
-_MARK = dict(zip(METHODS, "sD^Pvo", strict=True))
+_LEGEND = 8.5  # six names of methods in three columns
+_MARK = dict(zip(METHODS, "sD^pvo", strict=True))
 
 Runs = dict[str, list[Record]]
 
@@ -303,7 +304,7 @@ def curves(runs: Runs) -> bytes:
     axes.set_ylabel("perplexity per word (log scale)")
     axes.plot([], [], color="#444444", ls=(0, (1, 1)), lw=1.0, label="training, with noise")
     _plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
     return png(figure)
 
 
@@ -333,7 +334,7 @@ def scores(runs: Runs) -> bytes:
     for suffix, (label, _, fill) in _FILLS.items():
         if any(f"test_bleu4{suffix}" in metrics for metrics in every):
             axes.plot([], [], "o", color="#444444", fillstyle=fill, markerfacecoloralt="white", label=label)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
     return png(figure)
 
 
@@ -357,7 +358,7 @@ def lengths(runs: Runs) -> bytes:
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("length penalty; thicker: wider beam")
         _plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
     return png(figure)
 
 
@@ -379,7 +380,7 @@ def doubt(runs: Runs) -> bytes:
         if column == 1:
             axes.set_ylabel("CIDEr")
         _plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
     return png(figure)
 
 

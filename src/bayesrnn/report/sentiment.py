@@ -375,7 +375,22 @@ def grid_block(results: Path) -> str:
     if last:
         lines += [_grid_table(last, "last validation RMSE")]
         lines += [_picture("sentiment-grid-last.png", "Last validation RMSE over p_U and p_E"), ""]
-    return "\n".join([*lines, f"{about}."])
+    return "\n".join([*lines, *(f"- {sentence}\n" for sentence in _grid_draws(results)), f"{about}."])
+
+
+def _grid_draws(results: Path) -> list[str]:
+    """For each p_E, at how many points draws did at least as well as one standard pass at the end; of records only."""
+    better: dict[float, list[bool]] = {}
+    for path in sorted((results / "sentiment-grid").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        end = record.get("metrics", {}).get("end", {})
+        if end.get("test_rmse_mc") is not None:
+            rate = float(record["settings"]["model"]["word_dropout"])
+            better.setdefault(rate, []).append(end["test_rmse_mc"] <= end["test_rmse"])
+    counts = [f"{sum(found)} of {len(found)} with p_E = {rate:g}" for rate, found in sorted(better.items())]
+    if not counts:
+        return []
+    return [f"Test RMSE at the end, draws (MC) at least as good as the standard approximation: {', '.join(counts)}."]
 
 
 def _grid_table(values: Points, label: str) -> str:

@@ -9,7 +9,6 @@ from bayesrnn.report.figures import drawn, write
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.sentiment import (
     CELLS,
-    GRID,
     VARIANTS,
     Runs,
     any_spread,
@@ -154,6 +153,7 @@ def _draw_uncertainty(figure: "Figure", runs: Runs) -> None:
 def _grid_picture(values: Mapping[tuple[float, float], float], label: str) -> bytes:
     from bayesrnn.report.sweep import heat_map
 
-    rows = [{"settings": dict(zip(GRID, at, strict=True)), "value": value} for at, value in values.items()]
+    keys = ("p_U, recurrent inputs", "p_E, word types")
+    rows = [{"settings": dict(zip(keys, at, strict=True)), "value": value} for at, value in values.items()]
     down, across = (sorted({at[i] for at in values}) for i in (0, 1))
-    return heat_map(rows, keys=GRID, values=(down, across), label=label)
+    return heat_map(rows, keys=keys, values=(down, across), label=label)
