@@ -28,7 +28,10 @@ class Silent:
         pass
 
 
-@pytest.mark.parametrize(("name", "lr"), [("caption-dropout", 0.01), ("caption-variational", 0.01), ("caption-bbb", 1)])
+RATES = {"caption-dropout": 0.01, "caption-variational": 0.01, "caption-bbb": 1, "caption-bbb-masks": 0.01}
+
+
+@pytest.mark.parametrize(("name", "lr"), RATES.items())
 def test_a_run_is_one_graph_per_step_and_learns(pictures, tmp_path, name, lr):
     overrides = ["hidden=32", "batch_size=20", f"lr={lr}", "train.decay=1.0", "train.epochs=4", "precision=fp32"]
     record = launch(
