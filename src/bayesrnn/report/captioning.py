@@ -159,7 +159,7 @@ def search_table(records: Sequence[Record]) -> str:
         Column("changed", "not as in the recipe now"),
         Column("epoch", "best epoch"),
         Column("perplexity", "validation perplexity", "{:.2f}"),
-        Column("score", "mean of scores, mean", "{:.1f}"),
+        Column("score", "validation, mean of scores", "{:.1f}"),
         Column("seconds", "seconds of training", "{:,.0f}"),
     )
     return markdown_table(rows, columns)
