@@ -35,7 +35,7 @@ def heat_map(
     image = axes.imshow(table, cmap="viridis", aspect="auto", vmin=low, vmax=max(top, low + 1e-12))
     for i, line in enumerate(table):
         for j, value in enumerate(line):
-            text = "–" if value != value else f"{value:.4g}"
+            text = "–" if value != value else f"{value:#.4g}".rstrip(".")
             dark = value == value and (value - low) / max(top - low, 1e-12) < 0.55
             axes.text(j, i, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
             if known and value == low:
