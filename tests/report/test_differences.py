@@ -121,6 +121,6 @@ def test_runs_that_differ_in_the_first_fall_alone(tmp_path):
     assert own == 7
     assert rows(text)[1:] == [
         ["7", "86.00", "83.00", "–", "1"],
-        ["6", "87.10 ± 0.10", "84.10 ± 0.10", "+1.3%", "2"],
+        ["6", "87.10 ± 0.14", "84.10 ± 0.14", "+1.3%", "2"],
     ]
     assert text.endswith("zaremba-medium, 39 epochs (cuda (X), torch 2.11).")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from bayesrnn import recipes
@@ -161,10 +161,10 @@ def _values(records: Records, key: str) -> list[float]:
 
 
 def _shown(values: Sequence[float]) -> str:
-    """Their mean, and half of what lies between the lowest and the highest."""
+    """Their mean, and ± their standard deviation."""
     if not values:
         return "diverged"
-    return f"{fmean(values):.2f}" + (f" ± {(max(values) - min(values)) / 2:.2f}" if len(values) > 1 else "")
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def _counted(lua: dict[str, Any]) -> str:
