@@ -364,7 +364,7 @@ def test_batched_weight_draws_equal_sequential_ones(module, x):
     assert not any("forward" in m.__dict__ for m in q.modules())
     plain = q(x)  # and the fused kernels are back
     torch.testing.assert_close(
-        plain[0] if isinstance(plain, tuple) else plain, montecarlo._first(q.mean_module().eval()(x))
+        plain[0] if isinstance(plain, tuple) else plain, montecarlo.first_of(q.mean_module().eval()(x))
     )
 
 
@@ -518,7 +518,7 @@ def test_memory_is_a_quarter_of_what_a_gpu_has_free_and_a_gib_elsewhere(monkeypa
 def test_draws_of_whole_weights_are_cut_into_few_batches_of_one_size(monkeypatch):
     q, x = br.BayesByBackprop(nn.Linear(4, 3), init_sigma=0.3).eval(), reals(5, 4)
     sizes, real = [], montecarlo.batched_weight_draws
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: True)
     monkeypatch.setattr(
         montecarlo,
         "batched_weight_draws",
@@ -547,9 +547,9 @@ def test_a_model_that_vmap_does_not_know_runs_draw_by_draw(monkeypatch):
             return out if float(out.sum()) > 0 else -out
 
     q, x = br.BayesByBackprop(Branching(), init_sigma=0.3).eval(), reals(5, 4)
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: True)
     found = br.predict(q, x, samples=3, seed=1, likelihood=br.Gaussian()).samples
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: False)
     assert torch.equal(found, br.predict(q, x, samples=3, seed=1, likelihood=br.Gaussian()).samples)
 
 
@@ -590,11 +590,11 @@ def test_users_do_not_see_what_vmap_says_about_its_speed(monkeypatch):
     q, x = br.BayesByBackprop(Renormed(4, 3), init_sigma=0.3).eval(), reals(5, 4)
     with pytest.warns(UserWarning, match="There is a performance drop"):
         torch.vmap(lambda t: torch.renorm(t, 2, 0, 1.0))(torch.randn(2, 4, 4))
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         many = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(1), Draw(2)])
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: False)
     one = montecarlo._one(q, x, montecarlo.Rest(), Draw(1))
     torch.testing.assert_close(many[0], one)
 
@@ -602,9 +602,9 @@ def test_users_do_not_see_what_vmap_says_about_its_speed(monkeypatch):
 def test_a_sharpened_model_has_the_same_draws_at_once_and_in_turns(monkeypatch):
     x = reals(7, 2, 4)
     s = br.PosteriorSharpening(br.BayesByBackprop(nn.LSTM(4, 5), init_sigma=0.3)).eval()
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: False)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: False)
     in_turns = br.predict(s, x, samples=6, seed=1).samples
-    monkeypatch.setattr(montecarlo, "_gains_from_batches", lambda q: True)
+    monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: True)
     sizes, real = [], montecarlo.batched_weight_draws
     monkeypatch.setattr(montecarlo, "batched_weight_draws", lambda *args: (sizes.append(len(args[3])), real(*args))[1])
     torch.testing.assert_close(br.predict(s, x, samples=6, seed=1).samples, in_turns)

@@ -438,7 +438,7 @@ def test_noise_for_other_uses_is_made_by_the_same_generator():
 
 
 def test_predictions_are_batched_for_small_models_and_the_same_as_one_by_one(monkeypatch):
-    from bayesrnn import montecarlo
+    from bayesrnn import montecarlo, weight_draws
 
     q, x = model(br.Normal(0.2)), torch.randint(0, 7, (4, 2))
     sizes = []
@@ -446,7 +446,7 @@ def test_predictions_are_batched_for_small_models_and_the_same_as_one_by_one(mon
     monkeypatch.setattr(montecarlo, "batched_weight_draws", lambda *a: (sizes.append(len(a[3])), real(*a))[1])
     together = br.predict(q, x, samples=9, seed=3)
     assert sizes == [4, 5]  # the first batch shows how much memory a draw takes
-    monkeypatch.setattr(montecarlo, "_SMALL", 0)
+    monkeypatch.setattr(weight_draws, "_SMALL", 0)
     alone = br.predict(q, x, samples=9, seed=3)
     assert sizes == [4, 5]
     assert_close(together.samples, alone.samples, rtol=1e-5, atol=1e-6)

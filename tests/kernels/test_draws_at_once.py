@@ -19,7 +19,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies as st  # noqa: E402
 
 import bayesrnn as br  # noqa: E402
-from bayesrnn import kernels, montecarlo  # noqa: E402
+from bayesrnn import kernels, montecarlo, weight_draws  # noqa: E402
 from bayesrnn.draws import Draw  # noqa: E402
 from bayesrnn.kernels import persistent  # noqa: E402
 
@@ -143,7 +143,7 @@ else:
         q = br.BayesByBackprop(Tagger(getattr(nn, cell)(4, 9)), init_sigma=0.1).eval()
         x = torch.randint(11, (2, 2))
         with torch.no_grad(), kernels.force("persistent"):
-            assert montecarlo._path_for_vmap(q, x) == "persistent"
+            assert weight_draws._path_for_vmap(q, x) == "persistent"
             found = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(1), Draw(2)])
             with br.draw(q, seed=2):
                 alone = q(x)
@@ -152,7 +152,7 @@ else:
     def test_layers_that_no_launch_has_go_another_way():
         q = br.BayesByBackprop(Tagger(nn.RNN(4, 9))).eval()
         with kernels.force("persistent"):
-            assert montecarlo._path_for_vmap(q, torch.randint(11, (3, 2))) != "persistent"
+            assert weight_draws._path_for_vmap(q, torch.randint(11, (3, 2))) != "persistent"
 
     @pytest.mark.parametrize("cell", ["LSTM", "GRU"])
     def test_with_gradients_the_plain_path_runs(problem, cell):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import bayesrnn as br
-from bayesrnn.montecarlo import HeldDraws
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks import language, scoring
+from bayesrnn.weight_draws import HeldDraws
 
 STREAM = torch.randint(9, (60, 1), generator=torch.Generator().manual_seed(2))
 NAMES = ["unregularised-medium", "variational-untied-medium", "brnn-medium", "brnn-sharpened-medium", "zaremba-medium"]

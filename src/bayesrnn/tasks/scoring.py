@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from bayesrnn import draws
 from bayesrnn.data.text import windows
 from bayesrnn.likelihoods import Categorical
-from bayesrnn.montecarlo import HeldDraws
 from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.weight_draws import HeldDraws
 
 _NUMBERS = 1 << 27  # logits in one window of all draws: half a gigabyte
 _ROWS = 256  # draws of unit noise side by side
