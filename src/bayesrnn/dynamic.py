@@ -31,7 +31,8 @@ class DynamicResult:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.mean_nll, 700.0))
+        """Infinite where it is too large for a float: the steps led nowhere."""
+        return math.exp(self.mean_nll) if self.mean_nll < 700 else math.inf
 
 
 def detach(state: Any) -> Any:

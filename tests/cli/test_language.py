@@ -49,6 +49,26 @@ def test_evaluate_everything(bayesian):
     assert record["metrics"]["words_per_second"] > 0
 
 
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_dynamic_evaluation_that_diverges_is_one_line(bayesian, rule):
+    before = (bayesian / "record.json").read_bytes()
+    words = ["evaluate", bayesian, "--samples", 0, "--dynamic", "--dynamic-rule", rule, "--dynamic-lr"]
+    for rates in ("1e38", "1e30", "1e38,1e37"):
+        result = invoke(*words, rates)
+        assert result.exit_code == 2
+        assert "Dynamic evaluation diverged on valid with rate 1e+3" in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert (bayesian / "record.json").read_bytes() == before
+        assert not (bayesian / "evaluation.json").exists()
+    result = invoke(*words, "1e38,1e-5")
+    assert result.exit_code == 0, result.output
+    assert "it diverged with rate 1e+38, which is left out" in result.stdout
+    for name in ("evaluation.json", "record.json"):
+        text = (bayesian / name).read_text()
+        assert '"dynamic_diverged": [' in text
+        assert "Infinity" not in text
+
+
 def test_evaluate_with_the_rms_rule(runs):
     run = runs / "variational-tied-medium"
     result = invoke("evaluate", run, "--samples", 3, "--dynamic", "--dynamic-rule", "rms", "--dynamic-lr", "1e-4")

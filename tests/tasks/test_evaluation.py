@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 
 import pytest
@@ -130,3 +131,54 @@ def test_a_decay_that_is_none(text_folder, decay):
 def test_rates_that_are_none(text_folder, rates):
     with pytest.raises(UserError, match=r"--dynamic-lr is .*; it must be a finite number of at least 0, or several"):
         task_of("unregularised-medium", text_folder).evaluate(samples=0, dynamic=True, dynamic_lr=rates)
+
+
+DIVERGING = {"sgd": ("1e30", "1e38"), "rms": ("1e25", "1e38")}
+"""A loss that is finite and too large to be the log of a perplexity; and one that is not finite."""
+
+
+@pytest.mark.parametrize("rate", [0, 1])
+@pytest.mark.parametrize("rule", DIVERGING)
+def test_dynamic_evaluation_that_diverges_is_no_figure(text_folder, rule, rate):
+    task = task_of("unregularised-medium", text_folder, "clip=null")
+    settings = {"samples": 0, "dynamic": True, "dynamic_rule": rule}
+    lr = DIVERGING[rule][rate]
+    named = f"{float(lr):g}".replace("+", r"\+")
+    with pytest.raises(
+        UserError, match=rf"^Dynamic evaluation diverged on valid with rate {named}: lower --dynamic-lr"
+    ):
+        task.evaluate(**settings, dynamic_lr=lr)
+    said = []
+    found = task.evaluate(**settings, dynamic_lr=f"{lr},1e-4", say=said.append)
+    assert found["dynamic_lr"] == 1e-4
+    assert list(found["dynamic_tried"]) == ["0.0001"]
+    assert found["dynamic_diverged"] == [f"{float(lr):g}"]
+    assert f"it diverged with rate {float(lr):g}, which is left out" in said
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_rate_that_diverges_on_the_test_text_alone(text_folder, monkeypatch):
+    import bayesrnn as br
+
+    task = task_of("unregularised-medium", text_folder)
+    real = br.dynamic_evaluation
+
+    def evaluated(model, inputs, targets, **options):
+        found = real(model, inputs, targets, **options)
+        short = len(inputs) == len(task.streams.test) - 1
+        return dataclasses.replace(found, nll=1e3 * found.count) if short else found
+
+    task.streams = dataclasses.replace(task.streams, test=task.streams.test[:-5])
+    monkeypatch.setattr(br, "dynamic_evaluation", evaluated)
+    with pytest.raises(UserError, match=r"diverged on test with rate 0\.05: lower"):
+        task.evaluate(samples=0, dynamic=True, dynamic_lr="0.05")
+
+
+@pytest.mark.parametrize("weight", [1e5, float("nan")])
+def test_a_model_that_is_far_off_has_no_perplexity(text_folder, weight):
+    """Not its rate is to blame."""
+    task = task_of("unregularised-medium", text_folder)
+    with torch.no_grad():
+        task.model.decoder.weight.mul_(weight)
+    with pytest.raises(UserError, match=r"^valid_\w+ is (inf|nan): the model is too far off"):
+        task.evaluate(samples=0, dynamic=True)

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -92,3 +93,12 @@ def test_what_was_made_of_the_replaced_run_goes_with_it(tmp_path):
     left = {p.name for p in tmp_path.iterdir()}
     assert "mine.txt" in left
     assert not {"evaluation.json", "pruned.safetensors"} & left
+
+
+def test_json_has_no_infinity(tmp_path):
+    with RunFolder(tmp_path / "run", files=()) as folder:
+        folder.finish({"curve": [1.0, math.inf], "metrics": {"a": math.nan, "b": -math.inf, "c": 2, "d": "NaN"}})
+    text = (tmp_path / "run" / "record.json").read_text()
+    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert found["curve"] == [1.0, None]
+    assert found["metrics"] == {"a": None, "b": None, "c": 2, "d": "NaN"}

@@ -162,9 +162,9 @@ def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> None
     """Write evaluation.json, and put the figures into the run's record if it has one and they are of its own data."""
     import json
 
-    from bayesrnn.train.run_folder import RECORD, write_file
+    from bayesrnn.train.run_folder import RECORD, as_json, write_file
 
-    write_file(run / "evaluation.json", json.dumps(metrics, indent=2) + "\n")
+    write_file(run / "evaluation.json", as_json(metrics))
     if not own_data:
         return
     try:
@@ -172,4 +172,4 @@ def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> None
         whole.setdefault("metrics", {}).update(metrics)
     except (OSError, ValueError, AttributeError, RecursionError):
         return
-    write_file(run / RECORD, json.dumps(whole, indent=2) + "\n")
+    write_file(run / RECORD, as_json(whole))

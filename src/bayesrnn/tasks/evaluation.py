@@ -1,5 +1,6 @@
 """All that ``bayesrnn evaluate`` measures of a trained language model."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -68,6 +69,7 @@ def evaluate(
         }
         if split == "test":
             metrics["reliability"] = found.reliability
+    _sound(metrics)  # before the time that the rest takes, and before a rate is blamed
     random = _random(run)
     if samples and random:
         metrics["samples"] = samples
@@ -90,6 +92,17 @@ def evaluate(
         metrics |= _dynamic(run, streams, rates, dynamic_rule, decays, say)
     if reversed_text:
         metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
+    return _sound(metrics)
+
+
+def _sound(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The figures themselves, if all of them are numbers."""
+    for key, value in metrics.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(
+                f"{key} is {value}: the model is too far off to be measured, and nothing was written; look at its curves "
+                "for where it went astray, and train it again, at a lower rate."
+            )
     return metrics
 
 
@@ -159,9 +172,7 @@ def _dynamic(
                 lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip,
             ).perplexity  # fmt: skip
         except FloatingPointError:
-            if len(rates) == len(decays) == 1:
-                raise
-            return float("inf")
+            return math.inf  # as where the loss is finite, and its exponential is not
 
     tried: dict[tuple[float, float], float] = {}
 
@@ -171,17 +182,34 @@ def _dynamic(
             if pair not in tried:
                 say(f"dynamic evaluation on valid, {_named(pair)}")
                 tried[pair] = perplexity(streams.valid, *pair)
-        return min(tried, key=lambda pair: tried[pair])
+                if tried[pair] == math.inf:
+                    say(f"it diverged with {_named(pair)}, which is left out")
+        best = min(tried, key=lambda pair: tried[pair])
+        if tried[best] == math.inf:
+            raise _diverged("valid", list(tried))
+        return best
 
     lr, _ = best_of([(lr, decays[0]) for lr in rates])
     lr, decay = best_of([(lr, decay) for decay in decays])
     say(f"dynamic evaluation on test, {_named((lr, decay))}")
     found: dict[str, Any] = {"dynamic_lr": lr, "dynamic_rule": rule, "dynamic_decay": decay, "dynamic_clip": clip}
     if len(tried) > 1:
-        found["dynamic_tried"] = {_named(pair).removeprefix("rate "): value for pair, value in tried.items()}
+        values = {_named(pair).removeprefix("rate "): value for pair, value in tried.items()}
+        found["dynamic_tried"] = {name: value for name, value in values.items() if value < math.inf}
+        found["dynamic_diverged"] = [name for name, value in values.items() if value == math.inf]
     found["valid_perplexity_dynamic"] = tried[lr, decay]
     found["test_perplexity_dynamic"] = perplexity(streams.test, lr, decay)
+    if found["test_perplexity_dynamic"] == math.inf:
+        raise _diverged("test", [(lr, decay)])
     return found
+
+
+def _diverged(split: str, pairs: list[tuple[float, float]]) -> UserError:
+    names = "; ".join(map(_named, pairs))
+    return UserError(
+        f"Dynamic evaluation diverged on {split} with {names}: lower --dynamic-lr, or leave --dynamic away. Nothing was "
+        "written."
+    )
 
 
 def _named(pair: tuple[float, float]) -> str:

@@ -288,7 +288,7 @@ class Language(Task):
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         return {
-            "train_perplexity": _exp(totals["nll"] / self.examples_per_step),
+            "train_perplexity": exp_or_inf(totals["nll"] / self.examples_per_step),
             "kl_per_sequence": totals["kl"] / self.loss.sequences,
             "sharpening_per_sequence": totals["sharpening"] / self.batch_size,
         }
@@ -359,7 +359,8 @@ def vocabulary_of(files: Files) -> Vocabulary:
     return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)
 
 
-def _exp(x: float) -> float:
+def exp_or_inf(x: float) -> float:
+    """exp(x); infinite where that is too large for a float."""
     return math.exp(x) if x < 700 else math.inf
 
 
@@ -388,4 +389,4 @@ def perplexity(model: nn.Module, stream: Tensor, *, window: int = 100, carry_sta
     finally:
         model.train(was_training)
     mean = total / (stream.numel() - stream.shape[1])
-    return _exp(mean)
+    return exp_or_inf(mean)

@@ -13,6 +13,7 @@ from bayesrnn import draws
 from bayesrnn.data.text import windows
 from bayesrnn.likelihoods import Categorical
 from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.tasks.language import exp_or_inf
 from bayesrnn.weight_draws import HeldDraws
 
 _NUMBERS = 1 << 27  # logits in one window of all draws: half a gigabyte
@@ -104,7 +105,7 @@ def monte_carlo_perplexity(
         found = torch.cat(parts)
         total = found if total is None else torch.logaddexp(total, found)
     assert total is not None
-    return math.exp(-float((total - math.log(samples)).mean()))
+    return exp_or_inf(-float((total - math.log(samples)).mean()))
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def scores(
         if n
     ]
     return Scores(
-        perplexity=math.exp(min(nll / words, 700.0)),
+        perplexity=exp_or_inf(nll / words),
         entropy=entropy / words,
         mutual_information=(entropy - expected) / words,
         calibration_error=float((confidence - right).abs().sum() / count.sum()),
@@ -172,4 +173,4 @@ def sharpened_perplexity(model: Any, stream: Tensor, *, window: int, carry_state
             logits, after = model(x, state)
             total += float(likelihood.nll(logits, y) + model.sharpening_kl())
         state = after if carry_state else None
-    return math.exp(min(total / (stream.numel() - stream.shape[1]), 700.0))
+    return exp_or_inf(total / (stream.numel() - stream.shape[1]))

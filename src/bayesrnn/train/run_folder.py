@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import socket
@@ -194,7 +195,7 @@ class RunFolder:
 
     def finish(self, record: dict[str, Any], *, spare: Iterable[str] = ()) -> Path:
         """Write the record, take ``spare`` files and the marker away, and let go: the run is complete."""
-        final = self.write(RECORD, json.dumps({"program": "bayesrnn", **record}, indent=2) + "\n")
+        final = self.write(RECORD, as_json({"program": "bayesrnn", **record}))
         for name in (*spare, MARKER):
             try:
                 (self.path / name).unlink(missing_ok=True)
@@ -246,6 +247,19 @@ def _let_go(path: Path, descriptor: int, owner: int) -> None:
         with suppress(OSError):
             path.unlink()
     os.close(descriptor)
+
+
+def as_json(value: Any) -> str:
+    """The text of a JSON file. What is no finite number is null there: JSON has no word for it."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_file(final: Path, content: Content) -> Path:
