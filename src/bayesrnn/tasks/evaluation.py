@@ -100,8 +100,8 @@ def _sound(metrics: dict[str, Any]) -> dict[str, Any]:
     for key, value in metrics.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(
-                f"{key} is {value}: the model is too far off to be measured, and nothing was written; look at its curves "
-                "for where it went astray, and train it again, at a lower rate."
+                f"{key} is {value}: the model is too far off to be measured, and nothing was written; look at its "
+                "curves for where it went astray, and train it again, at a lower rate."
             )
     return metrics
 
@@ -207,8 +207,8 @@ def _dynamic(
 def _diverged(split: str, pairs: list[tuple[float, float]]) -> UserError:
     names = "; ".join(map(_named, pairs))
     return UserError(
-        f"Dynamic evaluation diverged on {split} with {names}: lower --dynamic-lr, or leave --dynamic away. Nothing was "
-        "written."
+        f"Dynamic evaluation diverged on {split} with {names}: lower --dynamic-lr, or leave --dynamic away. "
+        "Nothing was written."
     )
 
 
