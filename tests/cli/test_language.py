@@ -302,13 +302,27 @@ def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):
     assert "vocabulary of this text" in invoke("evaluate", bayesian, "--data", other).stderr
     words = (bayesian / "vocabulary.txt").read_text()
     (bayesian / "vocabulary.txt").write_text(words + "more\n")
-    assert "vocabulary or recipe are not those of the run" in invoke("evaluate", bayesian).stderr
+    assert "vocabulary.txt is not the file that the run was trained with" in invoke("evaluate", bayesian).stderr
     (bayesian / "vocabulary.txt").write_text(words)
     (bayesian / "best.safetensors").write_bytes(b"12345678")
     result = invoke("evaluate", bayesian)
     assert result.exit_code == 2
     assert "not a whole checkpoint" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_another_vocabulary_of_the_same_size(bayesian, tmp_path):
+    """The run folder is to blame, not the text."""
+    words = (bayesian / "vocabulary.txt").read_text().splitlines()
+    (bayesian / "vocabulary.txt").write_text("\n".join(words[::-1]) + "\n")
+    out = ["--out", tmp_path / "model.safetensors"]
+    for command in (["predict", bayesian], ["export", bayesian, *out], ["evaluate", bayesian], ["prune", bayesian]):
+        result = invoke(*command, text="w1 w2\n")
+        assert result.exit_code == 2
+        said = f"{bayesian / 'vocabulary.txt'} is not the file that the run was trained with: config.json has another"
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert not out[1].exists()
 
 
 def test_an_interrupted_run_says_how_to_go_on(text_folder, tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ def test_a_language_run_of_before_there_were_tasks(text_folder, tmp_path):
         "small-plain", out=tmp_path / "r", reporter=Quiet(), data=str(text_folder), overrides=TINY, device="cpu"
     )
     config = config_of(tmp_path / "r")
-    del config["files"], config["settings"]["task"]
+    del config["files"], config["file_digests"], config["settings"]["task"]
     for key in ("momentum", "l2", "inverse_gamma", "average_from"):
         del config["settings"]["train"][key]
     (tmp_path / "r" / "config.json").write_text(json.dumps(config))
@@ -92,6 +92,26 @@ def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
         (tmp_path / "r" / "config.json").write_text(json.dumps(broken))
         with pytest.raises(UserError):
             open_run(tmp_path / "r", CPU)
+
+
+def test_files_that_are_not_the_run_s(line_recipe, tmp_path):
+    launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
+    (tmp_path / "r" / "scale.txt").write_bytes(b"2\n")
+    with pytest.raises(
+        UserError, match=r"r/scale\.txt is not the file that the run was trained with: config\.json has"
+    ):
+        open_run(tmp_path / "r", CPU)
+    (tmp_path / "r" / ".unfinished").write_text("")
+    with pytest.raises(UserError, match=r"scale\.txt is not the file that the run was trained with"):
+        launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu", resume=True)
+    config = config_of(tmp_path / "r")
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "file_digests": 3}))
+    with pytest.raises(UserError, match="is not the file"):
+        open_run(tmp_path / "r", CPU)
+    del config["file_digests"]  # an earlier version's: nothing to compare with
+    (tmp_path / "r" / "config.json").write_text(json.dumps(config))
+    forget_the_run(tmp_path / "r")
+    assert dict(open_run(tmp_path / "r", CPU).files) == {"scale.txt": b"2\n"}
 
 
 def test_a_configuration_has_no_keys_of_its_own(line_recipe, tmp_path):

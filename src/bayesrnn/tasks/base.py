@@ -51,6 +51,11 @@ Say = Callable[[str], None]
 State = tuple[Tensor, ...]
 
 
+def file_digests(files: Files) -> dict[str, str]:
+    """By name: weights mean something only beside the very files that they were trained with."""
+    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
+
+
 class Task:
     """One task on one data set, for one recipe. Members without a default here must be given.
 

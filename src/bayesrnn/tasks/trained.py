@@ -12,7 +12,7 @@ from bayesrnn.data.text import Vocabulary
 from bayesrnn.errors import UserError
 from bayesrnn.reading import MB, read_bytes, read_json
 from bayesrnn.tasks import language, sizes
-from bayesrnn.tasks.base import Files, Task, task_class
+from bayesrnn.tasks.base import Files, Task, file_digests, task_class
 
 _MOST = 512 * MB  # of a file beside the weights: a series has up to 200
 
@@ -72,6 +72,17 @@ def check_files(task: Task, before: Files, *, advice: str) -> None:
             )
 
 
+def check_digests(config: dict[str, Any], files: Files, folder: Path) -> None:
+    """Refuse files of a run folder that are not those it was written with; earlier versions did not say."""
+    known = config.get("file_digests", {})
+    for name, digest in file_digests(files).items():
+        if not isinstance(known, dict) or known.get(name, digest) != digest:
+            raise UserError(
+                f"{folder / name} is not the file that the run was trained with: config.json has another digest of it; "
+                "put the run's own file back."
+            )
+
+
 def check_task(path: str | Path, task: str) -> None:
     """Refuse a run of another task before anything else is looked at, and say which command is for it."""
     _check_task(Path(path), _described(Path(path))[1].task, task)
@@ -98,6 +109,7 @@ def open_run(path: str | Path, device: torch.device) -> Trained:
     config, recipe = _described(folder)
     cls = task_class(recipe.task)
     files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
+    check_digests(config, files, folder)
     weights = folder / "best.safetensors"
     try:
         tensors, _ = checkpoint.load_own(weights, identity(folder))

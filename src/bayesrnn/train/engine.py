@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import Recipe
-from bayesrnn.tasks.base import Task, evaluating
+from bayesrnn.tasks.base import Files, Task, evaluating, file_digests
 from bayesrnn.train import checkpoint
 from bayesrnn.train.ranks import Ranks, seed_of
 from bayesrnn.train.run_folder import FORMAT, RunFolder, identity
@@ -382,14 +382,12 @@ def set_precision(precision: str, device: torch.device) -> None:
             torch.backends.cudnn.allow_tf32 = False
 
 
-def config(
-    recipe: Recipe, *, name: str, data: str, seed: int, files: Iterable[str], digest: str = ""
-) -> dict[str, Any]:
+def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
     """What a run folder says about itself, and what must be the same when it is resumed; ``digest`` is the data's."""
     about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
     if digest:
         about["data_digest"] = digest
-    return {**about, "files": list(files), "settings": asdict(recipe)}
+    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": asdict(recipe)}
 
 
 def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:

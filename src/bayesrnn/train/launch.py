@@ -16,7 +16,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.reading import lack_of_memory, read_json
 from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import Task, task_class
-from bayesrnn.tasks.trained import check_files
+from bayesrnn.tasks.trained import check_digests, check_files
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.ranks import Ranks
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, check_format
@@ -259,6 +259,7 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
     for key, value in new.items():
         if old.get(key) != value:
             raise UserError(f"{folder.path} was started with {key}={old.get(key)}, not {value}; resume with the same.")
+    check_digests(before, written, folder.path)
     check_files(task, written, advice=f"resume with the {task.source} it was started on")
     if before.get("data_digest", config["data_digest"]) != config["data_digest"]:  # earlier versions wrote none
         raise UserError(

@@ -143,7 +143,9 @@ def _done(out: Path, config: dict[str, Any]) -> bool:
     if (out / MARKER).exists() or not (out / RECORD).exists():
         return False
     before, wanted = read_json(out / "config.json"), json.loads(json.dumps(config))
-    if not isinstance(before, dict) or {**before, "data": wanted["data"]} != wanted:
+    said = before if isinstance(before, dict) else {}
+    said = {"file_digests": wanted["file_digests"], **said, "data": wanted["data"]}  # earlier versions have no digests
+    if said != wanted:
         raise UserError(f"{out} holds a retraining of other weights, or with other settings; replace it with --force.")
     return True
 

@@ -30,7 +30,7 @@ DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors", "
 LOCK = ".lock"
 FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
-KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", "files", "settings")
+KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", "files", "file_digests", "settings")
 """Of config.json; ``pruned`` is there where pruned weights are trained again."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
