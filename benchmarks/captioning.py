@@ -3,11 +3,13 @@
     python benchmarks/captioning.py search --data flickr8k --jobs 4     # 8 runs of each method, one seed
     python benchmarks/captioning.py final --data flickr8k --seeds 3     # the best of each, trained and evaluated
     python benchmarks/captioning.py score --data flickr8k               # BLEU and CIDEr of final runs without them
+    python benchmarks/captioning.py keep --data flickr8k --run runs/caption-bbb/1 --record results/caption-bbb/1.json
 
 Runs are processes, ``--jobs`` at a time. Both commands can be stopped and started again: finished runs are kept,
 others go on from their checkpoint. Records go to ``results/caption-search/`` and ``results/caption-METHOD/SEED.json``.
 What is compared in the search is the validation perplexity; the test images choose nothing. ``score`` is for runs that
-were evaluated where pycocoevalcap was missing: it needs their record.json and captions.json, and no weights.
+were evaluated where pycocoevalcap was missing: it needs their record.json and captions.json, and no weights. ``keep``
+writes the test captions that a record's scores are of to ``results/caption-texts/``, if they do have these scores.
 """
 
 from __future__ import annotations
@@ -133,6 +135,28 @@ def score(job: Job, arguments: argparse.Namespace) -> str:
     return work(job, arguments)
 
 
+def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
+    """The captions behind a record's test scores, in a file of their own; refused if they do not have these scores."""
+    from bayesrnn.data.captions import read_captions, words
+    from bayesrnn.tasks.caption_evaluation import CAPTIONS, WAYS, texts
+    from bayesrnn.tasks.caption_scores import scores
+
+    metrics = json.loads(record.read_text("utf-8"))["metrics"]
+    made = texts(json.loads((run / CAPTIONS).read_text("utf-8")), metrics)
+    references = read_captions(arguments.data).test
+    for suffix, way in WAYS.items():
+        if way in made:
+            captions = dict(zip(made["images"], map(words, made[way]["captions"]), strict=True))
+            for name, value in scores(captions, references)[0].items():
+                if abs(value - metrics[f"test_{name}{suffix}"]) > 1e-6:
+                    raise SystemExit(f"{run}: {name} of {way} is {value}, and {record} has another figure")
+    made = {"record": f"{record.parent.name}/{record.name}", **made}
+    path = arguments.results / "caption-texts" / f"{record.parent.name}-{record.stem}-captions.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made, indent=0) + "\n", "utf-8")
+    return path
+
+
 def work(job: Job, arguments: argparse.Namespace) -> str:
     """Train (or go on), evaluate, keep the record; returns a line on it."""
     started = time.time()
@@ -172,7 +196,7 @@ def _call(line: list[str], log: Path) -> None:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("search", "final", "score"))
+    parser.add_argument("what", choices=("search", "final", "score", "keep"))
     parser.add_argument("--data", required=True, help="a Flickr8k or COCO folder")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 1 to this number of the final runs")
@@ -183,7 +207,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--device")
+    parser.add_argument("--run", type=Path, help="of keep: the run's folder, with captions.json")
+    parser.add_argument("--record", type=Path, help="of keep: the record of that run in results/")
     arguments = parser.parse_args(words)
+    if arguments.what == "keep":
+        if arguments.run is None or arguments.record is None:
+            parser.error("keep needs --run and --record")
+        print(keep(arguments.run, arguments.record, arguments))
+        return 0
     jobs = search_jobs(arguments) if arguments.what == "search" else final_jobs(arguments)
     failed = 0
 

@@ -108,3 +108,38 @@ def test_a_failed_run_is_told_and_the_others_go_on(benchmark, pictures, tmp_path
     words = ["search", "--data", "x", "--only", "caption-bbb", "--runs", str(tmp_path), "--results", str(tmp_path)]
     assert benchmark.main(words) == 1
     assert capsys.readouterr().out.count("FAILED: the run ended with 2") == len(benchmark.VARIANTS["caption-bbb"])
+
+
+def test_keep_writes_the_captions_of_a_record_if_they_have_its_scores(benchmark, pictures, tmp_path, capsys):
+    pytest.importorskip("pycocoevalcap.bleu.bleu")
+    from bayesrnn.data.captions import read_captions
+    from bayesrnn.tasks.caption_evaluation import scored
+
+    references = read_captions(pictures)
+    found = [
+        {
+            "split": split, "draws": 0, "consensus": False, "beam": 3, "length_penalty": 0.5,
+            "captions": {name: {"caption": " ".join(each[0])} for name, each in references.split(split).items()},
+        }
+        for split in ("valid", "test")
+    ]  # fmt: skip
+    kept = {"weights": "abc", "samples": 0, "decode_samples": 0, "metrics": {}, "found": found}
+    record = tmp_path / "results/caption-dropout/4.json"
+    for folder in (tmp_path / "run", record.parent):
+        folder.mkdir(parents=True)
+    (tmp_path / "run/captions.json").write_text(json.dumps(kept))
+    metrics = scored(kept, references)
+    record.write_text(json.dumps({"metrics": metrics}))
+    words = ["keep", "--data", str(pictures), "--results", str(tmp_path / "results"), "--run", str(tmp_path / "run")]
+    assert benchmark.main([*words, "--record", str(record)]) == 0
+    made = json.loads((tmp_path / "results/caption-texts/caption-dropout-4-captions.json").read_text())
+    assert made["record"] == "caption-dropout/4.json"
+    assert dict(zip(made["images"], made["mean"]["captions"], strict=True)) == {
+        name: about["caption"] for name, about in found[1]["captions"].items()
+    }
+    record.write_text(json.dumps({"metrics": metrics | {"test_cider": metrics["test_cider"] + 0.1}}))
+    with pytest.raises(SystemExit, match=r"cider of mean is .* has another figure"):
+        benchmark.main([*words, "--record", str(record)])
+    with pytest.raises(SystemExit):
+        benchmark.main(words)
+    assert "keep needs --run and --record" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bayesrnn import recipes
+from bayesrnn.report import caption_texts
 from bayesrnn.report import records as records_
 from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.figures import png
@@ -41,7 +42,7 @@ SCORES = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLE
 SIGNS = {"entropy": "entropy", "mutual_information": "mutual information", "surprisal": "surprisal"}
 WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus of draws"}
 """Captions of the posterior mean, of the draws' averaged probabilities, and the most typical of the draws' captions."""
-NOTHING = "Not measured yet: there are no records in `results/`."
+NOTHING = caption_texts.NOTHING
 _COLOUR = dict(zip(METHODS, COLOURS, strict=False))
 _STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", "-", (0, (5, 1.5)), "-"), strict=True))
 _FILLS: dict[str, tuple[str, float, Literal["full", "none", "left"]]] = {
@@ -203,6 +204,20 @@ def findings(runs: Runs) -> list[str]:
     return [sentence[0].upper() + sentence[1:] for sentence in [*said, *_published(runs)]]
 
 
+def consensus_findings(runs: Runs) -> str:
+    """For each method with a consensus: BLEU-4 and CIDEr of it less those of the mean and of the draws, per seed."""
+    lines = []
+    for name, records in runs.items():
+        measured = [record["metrics"] for record in records if "test_bleu4_consensus" in record["metrics"]]
+        for suffix in ("", "_mc") if measured else ():
+            gains = []
+            for key in ("bleu4", "cider"):
+                each = [m[f"test_{key}_consensus"] - m[f"test_{key}{suffix}"] for m in measured]
+                gains.append(f"{SCORES[key]} {', '.join(f'{gain:+.2f}' for gain in each)}")
+            lines.append(f"- {METHODS[name]}, consensus less {WAYS[suffix]}, each seed: {'; '.join(gains)}.")
+    return "\n".join(lines) or NOTHING
+
+
 def _published(runs: Runs) -> list[str]:
     """Which rows have, on average over seeds, at least the published BLEU-1 to BLEU-3."""
     paper = recipes.load("caption-dropout").paper
@@ -260,6 +275,8 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "captioning-settings": _block(settings_table),
     "captioning-search": _search,
     "captioning-doubt": _block(_doubt),
+    "captioning-consensus": _block(consensus_findings),
+    "captioning-samples": caption_texts.block,
 }
 """Names of blocks in the documentation to what fills them, from the folder of records."""
 
@@ -342,6 +359,7 @@ def lengths(runs: Runs) -> bytes:
     """Validation CIDEr and words per caption against the length penalty, for each beam; the first seed, the mean."""
     figure = _new(7.2, 3.4)
     left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    widest = 0
     for name, records in runs.items():
         rows = records[0]["metrics"].get("decoding", [])
         beams = sorted({row["beam"] for row in rows})
@@ -352,11 +370,12 @@ def lengths(runs: Runs) -> bytes:
             look: dict[str, Any] = {"color": _COLOUR[name], "marker": _MARK[name], "ms": 5}
             look |= {"alpha": 0.4 + 0.6 * strength, "lw": 0.5 + 2 * strength}
             label = METHODS[name] if beam == beams[-1] else None
+            widest = max(widest, len(beams))
             left.plot(x, [row["cider"] for row in own], label=label, **look)
             right.plot(x, [row["words"] for row in own], **look)
     for axes, title in ((left, "CIDEr, validation"), (right, "words per caption")):
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("length penalty; thicker: wider beam")
+        axes.set_xlabel("length penalty; thicker: wider beam" if widest > 1 else "length penalty")
         _plain(axes)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
     return png(figure)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from bayesrnn.tasks.captioning import Captioning
 
 CAPTIONS = "captions.json"
+WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus"}
+"""Endings of figures' names to the captions they are of: the posterior mean's, the draws' average, their consensus."""
 _KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
 _WAYS = ["mean", "average", "each"]  # a file that lacks one is searched again
 _SIGNS = ("entropy", "mutual_information", "surprisal")
@@ -85,13 +87,55 @@ def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = l
     """All figures of a ``captions.json``'s content; no model is needed."""
     decoding = kept.get("decode_samples", kept["samples"])
     metrics = {"samples": kept["samples"], "decode_samples": decoding, **kept["metrics"]}
-    ways = {"": (0, False), **({"_mc": (decoding, False), "_consensus": (decoding, True)} if decoding else {})}
-    for suffix, (draws, consensus) in ways.items():
-        found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == (draws, consensus)]
-        if found:  # files of older programs have no consensus
-            say(f"BLEU and CIDEr, {f'{draws} draws' if draws else 'posterior mean'}{', consensus' * consensus}")
-            metrics |= _chosen([_agreed(one) for one in found] if consensus else found, references, suffix)
+    for suffix, found in _ways(kept).items():
+        say(f"BLEU and CIDEr, {WAYS[suffix]}")
+        metrics |= _chosen(found, references, suffix)
     return metrics | {"human": _human(references.test)}
+
+
+def _ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What was found in each way that a ``captions.json`` has, by the ending of its figures' names."""
+    draws = kept.get("decode_samples", kept["samples"])
+    wanted = {"": (0, False), **({"_mc": (draws, False), "_consensus": (draws, True)} if draws else {})}
+    ways = {}
+    for suffix, way in wanted.items():
+        found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == way]
+        if found:  # files of older programs have no consensus
+            ways[suffix] = [_agreed(one) for one in found] if way[1] else found
+    return ways
+
+
+def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any], *, samples: int = 6) -> dict[str, Any]:
+    """The test captions that the scores in ``metrics`` are of, small enough to keep beside a record.
+
+    Images in one order, and for each way (see ``WAYS``) its setting and a caption per image. ``samples`` captions of
+    the mean come with their doubt and with what each draw said: evenly spaced from the least to the most mutual
+    information, so nobody picks them. Captions are the model's; no reference and no image is in it.
+    """
+    made: dict[str, Any] = {"program": "bayesrnn", "weights": kept["weights"], "split": "test"}
+    for suffix, found in _ways(kept).items():
+        setting = {name: metrics[f"{name}{suffix}"] for name in ("beam", "length_penalty")}
+        captions = _test_captions(found, setting)
+        images = made.setdefault("images", sorted(captions))
+        made[WAYS[suffix]] = {**setting, "captions": [captions[image]["caption"] for image in images]}
+    setting = {name: metrics[name] for name in ("beam", "length_penalty")}
+    mean = _test_captions(_ways(kept)[""], setting)
+    single = [one for one in kept["found"] if one.get("consensus", False)]
+    if single:
+        said = _test_captions(single, setting)
+        order = sorted(mean, key=lambda image: (mean[image]["mutual_information"], image))
+        at = [round(i * (len(order) - 1) / max(samples - 1, 1)) for i in range(samples)]
+        made["samples"] = [{"image": order[i], **mean[order[i]], "said": said[order[i]]["said"]} for i in at]
+    return made
+
+
+def _test_captions(found: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+    """By image, what was found for the test images with this beam and length penalty."""
+    wanted = {"split": "test", **setting}
+    captions: Mapping[str, dict[str, Any]] = next(
+        one["captions"] for one in found if all(one[key] == value for key, value in wanted.items())
+    )
+    return captions
 
 
 def weights_digest(model: nn.Module) -> str:
