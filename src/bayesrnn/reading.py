@@ -175,6 +175,13 @@ def first_line(error: BaseException) -> str:
     return printable(str(error).split("\n")[0])[:200].strip() or type(error).__name__
 
 
+def not_imported(error: ImportError) -> str:
+    """What is the matter with an optional package: it is missing, or it is there and fails in its own import."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"a package that is not here ({error.name})"
+    return f"a package that cannot be imported here ({first_line(error)})"
+
+
 def lack_of_memory(error: BaseException) -> str | None:
     """What was asked for, of an error that says that memory is short; None: it says something else."""
     text = str(error)

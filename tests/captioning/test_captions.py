@@ -257,6 +257,8 @@ class TestImages:
         file = tmp_path / "a.jpg"
         with pytest.raises(UserError, match=r"There is no image .*a.jpg"):
             image_features.open_image(file)
+        with pytest.raises(UserError, match=r"^\S+ is a folder; name the image files in it\.$"):
+            image_features.open_image(tmp_path)
         file.write_bytes(b"not an image")
         with pytest.raises(UserError, match=r"a.jpg does not decode as an image \(no JPEG, PNG"):
             image_features.open_image(file)
@@ -339,5 +341,14 @@ class TestEncoder:
         import sys
 
         monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-        with pytest.raises(UserError, match="pip install efficientnet_lite_pytorch"):
+        missing = r"not here \(efficientnet_lite_pytorch\): pip install efficientnet_lite_pytorch"
+        with pytest.raises(UserError, match=missing):
+            image_features.encoder()
+
+    def test_a_package_that_fails_in_its_own_import(self, monkeypatch):
+        def broken(name):
+            raise ImportError("libGL.so.1: cannot open shared object file")
+
+        monkeypatch.setattr(image_features.importlib, "import_module", broken)
+        with pytest.raises(UserError, match=r"cannot be imported here \(libGL.so.1: cannot open .*\): pip install"):
             image_features.encoder()

