@@ -148,6 +148,75 @@ def test_prune_and_train_again(bayesian):
     forced = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 1, "--retrain-lr", 0.5, "--force")
     assert forced.exit_code == 0, forced.output
     assert "epoch 1/1: lr 0.5" in forced.stdout
+    before = contents(bayesian)
+    plain = invoke("prune", bayesian, "--fraction", 0.6)  # would replace what was trained again
+    assert plain.exit_code == 2
+    assert (
+        "prune.json has figures of weights that were trained again; keep them with the same --retrain" in plain.stderr
+    )
+    assert plain.stderr.count("\n") == 1
+    assert contents(bayesian) == before
+    assert invoke("prune", bayesian, "--fraction", 0.6, "--force").exit_code == 0
+    assert "retrained" not in json.loads((bayesian / "prune.json").read_text())
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_shares_that_read_alike_have_folders_of_their_own(bayesian):
+    words = ["prune", bayesian, "--fraction", 0.8, "--retrain-at", "0.8000001,0", "--retrain", 1, "--device", "cpu"]
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in bayesian.glob("pruned-*")} == {"pruned-0", "pruned-0.8", "pruned-0.8000001"}
+    assert "80% removed, 1 epochs" in result.stdout
+    assert "80.00001% removed, 1 epochs" in result.stdout
+
+
+def test_what_is_made_of_an_unfinished_run_is_not_kept(bayesian):
+    marker = bayesian / ".unfinished"
+    marker.write_text("")
+    before = contents(bayesian)
+    result = invoke("prune", bayesian, "--fraction", 0.5)
+    assert result.exit_code == 0, result.output
+    assert f"The run in {bayesian} is not finished. The figures are shown, and not kept.\n" in result.stdout
+    assert "Nothing was written." in result.stdout
+    refused = invoke("prune", bayesian, "--retrain", 1)
+    assert refused.exit_code == 2
+    assert "is not finished. Only finished runs are trained again" in refused.stderr
+    assert contents(bayesian) == before
+
+
+def test_pruned_weights_of_an_earlier_epoch_are_not_exported(bayesian):
+    from bayesrnn.train import checkpoint
+
+    assert invoke("prune", bayesian, "--fraction", 0.5).exit_code == 0
+    tensors, about = checkpoint.load(bayesian / "best.safetensors")
+    own = (bayesian / "best.safetensors").read_bytes()
+    later = {name: tensor + 1 for name, tensor in tensors.items()}
+    checkpoint.save_file(bayesian / "best.safetensors", later, about)
+    result = invoke("export", bayesian, "--pruned")
+    assert result.exit_code == 2
+    assert "pruned.safetensors was made of other weights than best.safetensors has now" in result.stderr
+    assert result.stderr.count("\n") == 1
+    (bayesian / "best.safetensors").write_bytes(own)
+    assert invoke("export", bayesian, "--pruned").exit_code == 0
+
+
+def test_pruned_with_other_data_nothing_is_kept(bayesian, text_folder, tmp_path):
+    other, moved = shutil.copytree(text_folder, tmp_path / "other"), shutil.copytree(text_folder, tmp_path / "moved")
+    (other / "valid.txt").write_bytes((text_folder / "test.txt").read_bytes())
+    assert invoke("prune", bayesian, "--data", moved).exit_code == 0
+    assert json.loads((bayesian / "prune.json").read_text())["data"] == "moved"
+    before = contents(bayesian)
+    result = invoke("prune", bayesian, "--data", other)
+    assert result.exit_code == 0, result.output
+    said = f"The text given is not that of the run in {bayesian}: config.json has another digest. The figures are shown"
+    assert said in result.stdout
+    refused = invoke("prune", bayesian, "--data", other, "--retrain", 1)
+    assert refused.exit_code == 2
+    assert "Only finished runs are trained again, on their own text." in refused.stderr
+    assert contents(bayesian) == before
 
 
 @pytest.mark.parametrize(
@@ -155,7 +224,6 @@ def test_prune_and_train_again(bayesian):
     [
         (["--retrain-at", "0.5"], "add --retrain EPOCHS"),
         (["--retrain-lr", "0.5"], "add --retrain EPOCHS"),
-        (["--force"], "add --retrain EPOCHS"),
         (["--retrain", "1", "--retrain-at", "0.5,x"], "--retrain-at is 0.5,x; it must be shares"),
         (["--retrain", "1", "--retrain-at", "1.5"], "--retrain-at is 1.5"),
         (["--retrain", "1", "--retrain-lr", "0"], "--retrain-lr is 0; it must be a finite number above 0"),
@@ -194,7 +262,6 @@ def test_other_data_is_said_and_the_record_is_left_alone(runs, bayesian, text_fo
     assert f"The text given is not that of the run in {bayesian}: config.json has another digest." in result.stdout
     assert (bayesian / "record.json").read_text() == before
     assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())
-    assert "is not that of the run" in invoke("prune", bayesian, "--data", other).stdout
     moved = shutil.copytree(text_folder, tmp_path / "moved")
     same = invoke("evaluate", bayesian, "--samples", 0, "--data", moved)
     assert "digest" not in same.stdout
@@ -224,7 +291,7 @@ def test_pruned_weights_of_another_run_are_not_exported(runs, bayesian, tmp_path
     assert "make it again with `bayesrnn prune" in result.stderr
     assert result.stderr.count("\n") == 1
     tensors, about = checkpoint.load(bayesian / "pruned.safetensors")
-    del about["run"]  # an earlier version's
+    del about["run"], about["weights"]  # an earlier version's
     checkpoint.save_file(bayesian / "pruned.safetensors", tensors, about)
     assert invoke("export", bayesian, "--pruned").exit_code == 0
 

@@ -56,6 +56,15 @@ def test_curves_of_what_was_trained_again(tmp_path):
     assert lines(pruning.table(tmp_path))[2][1:] == ["–", "–", "–", "–", "+10.0%", "–"]
 
 
+def test_a_share_that_reads_like_another(tmp_path):
+    pruned(tmp_path, "a")
+    file = tmp_path / "pruning" / "a.json"
+    record = json.loads(file.read_text())
+    record["curve"].insert(4, {"fraction": 0.8000001, "valid_perplexity": 99.0, "rise": 0.2})
+    file.write_text(json.dumps(record))
+    assert lines(pruning.table(tmp_path))[1][2:6] == ["+0.2%", "+0.8%", "+4.0%", "+30.0%"]
+
+
 def test_records_that_say_the_same_are_told_apart_by_their_files(tmp_path):
     pruned(tmp_path, "a")
     pruned(tmp_path, "b", rises=(0.0, 0.1, 0.2, 0.3, 0.4))

@@ -53,12 +53,18 @@ def command(
         if not file.exists():
             raise UserError(f"{run} has no pruned weights; make them with `bayesrnn prune {run} --fraction F`.")
         try:
-            tensors, _ = checkpoint.load_own(file, identity(run))
+            tensors, made = checkpoint.load_own(file, identity(run))
         except checkpoint.Foreign:
             raise UserError(
                 f"{file} does not belong to {run / 'config.json'}: it is another run's, or config.json was changed "
                 f"afterwards; make it again with `bayesrnn prune {run} --fraction F`."
             ) from None
+        now = checkpoint.digest(run / checkpoint.BEST)
+        if made.get("weights", now) != now:  # earlier versions did not say
+            raise UserError(
+                f"{file} was made of other weights than {checkpoint.BEST} has now; make it again with "
+                f"`bayesrnn prune {run} --fraction F`."
+            )
         checkpoint.load_model(trained.model, tensors, file)
     about, checked = written(trained, path, form)
     write_file(beside, json.dumps({**about, "pruned": pruned}, indent=2) + "\n")

@@ -47,16 +47,16 @@ def command(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Train again what was trained again before.", rich_help_panel=_RETRAINING)
+        bool, typer.Option("--force", help="Replace what was trained again before.", rich_help_panel=_RETRAINING)
     ] = False,
 ) -> None:
     """Remove the weights of lowest signal-to-noise; writes prune.json, prune.png and pruned.safetensors.
 
+    Of an unfinished run, or with another text than the run's, the figures are shown and nothing is written.
+
     With --retrain what is left is trained on, in a run folder of its own inside this one, pruned-FRACTION. Stopped, the
     same command goes on.
     """
-    import json
-
     import bayesrnn as br
     from bayesrnn.cli.console import plain_console
     from bayesrnn.errors import UserError
@@ -66,18 +66,26 @@ def command(
     from bayesrnn.train import checkpoint
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
-    from bayesrnn.train.run_folder import identity, write_file
+    from bayesrnn.train.run_folder import MARKER, as_json, identity, write_file
 
     check_task(run, "language")
     where, console = device_of(device), plain_console()
+    unfinished = (run / MARKER).exists()
     trained = open_run(run, where)
     set_precision(trained.recipe.train.precision, where)
     if trained.recipe.posterior.kind == "none":
         raise UserError(f"{run} has no posterior over weights; only Bayes by Backprop recipes have signal-to-noise.")
-    plan, more = _plan(trained, retrain, retrain_at, retrain_lr, force)
+    plan, more = _plan(trained, retrain, retrain_at, retrain_lr)
     task: Any = trained.task(data, where)
-    if other := trained.other_data(task):
-        console.print(other, soft_wrap=True, markup=False)
+    not_kept = trained.other_data(task)
+    if unfinished:
+        not_kept = f"The run in {run} is not finished."
+    if not_kept and plan is not None:
+        raise UserError(f"{not_kept} Only finished runs are trained again, on their own text.")
+    if not_kept:
+        console.print(f"{not_kept} The figures are shown, and not kept.", soft_wrap=True, markup=False)
+    elif plan is None and not force:
+        _check_replaced(run)
     streams, q, perplexity = task.streams, task.model, _measure(trained)
     rows = _curve(q, {*FRACTIONS, fraction, *more}, lambda model: perplexity(model, streams.valid))
     # One value per weight and tensor, before the weights go.
@@ -94,7 +102,7 @@ def command(
     report = br.prune(q, fraction)
     kept = {name: ratio > report.threshold for name, ratio in ratios.items()}
     summary = {
-        **_about(trained, where),
+        **_about(trained, where, data),
         "fraction": fraction,
         "threshold": report.threshold,
         "valid_perplexity": perplexity(q, streams.valid),
@@ -102,7 +110,7 @@ def command(
         "tensors": {t.name: {"removed": t.removed, "total": t.total} for t in report.tensors},
         "curve": rows,
     }
-    told = f"With {fraction:.0%} removed: {_figures(summary)}."
+    told = f"With {_percent(fraction)} removed: {_figures(summary)}."
     if plan is not None:
         gaussian_of(q).load_state_dict(weights)
         summary["retrained"] = {
@@ -113,25 +121,49 @@ def command(
             "curve": again,
         }
         told += f" Trained again: {_figures(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
-    tensors = {f"model.{key}": value for key, value in q.state_dict().items()}
-    about = {"run": identity(run), "fraction": fraction, "retrained": 0 if plan is None else plan.epochs}
-    checkpoint.save_file(run / "pruned.safetensors", tensors, about)
-    write_file(run / "prune.json", json.dumps(summary, indent=2) + "\n")
-    write_file(run / "prune.png", picture(rows, kept, again))
+    if not not_kept:
+        tensors = {f"model.{key}": value for key, value in q.state_dict().items()}
+        about = {
+            "run": identity(run),
+            "weights": checkpoint.digest(run / checkpoint.BEST),
+            "fraction": fraction,
+            "retrained": 0 if plan is None else plan.epochs,
+        }
+        checkpoint.save_file(run / "pruned.safetensors", tensors, about)
+        write_file(run / "prune.json", as_json(summary))
+        write_file(run / "prune.png", picture(rows, kept, again))
     _show(console, rows, again)
-    console.print(f"{told} Written to {run}", soft_wrap=True)
+    console.print(f"{told} {'Nothing was written.' if not_kept else f'Written to {run}'}", soft_wrap=True)
+
+
+def _check_replaced(run: Path) -> None:
+    """Pruning alone does not take away the figures and weights of what was trained again."""
+    import json
+
+    from bayesrnn.errors import UserError
+
+    file = run / "prune.json"
+    try:
+        before = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(before, dict) and "retrained" in before:
+        raise UserError(
+            f"{file} has figures of weights that were trained again; keep them with the same --retrain, or replace "
+            "them with --force."
+        )
 
 
 def _plan(
-    trained: "Trained", epochs: int | None, at: str | None, lr: float | None, force: bool
+    trained: "Trained", epochs: int | None, at: str | None, lr: float | None
 ) -> "tuple[Schedule | None, list[float]]":
     """How to train again, and with which further shares removed; None: not at all."""
     from bayesrnn.errors import UserError
     from bayesrnn.train.retrain import schedule
 
     if epochs is None:
-        if at is not None or lr is not None or force:
-            raise UserError("--retrain-at, --retrain-lr and --force are for training again; add --retrain EPOCHS.")
+        if at is not None or lr is not None:
+            raise UserError("--retrain-at and --retrain-lr are for training again; add --retrain EPOCHS.")
         return None, []
     try:
         more = [float(part) for part in (at or "").split(",") if at is not None]
@@ -177,7 +209,14 @@ def _curve(q: Any, shares: set[float], perplexity: Callable[[Any], float]) -> li
 
 
 def _folder(run: Path, share: float) -> Path:
-    return run / f"pruned-{share:g}"
+    """Of its own for every share, however alike two of them are."""
+    short = f"{share:g}"
+    return run / f"pruned-{short if float(short) == share else repr(share)}"
+
+
+def _percent(share: float) -> str:
+    """With as many digits as it has."""
+    return f"{100 * share:.10g}%"
 
 
 def _trained_again(
@@ -195,7 +234,7 @@ def _trained_again(
     model: Any = trained.model
     smaller, out = copy.deepcopy(gaussian_of(model)), _folder(trained.path, share)
     br.prune(smaller, share)
-    console.print(f"{share:.0%} removed, {plan.epochs} epochs from rate {plan.lr:g}:", style="bold")
+    console.print(f"{_percent(share)} removed, {plan.epochs} epochs from rate {plan.lr:g}:", style="bold")
     with reporter(console) as told:
         try:
             found = retrain(
@@ -217,7 +256,7 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
     from bayesrnn.report.tables import Column, rich_table
 
     columns = [
-        Column("fraction", "weights removed", "{:.0%}"),
+        Column("removed", "weights removed"),
         Column("valid_perplexity", "validation perplexity", "{:.2f}"),
         Column("rise", "rise", "{:+.1%}"),
     ]
@@ -225,11 +264,12 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
         columns += [Column("again", "trained again", "{:.2f}"), Column("rise_again", "rise", "{:+.1%}")]
     found = {row["fraction"]: {"again": row["valid_perplexity"], "rise_again": row["rise"]} for row in again}
     none = {"again": None, "rise_again": None}
-    console.print(rich_table([{**row, **found.get(row["fraction"], none)} for row in rows], columns))
+    shown = [{"removed": _percent(row["fraction"]), **row, **found.get(row["fraction"], none)} for row in rows]
+    console.print(rich_table(shown, columns))
 
 
-def _about(trained: "Trained", device: "torch.device") -> Row:
-    """Which run was pruned, and where: the figures are then a record by themselves."""
+def _about(trained: "Trained", device: "torch.device", data: str | None) -> Row:
+    """Which run was pruned, and where; ``data`` is what was given: the figures are then a record by themselves."""
     from bayesrnn.train.engine import environment
     from bayesrnn.train.launch import commit
 
@@ -237,7 +277,7 @@ def _about(trained: "Trained", device: "torch.device") -> Row:
     return {
         "recipe": config.get("recipe"),
         "seed": config.get("seed"),
-        "data": Path(config.get("data", "")).name,
+        "data": Path(data or config.get("data", "")).name,
         "commit": commit(),
         **environment(device),
         "command": shlex.join(["bayesrnn", *sys.argv[1:]]),

@@ -122,8 +122,8 @@ def table(results: Path) -> str:
     for name, curve in curves(results).items():
         whole = next((p["valid_perplexity"] for p in curve if p["fraction"] == 0), None)
         row: dict[str, Any] = {"run": name, "whole": whole}
-        row |= {f"{share:.0%}": None for share in _SHARES}
-        row |= {f"{p['fraction']:.0%}": p["rise"] for p in curve}
+        for share in _SHARES:  # by number: other shares may read the same
+            row[f"{share:.0%}"] = next((p["rise"] for p in curve if math.isclose(p["fraction"], share)), None)
         row["flat"] = max((p["fraction"] for p in curve if p["rise"] <= _FLAT), default=None)
         rows.append(row)
     return markdown_table(rows, _COLUMNS)

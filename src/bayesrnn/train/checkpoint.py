@@ -165,6 +165,12 @@ def any_saved(folder: Path) -> bool:
     return any((folder / name).exists() for name in RESUMABLE)
 
 
+def digest(path: Path) -> str:
+    """Of the whole file: what was made of it says so, and is not taken for a later one's."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
 class Foreign(Damaged):
     """The file is whole, but another run's."""
 
