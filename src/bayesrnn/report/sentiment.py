@@ -2,8 +2,8 @@
 
 Records are ``results/sentiment-CELL-VARIANT/SEED.json`` (divided by review), ``results/sentiment-CELL-VARIANT-chunk/…``
 (the authors' division), and ``results/sentiment-grid/*.json``: the ``sweep.json`` of a grid over
-p_U and p_E, or the records of its runs. ``results/sentiment-lengths/*.json`` are of runs whose figures by length of a
-piece are shown where no other run has them.
+p_U and p_E, or the records of its runs. ``results/sentiment-trials/*.json`` are small runs with other weights of
+the KL.
 """
 
 import json
@@ -24,6 +24,8 @@ VARIANTS = {
     "variational": "variational",
     "bbb": "Bayes by Backprop",
 }
+TREND = 20  # epochs: what the error did in the last of them
+_AROUND = 5  # epochs that a point of that comparison is the mean of
 GRID = ("model.recurrent_dropout", "model.word_dropout")  # p_U and p_E
 
 Runs = dict[tuple[str, str], list[Record]]
@@ -136,9 +138,7 @@ def findings(runs: Runs) -> list[str]:
                     f"{'below' if here < there else 'ABOVE'} {VARIANTS[other]} ({here:.4f} against {there:.4f}), "
                     f"{'more' if there - here > spread else 'NOT more'} than the largest range of seeds, {spread:.4f}."
                 )
-        rises = {v: _rise(runs[cell, v]) for v in VARIANTS if (cell, v) in runs}
-        listed = ", ".join(f"{VARIANTS[v]} {rise:+.4f}" for v, rise in rises.items())
-        said.append(f"{cell_name}, rise of the test error from its lowest epoch to the last: {listed}.")
+        said += [f"{cell_name}, {text}" for text in _rises({v: runs[cell, v] for v in VARIANTS if (cell, v) in runs})]
         said += [f"{cell_name}, variational: {text}" for text in _monte_carlo(variational)]
         at = levels_of(variational).index(0.9)
         covered = [r["metrics"]["end"]["intervals"][at]["coverage"] for r in variational]
@@ -186,13 +186,40 @@ def _range(values: Sequence[float]) -> float:
     return max(values) - min(values)
 
 
-def curve_of(record: Record) -> list[float]:
-    curve: list[float] = record["curves"].get("test_rmse_mc") or record["curves"]["test_rmse"]
+def curve_of(record: Record, *, draws: bool = True) -> list[float]:
+    """Test error per epoch: of the mean of draws, where there are draws and they are wanted."""
+    curve: list[float] = (record["curves"].get("test_rmse_mc") if draws else None) or record["curves"]["test_rmse"]
     return curve
 
 
-def _rise(records: Sequence[Record]) -> float:
-    return statistics.fmean(curve_of(r)[-1] - min(curve_of(r)) for r in records)
+def _rises(of: Mapping[str, Sequence[Record]]) -> list[str]:
+    """How the errors of the variants of one cell rise: from their lowest epoch, and in the last epochs."""
+    said = []
+    samples = of["variational"][0]["settings"].get("evaluate", {}).get("epoch_samples")
+    for draws, way in ((True, f"MC of {samples or 'the'} draws after each epoch"), (False, "standard")):
+        rises = {v: _mean_of(rs, lambda c: c[-1] - min(c), draws) for v, rs in of.items()}
+        listed = ", ".join(f"{VARIANTS[v]} {rise:+.4f}" for v, rise in rises.items())
+        said.append(f"rise of the test error from its lowest epoch to the last, {way}: {listed}.")
+    epochs = min(len(curve_of(record)) for records in of.values() for record in records)
+    if "naive" not in of or epochs < TREND + _AROUND:
+        return said
+    for draws, way in ((True, "MC"), (False, "standard")):
+        then = {v: _mean_of(of[v], lambda c: statistics.fmean(c[:-TREND][-_AROUND:]), draws) for v in _PAIR}
+        now = {v: _mean_of(of[v], lambda c: statistics.fmean(c[-_AROUND:]), draws) for v in _PAIR}
+        moves = ", ".join(f"{VARIANTS[v]} {now[v] - then[v]:+.4f}" for v in _PAIR)
+        lead = [at["naive"] - at["variational"] for at in (then, now)]
+        said.append(
+            f"epoch {epochs - TREND} to {epochs}, {way} (means of {_AROUND} epochs): {moves}; the lead of variational "
+            f"{'shrinks' if lead[1] < lead[0] else 'grows'} from {lead[0]:.4f} to {lead[1]:.4f}."
+        )
+    return said
+
+
+_PAIR = ("variational", "naive")
+
+
+def _mean_of(records: Sequence[Record], figure: Callable[[list[float]], float], draws: bool) -> float:
+    return statistics.fmean(figure(curve_of(record, draws=draws)) for record in records)
 
 
 def sources(runs: Runs) -> str:
@@ -273,20 +300,9 @@ def division_block(results: Path) -> str:
 
 
 def length_block(results: Path) -> str:
-    """Error, spread and coverage of the variational models by the words of a piece.
-
-    At the end of training; without any such record those of ``results/sentiment-lengths``, at their best epoch.
-    """
+    """Error, spread and coverage of the variational models by the words of a piece, at the end of training."""
     runs = {name_of(key): with_lengths(records) for key, records in load(results).items() if key[1] == "variational"}
     measured = {name: [r["metrics"]["end"] for r in records] for name, records in runs.items() if records}
-    about = "End of training."
-    if not measured:
-        needs = ("metrics.lengths", "curves.test_rmse", "recipe")
-        alone = records_.read(results / "sentiment-lengths", what="the record of an evaluated run", needs=needs)
-        for record in alone:
-            _, cell, variant = record["recipe"].split("-")
-            measured.setdefault(name_of((cell, variant)), []).append(record["metrics"])
-            about = f"Best of {len(record['curves']['test_rmse'])} epochs, on {records_.devices(alone)}."
     if not measured:
         return NOTHING
     rows, said = [], []
@@ -315,7 +331,7 @@ def length_block(results: Path) -> str:
         Column("noise", "noise of its own", "{:.4f}"),
         Column("coverage_own", "inside 90% with it", "{:.3f}"),
     )
-    return "\n".join([markdown_table(rows, columns), *(f"- {sentence}" for sentence in said), "", about])
+    return "\n".join([markdown_table(rows, columns), *(f"- {sentence}" for sentence in said), "", "End of training."])
 
 
 def with_lengths(records: Sequence[Record]) -> list[Record]:
@@ -375,7 +391,55 @@ def grid_block(results: Path) -> str:
     if last:
         lines += [_grid_table(last, "last validation RMSE")]
         lines += [_picture("sentiment-grid-last.png", "Last validation RMSE over p_U and p_E"), ""]
-    return "\n".join([*lines, *(f"- {sentence}\n" for sentence in _grid_draws(results)), f"{about}."])
+    said = [*_grid_ranges(results, lowest, last), *_grid_draws(results)]
+    return "\n".join([*lines, *(f"- {sentence}" for sentence in said), "", f"{about}."])
+
+
+def _grid_ranges(results: Path, lowest: Points, last: Points) -> list[str]:
+    """By how much the points differ, and by how much seeds of the recipe do."""
+    seeds = [record["curves"].get("valid_rmse") for record in _read(results / "sentiment-lstm-variational")]
+    curves = [curve for curve in seeds if curve]
+    if len(curves) < 2:
+        return []
+    said = []
+    for name, points, of_seeds in (
+        ("lowest", lowest, [min(c) for c in curves]),
+        ("last", last, [c[-1] for c in curves]),
+    ):
+        if points:
+            said.append(
+                f"The {len(points)} {name} errors differ by up to {_range(list(points.values())):.4f}, those of "
+                f"{len(curves)} seeds of the recipe by up to {_range(of_seeds):.4f}."
+            )
+    return said
+
+
+def trial_block(results: Path) -> str:
+    """Small runs with other weights of the KL, on validation pieces."""
+    trials = _read(results / "sentiment-trials")
+    rows = [
+        {
+            "weight": record["settings"]["model"]["kl_weight"],
+            "best": min(record["curves"]["valid_rmse"]),
+            "train": record["curves"]["train_rmse"][-1],
+            "last": record["curves"]["valid_rmse"][-1],
+            "kl": record["curves"]["kl"][-1],
+        }
+        for record in trials
+    ]
+    if not rows:
+        return NOTHING
+    rows.sort(key=lambda row: -row["weight"])
+    columns = (
+        Column("weight", "weight of the KL", "{:g}"),
+        Column("best", "lowest validation RMSE", "{:.4f}"),
+        Column("last", "last validation RMSE", "{:.4f}"),
+        Column("train", "last training RMSE", "{:.4f}"),
+        Column("kl", "KL at the end, nats", "{:,.0f}"),
+    )
+    changed = sorted({o for r in trials for o in r["overrides"] if not o.startswith("model.kl_weight")})
+    about = f"{trials[0]['recipe']} with {', '.join(changed)}; on {records_.devices(trials)}. One seed."
+    return "\n".join([markdown_table(rows, columns), about])
 
 
 def _grid_draws(results: Path) -> list[str]:
@@ -407,4 +471,5 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "sentiment-lengths": length_block,
     "sentiment-division": division_block,
     "sentiment-grid": grid_block,
+    "sentiment-trials": trial_block,
 }

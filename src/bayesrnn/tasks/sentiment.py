@@ -71,10 +71,9 @@ class RatingModel(nn.Module):
 
     Weights start as in the published code, embedding U(-.05, .05), input weights Glorot, and in two points not. With
     masks that double what they keep, orthogonal recurrent weights make gradients of 10^5 and more over 200 steps: they
-    are torch's, U(-1/sqrt(H), 1/sqrt(H)). And a dropped word leaves the forget gate to its bias: with a bias of 1 a
-    variational model remembers a few words, and learns the endings of pieces by heart. So biases start for memories
-    of 1 to T - 1 steps: log U(1, T - 1) for the forget gate, the negative for the input gate, and likewise for the
-    GRU's update gate (Tallec and Ollivier, arXiv 1804.11188); all others at 0.
+    are torch's, U(-1/sqrt(H), 1/sqrt(H)). And a dropped word leaves the forget gate to its bias, and with a bias of 1 a
+    variational model may forget within a few words. So biases start for memories of 1 to T - 1 steps: log U(1, T - 1)
+    for the forget gate, the negative for the input gate, and likewise for the GRU's update gate (Tallec and Ollivier, arXiv 1804.11188); all others at 0.
 
     Args:
         words: rows of the embedding; row 0 is the padding's own, learnt like the others.
