@@ -164,6 +164,15 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_a_run_that_is_started_over_has_nothing_of_the_former(bayesian, text_folder):
+    words = ["--data", text_folder, "--out", bayesian, "--device", "cpu", *TINY, "--force"]
+    assert invoke("prune", bayesian, "--retrain", 1, "--device", "cpu").exit_code == 0
+    assert (bayesian / "pruned-0.8" / "record.json").exists()
+    result = invoke("train", "brnn-sharpened-medium", *words)
+    assert result.exit_code == 0, result.output
+    assert not list(bayesian.glob("prune*"))
+
+
 def test_shares_that_read_alike_have_folders_of_their_own(bayesian):
     words = ["prune", bayesian, "--fraction", 0.8, "--retrain-at", "0.8000001,0", "--retrain", 1, "--device", "cpu"]
     result = invoke(*words)

@@ -416,7 +416,7 @@ print(os.path.exists({str(tmp_path / "r" / LOCK)!r}))
 
 
 def test_a_folder_without_permission_says_first_what_it_holds(train, tmp_path, monkeypatch):
-    def denied(path):
+    def denied(path, elsewhere):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     train("r")

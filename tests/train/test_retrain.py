@@ -16,6 +16,7 @@ from bayesrnn.tasks.trained import open_run
 from bayesrnn.train import checkpoint
 from bayesrnn.train.launch import launch
 from bayesrnn.train.retrain import Schedule, retrain, schedule
+from bayesrnn.train.run_folder import RunFolder
 from bayesrnn.train.step import Held, Step
 
 CPU = torch.device("cpu")
@@ -235,6 +236,20 @@ def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
 def test_a_rate_that_is_too_high_is_said(runs, tmp_path):
     with pytest.raises(UserError, match=r"With 80% removed: The loss .* Here the rate is --retrain-lr"):
         again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(1, 1e30))
+
+
+def test_messages_name_what_the_command_has(runs, tmp_path):
+    """No --out; and after a rate that was too high another one needs --force."""
+    with RunFolder(tmp_path / "busy", files=[]), pytest.raises(UserError, match="ends, or prune a copy of the run"):
+        again(runs / "brnn-medium", tmp_path / "busy")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file, and a folder is needed; prune a copy of the run"):
+        again(runs / "brnn-medium", tmp_path / "file")
+    with pytest.raises(UserError, match="Here the rate is --retrain-lr, with --force"):
+        again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(1, 1e30))
+    with pytest.raises(UserError, match=r"started with train\.lr=1e\+30, not 0\.1; .* or start over with --force\."):
+        again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(1, 0.1))
+    again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(1, 0.1), force=True)
 
 
 def test_the_rate_where_none_is_given():

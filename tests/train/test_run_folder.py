@@ -95,6 +95,60 @@ def test_what_was_made_of_the_replaced_run_goes_with_it(tmp_path):
     assert not {"evaluation.json", "pruned.safetensors"} & left
 
 
+def inner(path, **config):
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config))
+    for name in ("a.txt", "record.json", "pruned.safetensors"):
+        (path / name).write_text('{"program": "bayesrnn"}')
+    return path
+
+
+def test_runs_on_pruned_weights_go_with_the_run_they_are_inside(tmp_path):
+    def run(**options):
+        return RunFolder(tmp_path, files=["a.txt", "config.json"], **options)
+
+    run().finish({})
+    gone = [inner(tmp_path / "pruned-0.8", pruned={}), inner(tmp_path / "pruned-0.8/pruned-1e-05", pruned={})]
+    kept = [inner(tmp_path / "pruned-0.7"), inner(tmp_path / "pruned-mine", pruned={})]
+    mixed = inner(tmp_path / "pruned-0", pruned={})
+    (mixed / "mine.txt").write_text("mine")
+    (tmp_path / "pruned-0.5").mkdir()
+    (tmp_path / "pruned-0.5" / MARKER).write_text("")  # killed before its config.json
+    with pytest.raises(UserError, match="replace it with --force"):
+        run()
+    assert all((path / "a.txt").exists() for path in (*gone, *kept, mixed))
+    with (
+        RunFolder(gone[0] / "pruned-1e-05", files=["a.txt", "config.json"], force=True) as busy,
+        pytest.raises(UserError, match="pruned-1e-05 is being written to by another process"),
+    ):
+        busy.write("config.json", '{"pruned": {}}')
+        run(force=True)
+    assert (tmp_path / "record.json").exists()
+    assert (mixed / "a.txt").exists()
+    run(force=True).finish({})
+    assert not any(path.exists() for path in (*gone, tmp_path / "pruned-0.5"))
+    assert all((path / "a.txt").exists() for path in kept)
+    assert [path.name for path in mixed.iterdir()] == ["mine.txt"]
+
+
+def test_what_to_do_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "run").write_text("")
+    cases = (
+        (tmp_path / "run", False, "is a file, and a folder is needed; go away."),
+        (tmp_path, False, "already holds files; replace it with --force, or go away."),
+        (tmp_path, True, "has a a.txt that no run of bayesrnn wrote, and it will not be replaced; go away."),
+    )
+    for path, force, message in cases:
+        with pytest.raises(UserError, match=message):
+            RunFolder(path, files=["a.txt"], force=force, elsewhere="go away")
+    with (
+        RunFolder(tmp_path / "new", files=[]),
+        pytest.raises(UserError, match=r"wait until it ends, or go away\."),
+    ):
+        RunFolder(tmp_path / "new", files=[], elsewhere="go away")
+
+
 def test_json_has_no_infinity(tmp_path):
     with RunFolder(tmp_path / "run", files=()) as folder:
         folder.finish({"curve": [1.0, math.inf], "metrics": {"a": math.nan, "b": -math.inf, "c": 2, "d": "NaN"}})

@@ -258,7 +258,10 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
     new = recipes.flatten(recipes.from_dict(config["settings"], where="recipe"))
     for key, value in new.items():
         if old.get(key) != value:
-            raise UserError(f"{folder.path} was started with {key}={old.get(key)}, not {value}; resume with the same.")
+            raise UserError(
+                f"{folder.path} was started with {key}={old.get(key)}, not {value}; resume with the same, or start "
+                "over with --force."
+            )
     check_digests(before, written, folder.path)
     check_files(task, written, advice=f"resume with the {task.source} it was started on")
     if before.get("data_digest", config["data_digest"]) != config["data_digest"]:  # earlier versions wrote none

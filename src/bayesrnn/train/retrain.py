@@ -22,6 +22,7 @@ from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.launch import describe, go_on, recorded
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
 
+_ELSEWHERE = "prune a copy of the run"
 RATE, LAST = 0.1, 0.1  # the first rate as a part of the recipe's, the last as a part of the first
 
 
@@ -115,7 +116,8 @@ def retrain(
     config["pruned"] = {"fraction": fraction, "weights": _digest(pruned)}
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
-        with RunFolder(out, files=(*engine.FILES, *files), force=force, resume=resume) as folder:
+        names = (*engine.FILES, *files)
+        with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
             describe(folder, config, task, resume=resume)
             started = time.time()
             trained = engine.Run(

@@ -5,11 +5,12 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import socket
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,6 +57,7 @@ class RunFolder:
         force: replace the files of an earlier run, finished or not.
         resume: go on with the run that the folder holds: its files stay.
         by: words to put into the marker, besides this process's number.
+        elsewhere: what to do, in messages, where this folder cannot be had.
 
     Raises:
         Busy: another process has the folder.
@@ -63,9 +65,16 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: str | Path, *, files: Iterable[str], force: bool = False, resume: bool = False, by: str = ""
+        self,
+        path: str | Path,
+        *,
+        files: Iterable[str],
+        force: bool = False,
+        resume: bool = False,
+        by: str = "",
+        elsewhere: str = "choose another --out",
     ) -> None:
-        self.path, self._by = Path(path), by
+        self.path, self._by, self._elsewhere = Path(path), by, elsewhere
         self.note = ""
         """What the user should know about the folder; empty: nothing."""
         own = [*files, RECORD, MARKER, *DERIVED]
@@ -80,11 +89,9 @@ class RunFolder:
                 self.release()
                 raise
         except (FileExistsError, NotADirectoryError):
-            raise UserError(f"{self.path} is a file; choose a folder with --out.") from None
+            raise UserError(f"{self.path} is a file, and a folder is needed; {elsewhere}.") from None
         except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written ({error.strerror}); choose another folder with --out."
-            ) from None
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); {elsewhere}.") from None
 
     def _claim(self, own: list[str], denied: OSError | None, *, force: bool, resume: bool) -> None:
         found = {p.name for p in self.path.iterdir()} - {LOCK}
@@ -96,12 +103,24 @@ class RunFolder:
             self._check(present, own, force)
         if denied is not None:  # only now: what is in the folder is worth more to know
             raise denied
-        if not resume:
-            # The marker goes first: from here on a killed run is recognised.
-            self.mark()
-            torn |= (set(own) & present) - {MARKER}
-        for name in torn:
-            (self.path / name).unlink()
+        inside = [] if resume else list(_retrainings(self.path))
+        with ExitStack() as locks:
+            for folder in inside:
+                descriptor = _locked(folder / LOCK, self._elsewhere)
+                if descriptor is not None:
+                    locks.callback(_let_go, folder / LOCK, descriptor, os.getpid())
+            if not resume:
+                # The marker goes first: from here on a killed run is recognised.
+                self.mark()
+                torn |= (set(own) & present) - {MARKER}
+            for name in torn:
+                (self.path / name).unlink()
+            for name in own:
+                for folder in inside:
+                    (folder / name).unlink(missing_ok=True)
+        for folder in inside:
+            with suppress(OSError):  # something else is in it, and stays
+                folder.rmdir()
 
     _unlock: Callable[[], object]
     _descriptor: int | None
@@ -110,7 +129,7 @@ class RunFolder:
         """Take the lock; returns what the folder's permissions say against it."""
         self._unlock, self._descriptor = lambda: None, None
         try:
-            descriptor = _locked(self.path / LOCK)
+            descriptor = _locked(self.path / LOCK, self._elsewhere)
         except OSError as error:
             return error
         if descriptor is None:
@@ -145,15 +164,15 @@ class RunFolder:
                 saved = {"next.safetensors", "last.safetensors", "previous.safetensors"} & present
                 go_on = "go on with it by --resume, " if saved else ""
                 raise UserError(
-                    f"{self.path} holds an unfinished run; {go_on}start it over with --force, or choose another --out."
+                    f"{self.path} holds an unfinished run; {go_on}start it over with --force, or {self._elsewhere}."
                 )
             what = "a finished run" if finished else "files"
-            raise UserError(f"{self.path} already holds {what}; replace it with --force, or choose another --out.")
+            raise UserError(f"{self.path} already holds {what}; replace it with --force, or {self._elsewhere}.")
         foreign = sorted(present & set(own))
         if foreign and not (unfinished or finished):
             raise UserError(
                 f"{self.path} has a {foreign[0]} that no run of bayesrnn wrote, and it will not be replaced; "
-                "choose another --out."
+                f"{self._elsewhere}."
             )
 
     def _has_record(self) -> bool:
@@ -205,7 +224,28 @@ class RunFolder:
         return final
 
 
-def _locked(path: Path) -> int | None:
+_RETRAINING = re.compile(r"pruned-[0-9.e+-]+")
+
+
+def _retrainings(folder: Path) -> Iterator[Path]:
+    """Runs inside a run that trained its pruned weights again; the innermost first. They go with the run."""
+    for path in sorted(folder.iterdir()):
+        if _RETRAINING.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and _is_retraining(path):
+            yield from _retrainings(path)
+            yield path
+
+
+def _is_retraining(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return (folder / MARKER).exists()  # killed before it said what it is
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "pruned" in config
+
+
+def _locked(path: Path, elsewhere: str) -> int | None:
     """A descriptor of the locked file; None: there are no locks here."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -224,7 +264,7 @@ def _locked(path: Path) -> int | None:
             os.close(descriptor)
             raise Busy(
                 f"{path.parent} is being written to by another process{f' ({who})' if who else ''}; "
-                "wait until it ends, or choose another --out."
+                f"wait until it ends, or {elsewhere}."
             ) from None
         except OSError as error:
             os.close(descriptor)
