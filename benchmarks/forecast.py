@@ -1,12 +1,12 @@
-"""Forecasting recipes on real series: settings chosen before the test parts, then records of three seeds.
+"""Forecasting recipes on real series: settings chosen before the test parts, then records of eight seeds.
 
-    python benchmarks/forecast.py choose     # writes results/forecast-choice.json: every setting's score
-    python benchmarks/forecast.py run        # writes results/RECIPE/SERIES/SEED.json
+    python benchmarks/forecast.py choose     # writes results/forecast-choice-second.json: every setting's score
+    python benchmarks/forecast.py run        # writes results/RECIPE/SERIES/SEED.json, those that are not there yet
 
 The series are the library's own and some that the statsmodels wheel carries; all are public domain. One setting per
-recipe serves all series: that with the lowest geometric mean of CRPS over them. ``choose`` sees the series without
-their test parts: it trains on the first 70% of the rest, stops by the next 15%, and scores the last 15%, which are part
-of what ``run`` validates on. ``run`` uses the recipes as they are.
+recipe serves all series: that with the lowest geometric mean of CRPS over them, raw and calibrated. ``choose`` sees the
+series without their test parts: it trains on the first 70% of the rest, stops by the next 15%, and scores the last 15%,
+which are part of what ``run`` validates on. ``run`` uses the recipes as they are.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from bayesrnn.train.launch import commit, launch
 from bayesrnn.train.run_folder import RECORD
 
 ROOT = Path(__file__).resolve().parent.parent
-SEEDS = (1, 2, 3)
-CHOICE_SEEDS = (11, 12)
+SEEDS = tuple(range(1, 9))
+CHOICE_SEEDS = (11, 12, 13, 14, 15, 16)
+CHOICE_KEYS = ("crps", "coverage", "width", "rmse")
 # name: (statsmodels' folder, column)
 BORROWED = {
     "elnino": ("elnino", "sst"),
@@ -45,25 +46,34 @@ BORROWED = {
     "unemployment": ("macrodata", "unemp"),
 }
 LONG = ("sunspots-monthly", "co2-weekly")  # take minutes, and no part in the choice
+RECIPES = ("forecast", "forecast-plain", "forecast-bbb")
+_TRAIN = "train.lr={} train.patience={} train.average_from={} train.average_decay={}"
 _DROPOUT = (
-    "model.recurrent_dropout={} model.output_dropout={} model.linear_dropout={} model.prior_sigma={} train.l2={}"
-).format
-_PLAIN = "model.hidden={} model.noise={} train.l2={}".format
+    f"model.recurrent_dropout={{}} model.output_dropout={{}} model.linear_dropout={{}} model.prior_sigma={{}} {_TRAIN}"
+)
+_PLAIN = f"model.prior_sigma={{}} train.l2={{}} {_TRAIN}"
+_USUAL, _AVERAGED, _SLOW = (0.003, 25, "null", "null"), (0.003, 25, 1, 0.99), (0.001, 50, "null", "null")
+# The second round. The first, results/forecast-choice.json, was run by this file at the commit that the record names.
 SETTINGS = {
     "forecast": [
-        _DROPOUT(0.1, 0.1, 0.1, 0.0, 1e-4),
-        _DROPOUT(0.1, 0.02, 0.01, 0.7, 0.0),
-        _DROPOUT(0.1, 0.1, 0.05, 0.7, 0.0),
-        _DROPOUT(0.2, 0.2, 0.05, 0.7, 0.0),
-        _DROPOUT(0.2, 0.2, 0.05, 0.5, 0.0),
-        _DROPOUT(0.1, 0.1, 0.05, 0.5, 0.0),
+        _DROPOUT.format(0.1, 0.1, 0.05, 0.7, *_USUAL),
+        _DROPOUT.format(0.1, 0.1, 0.05, 0.7, *_AVERAGED),
+        _DROPOUT.format(0.1, 0.1, 0.0, 0.7, *_USUAL),
+        _DROPOUT.format(0.25, 0.25, 0.0, 0.7, *_USUAL),
+        _DROPOUT.format(0.1, 0.1, 0.02, 0.5, *_USUAL),
+        _DROPOUT.format(0.1, 0.1, 0.05, 0.7, *_SLOW),
     ],
     "forecast-plain": [
-        _PLAIN(64, "varying", 1e-4), _PLAIN(32, "varying", 1e-4), _PLAIN(64, "same", 1e-4), _PLAIN(64, "varying", 3e-3),
-        _PLAIN(64, "varying", 1e-2),
+        _PLAIN.format(0.0, 0.003, *_USUAL),
+        _PLAIN.format(0.0, 0.003, *_AVERAGED),
+        _PLAIN.format(0.0, 0.001, *_USUAL),
+        _PLAIN.format(0.7, 0.0, *_USUAL),
+        _PLAIN.format(0.4, 0.0, *_USUAL),
+        _PLAIN.format(0.0, 0.003, *_SLOW),
+        _PLAIN.format(0.7, 0.0, *_AVERAGED),
+        _PLAIN.format(0.4, 0.0, *_AVERAGED),
     ],
-    "forecast-bbb": [f"model.hidden={h} posterior.log_sigma1={s}" for h, s in ((64, -1.2), (64, -2.0), (32, -2.0))],
-}  # fmt: skip
+}
 
 
 class Quiet:
@@ -142,61 +152,75 @@ def shortened(paths: dict[str, str | None], folder: Path) -> dict[str, str]:
 
 
 def scored(out: Path, path: str) -> dict[str, float]:
-    """Scores of a run on the last part of the series it was trained on, walking forward."""
+    """Scores of a run on the last part of the series it was trained on, walking forward, calibrated and raw."""
     cpu = torch.device("cpu")
     trained = open_run(out, cpu)
     task, settings = Forecast(trained.recipe, path, cpu), trained.recipe.evaluate
     walk = forecaster(trained.model, task.plan, task.values, settings).walk(samples=settings.samples, seed=1)
     rows = walk.rows(task.cut.origins("test", first=task.frame.first, horizon=task.frame.horizon))
-    return measures(walk.forecast[rows], walk.actual[rows], settings.level)
+    found = {}
+    for ending, forecast in (("", walk.forecast), ("_raw", walk.raw)):
+        scores = measures(forecast[rows], walk.actual[rows], settings.level)
+        found |= {f"{key}{ending}": scores[key] for key in CHOICE_KEYS}
+    return found
 
 
-def _tried(path: Path, recipe: str) -> list[dict[str, Any]]:
-    """Settings that the record holds already; they are not run again."""
-    found = json.loads(path.read_text("utf-8"))["recipes"] if path.exists() else {}
-    rows: list[dict[str, Any]] = found.get(recipe, {"settings": []})["settings"]
-    return rows
+def add_seeds(row: dict[str, Any], recipe: str, seeds: tuple[int, ...], paths: dict[str, str], folder: Path) -> bool:
+    """Runs of the seeds that a row of the record lacks; whether there were any."""
+    missing = [seed for seed in seeds if seed not in row["seeds"]]
+    for seed in missing:
+        row["seeds"].append(seed)
+        for name, path in paths.items():
+            train(recipe, name, path, seed, row["changes"], folder, measure=False)
+            for key, value in scored(folder / recipe / name / str(seed), path).items():
+                row.setdefault(key, {}).setdefault(name, []).append(value)
+    both = [fmean(row[key][name]) for key in ("crps", "crps_raw") for name in paths]
+    row["geometric_mean"] = math.exp(fmean(math.log(value) for value in both))
+    return bool(missing)
 
 
 def choose(folder: Path, only: list[str]) -> None:
-    """Scores every setting that the record does not hold yet."""
+    """Scores settings that the record does not hold yet: all with two seeds, the best two of each recipe with six."""
     paths = shortened({name: path for name, path in files(folder).items() if name not in LONG}, folder)
-    target = ROOT / "results/forecast-choice.json"
+    target = ROOT / "results/forecast-choice-second.json"
+    found = json.loads(target.read_text("utf-8")) if target.exists() else {"recipes": {}}
     for recipe in only or SETTINGS:
-        rows = _tried(target, recipe)
-        for setting in SETTINGS[recipe]:
-            changes = setting.split()
-            if any(row["changes"] == changes for row in rows):
-                continue
-            crps, coverage = {}, {}
-            for name, path in paths.items():
-                scores = []
-                for seed in CHOICE_SEEDS:
-                    train(recipe, name, path, seed, changes, folder, measure=False)
-                    scores.append(scored(folder / recipe / name / str(seed), path))
-                crps[name] = fmean(s["crps"] for s in scores)
-                coverage[name] = fmean(s["coverage"] for s in scores)
-            mean = math.exp(fmean(math.log(v) for v in crps.values()))
-            rows.append({"changes": changes, "crps": crps, "coverage": coverage, "geometric_mean": mean})
-            told = (f"{k} {v:.4g} ({coverage[k]:.1%})" for k, v in crps.items())
-            print(recipe, *changes, *told, f"mean {mean:.4g}", flush=True)
-        best = min(rows, key=lambda row: row["geometric_mean"])
-        found = json.loads(target.read_text("utf-8")) if target.exists() else {"recipes": {}}
-        found["recipes"][recipe] = {"chosen": best["changes"], "settings": rows}
+        rows: list[dict[str, Any]] = found["recipes"].setdefault(recipe, {"settings": []})["settings"]
+        rows += [
+            {"changes": s, "seeds": []}
+            for s in map(str.split, SETTINGS[recipe])
+            if all(s != r["changes"] for r in rows)
+        ]
+
+        def score(row: dict[str, Any], seeds: tuple[int, ...], recipe: str = recipe) -> None:
+            if add_seeds(row, recipe, seeds, paths, folder):
+                print(
+                    recipe, *row["changes"], f"{len(row['seeds'])} seeds, mean {row['geometric_mean']:.4f}", flush=True
+                )
+
+        for row in rows:
+            score(row, CHOICE_SEEDS[:2])
+        for row in sorted(rows, key=lambda row: float(row["geometric_mean"]))[:2]:
+            score(row, CHOICE_SEEDS)
+        best = min((r for r in rows if len(r["seeds"]) == len(CHOICE_SEEDS)), key=lambda r: float(r["geometric_mean"]))
+        found["recipes"][recipe]["chosen"] = best["changes"]
         found |= {"command": "python benchmarks/forecast.py choose", "seeds": list(CHOICE_SEEDS), "commit": commit()}
         found["torch"] = torch.__version__
-        target.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        target.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def run(folder: Path, only: list[str], series: list[str]) -> None:
+def run(folder: Path, only: list[str], series: list[str], seeds: list[int]) -> None:
+    """Records that are not there yet; delete those of a recipe that has changed."""
     for name, path in files(folder).items():
         if series and name not in series:
             continue
-        for recipe in only or SETTINGS:
-            for seed in SEEDS:
-                record = train(recipe, name, path, seed, [], folder)
-                own = record["series"]["name"] if path is None else name
+        for recipe in only or RECIPES:
+            for seed in seeds:
+                own = "mauna_loa" if path is None else name
                 kept = ROOT / "results" / recipe / own / f"{seed}.json"
+                if kept.exists():
+                    continue
+                record = train(recipe, name, path, seed, [], folder)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / recipe / name / str(seed) / RECORD, kept)
                 m = record["metrics"]
@@ -212,8 +236,11 @@ def main() -> None:
         description="Choose settings on validation parts, or write records of the recipes."
     )
     parser.add_argument("what", choices=("choose", "run"))
-    parser.add_argument("recipes", nargs="*", help=f"default: {' '.join(SETTINGS)}")
+    parser.add_argument(
+        "recipes", nargs="*", help=f"default: all, which are {' '.join(RECIPES)}; choose: those with SETTINGS"
+    )
     parser.add_argument("--series", nargs="*", default=[], help="run: these alone, such as default elnino")
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS), help="run: these alone")
     arguments = parser.parse_args()
     for name in arguments.recipes:
         recipes.load(name)
@@ -222,7 +249,7 @@ def main() -> None:
         if arguments.what == "choose":
             choose(Path(folder), arguments.recipes)
         else:
-            run(Path(folder), arguments.recipes, arguments.series)
+            run(Path(folder), arguments.recipes, arguments.series, arguments.seeds)
 
 
 if __name__ == "__main__":
