@@ -73,7 +73,8 @@ class RatingModel(nn.Module):
     masks that double what they keep, orthogonal recurrent weights make gradients of 10^5 and more over 200 steps: they
     are torch's, U(-1/sqrt(H), 1/sqrt(H)). And a dropped word leaves the forget gate to its bias, and with a bias of 1 a
     variational model may forget within a few words. So biases start for memories of 1 to T - 1 steps: log U(1, T - 1)
-    for the forget gate, the negative for the input gate, and likewise for the GRU's update gate (Tallec and Ollivier, arXiv 1804.11188); all others at 0.
+    for the forget gate, the negative for the input gate, and likewise for the GRU's update gate (Tallec and
+    Ollivier, arXiv 1804.11188); all others at 0.
 
     Args:
         words: rows of the embedding; row 0 is the padding's own, learnt like the others.
