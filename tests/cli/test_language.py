@@ -361,7 +361,15 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
     again = invoke("reproduce", "fortunato2017", *where, "--markdown")
     assert again.stdout.count("\n| brnn") == 10
+    assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 10  # not as if it were the paper's
     assert "–" not in again.stdout
+    done = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *sets)
+    assert done.exit_code == 0, done.output
+    assert "epoch 1/1" not in done.stdout
+    assert len(list((tmp_path / "results").glob("*/*.json"))) == 2
+    refused = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, *sets, "--set", "train.lr=0.5")
+    assert refused.exit_code == 2
+    assert "brnn-medium/1 holds a run with other settings or on another text; move it away" in refused.stderr
     (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
     assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
     refused = invoke("reproduce", "sentiment").stderr
@@ -369,6 +377,56 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert "fortunato2017 (Bayes by Backprop" in refused
     for table in ("gal2016", "fortunato2017"):
         assert table in invoke("reproduce", "--help").stdout
+
+
+def test_which_records_make_a_row_done(tmp_path, monkeypatch):
+    """One of the seed, with the recipe's settings as they are now, on a text of that name; others are kept."""
+    import dataclasses
+
+    from bayesrnn import recipes
+    from bayesrnn.cli import reproduce
+
+    folder = tmp_path / "results" / "brnn-medium"
+    folder.mkdir(parents=True)
+    settings = dataclasses.asdict(recipes.load("brnn-medium"))
+    own = {"recipe": "brnn-medium", "seed": 1, "data": "ptb", "settings": settings}
+    old = {**own, "settings": {**settings, "model": {**settings["model"], "one_bias": False}}}
+    ran = []
+    monkeypatch.setattr(reproduce, "_run", lambda console, name, wanted, seed, *rest: ran.append((name, seed)))
+    words = ["reproduce", "fortunato2017", "--data", "some/ptb", "--results", tmp_path / "results"]
+    cases = {"own": own, "old": old, "seed": {**own, "seed": 2}, "text": {**own, "data": "docs"}, "": {"seed": 1}}
+    for name, record in cases.items():
+        ran.clear()
+        (folder / "1.json").write_text(json.dumps({**record, "metrics": {}}))
+        result = invoke(*words)
+        assert result.exit_code == 0, result.output
+        assert ran == [("brnn-medium", 1)] * (name != "own") + [("brnn-sharpened-medium", 1)]
+    assert reproduce._free(folder, 2, "ptb").name == "2.json"
+    assert reproduce._free(folder, 1, "ptb").name == "ptb-1.json"
+    (folder / "ptb-1.json").write_text("{}")
+    assert reproduce._free(folder, 1, "ptb").name == "ptb-1-2.json"
+
+
+def test_the_published_table_in_a_narrow_terminal(tmp_path, monkeypatch):
+    """Long names are folded; no figure is lost."""
+    import dataclasses
+
+    from rich.console import Console
+
+    from bayesrnn import recipes
+
+    folder = tmp_path / "brnn-medium"
+    folder.mkdir()
+    changed = recipes.override(recipes.load("brnn-medium"), ["hidden=8", "epochs=1", "lr=0.125", "clip=1", "pi=0.5"])
+    record = {"recipe": "brnn-medium", "seed": 1, "data": "a-text", "settings": dataclasses.asdict(changed)}
+    (folder / "1.json").write_text(json.dumps({**record, "metrics": {"test_perplexity": 1234.56}}))
+    for width in (60, 140):
+        monkeypatch.setattr("bayesrnn.cli.console.plain_console", lambda width=width: Console(width=width))
+        shown = invoke("reproduce", "fortunato2017", "--results", tmp_path).stdout
+        assert max(map(len, shown.splitlines())) <= width
+        for word in ("measure", "paper", "ours", "seeds", "1234.56", "70.70", "entropy gap, mean", "on a-text"):
+            assert word in shown
+        assert shown.count("brnn-medium") == 1
 
 
 def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):

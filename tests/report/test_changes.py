@@ -1,5 +1,5 @@
 from bayesrnn import recipes
-from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.changes import changed_settings, other_text
 
 
 def record(**sections):
@@ -40,3 +40,16 @@ def test_a_setting_that_did_not_exist_then():
     brnn["settings"]["model"]["one_bias"] = True
     assert changed_settings(brnn) == []
     assert changed_settings({"recipe": "zaremba-medium", "settings": {"model": {"hidden": 650}}}) == []
+
+
+def test_a_recipe_in_place_of_its_name():
+    wanted = recipes.override(recipes.load("brnn-medium"), ["hidden=8", "epochs=2"])
+    made = {"recipe": "brnn-medium", "settings": {"model": vars(wanted.model), "train": vars(wanted.train)}}
+    assert changed_settings(made, wanted) == []
+    assert changed_settings(made) == ["model.hidden=8", "train.epochs=2"]
+
+
+def test_texts_of_language_models():
+    assert [other_text(record) for record in ({"data": "ptb"}, {"data": "docs"}, {"data": None}, {})] == [
+        "", "docs", "", ""
+    ]  # fmt: skip

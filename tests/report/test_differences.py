@@ -61,6 +61,17 @@ def test_seeds_and_sizes(tmp_path):
     assert rows(medium)[1][2:] == ["80.00", "80.00", "–", "39", "1"]
 
 
+def test_records_of_other_texts_are_left_out(tmp_path):
+    write(tmp_path, "brnn", valid_perplexity=100.0, test_perplexity=95.0)
+    write(tmp_path, "brnn-per-weight", valid_perplexity=110.0, test_perplexity=105.0)
+    before = differences(tmp_path)
+    write(tmp_path, "brnn", seed=2, valid_perplexity=10.0, test_perplexity=9.0)
+    file = tmp_path / "differences" / "brnn-small-2.json"
+    assert differences(tmp_path) != before
+    file.write_text(json.dumps({**json.loads(file.read_text()), "data": "docs"}))
+    assert differences(tmp_path) == before
+
+
 def test_the_lua_count(tmp_path):
     write(tmp_path, "brnn", valid_perplexity=100.0, test_perplexity=97.0)
     exact = {"words": 73760, "windows": 105, "divided_by": 3687 / 35, "exponent": 105 * 35 / 3687}
@@ -101,10 +112,10 @@ def test_labels_are_short_enough_for_a_table(question):
     assert all(len(choice.label) < 40 for choice in question.choices)
 
 
-def run_of(folder, stem, *, valid, seed=1, changed=None):
+def run_of(folder, stem, *, valid, seed=1, changed=None, data="ptb"):
     (folder / "zaremba-medium").mkdir(exist_ok=True)
     train = {**vars(recipes.load("zaremba-medium").train), **(changed or {})}
-    record = {"recipe": "zaremba-medium", "seed": seed, "settings": {"train": train}}
+    record = {"recipe": "zaremba-medium", "seed": seed, "data": data, "settings": {"train": train}}
     record |= {"metrics": {"valid_perplexity": valid, "test_perplexity": valid - 3}}
     record |= {"device": "cuda (X)", "versions": {"torch": "2.11"}}
     (folder / "zaremba-medium" / f"{stem}.json").write_text(json.dumps(record))
@@ -117,6 +128,7 @@ def test_runs_that_differ_in_the_first_fall_alone(tmp_path):
     run_of(tmp_path, "after-6-1", valid=87.0, changed={"decay_after": 6})
     run_of(tmp_path, "after-6-2", valid=87.2, seed=2, changed={"decay_after": 6})
     run_of(tmp_path, "other", valid=50.0, changed={"decay_after": 6, "clip": 1.0})
+    run_of(tmp_path, "other-text", valid=40.0, changed={"decay_after": 6}, data="docs")
     text = first_fall(tmp_path)
     assert own == 7
     assert rows(text)[1:] == [

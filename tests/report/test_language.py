@@ -103,6 +103,19 @@ def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
     ]  # fmt: skip
 
 
+def test_records_of_other_texts_are_left_out(tmp_path):
+    """The pages are of Penn Treebank."""
+    (tmp_path / "brnn-medium").mkdir()
+    for stem, data in (("1", "docs"), ("2", "ptb"), ("3", None)):
+        record = {"recipe": "brnn-medium", "seed": int(stem), "data": data, "metrics": {}, "curves": {}}
+        (tmp_path / "brnn-medium" / f"{stem}.json").write_text(json.dumps(record))
+        pruned(tmp_path, stem, seed=int(stem))
+        file = tmp_path / "pruning" / f"{stem}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "data": data}))
+    assert [record["seed"] for record in language.load(tmp_path)["brnn-medium"]] == [2, 3]
+    assert list(pruning.load(tmp_path)) == ["brnn-medium, seed 2", "brnn-medium, seed 3"]
+
+
 def test_a_grid_of_a_sweep(tmp_path):
     space = {"model.recurrent_dropout": [0.0, 0.25], "model.word_dropout": [0.0, 0.5]}
     trials = [

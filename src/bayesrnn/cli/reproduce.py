@@ -9,6 +9,7 @@ from bayesrnn.cli.errors import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from bayesrnn.recipes import Recipe
     from bayesrnn.report.records import Record
@@ -42,7 +43,9 @@ def command(
 ) -> None:
     """Print a paper's figures beside ours; with --data, first run every row that has no record yet.
 
-    The tables are gal2016 and fortunato2017, both of Penn Treebank; for other recipes there is bayesrnn report.
+    A record counts that has the row's settings, its seed, and a text of the same name. The tables are gal2016 and
+    fortunato2017, both of Penn Treebank: rows of records whose text is not named ptb say so. For other recipes there is
+    bayesrnn report.
     """
     from bayesrnn import recipes
     from bayesrnn.cli.console import plain_console
@@ -58,9 +61,10 @@ def command(
         if recipe.table != table:
             continue
         if data is not None:
+            wanted = recipes.override(recipe, overrides or [])
             for seed in range(1, seeds + 1):
-                if not (results / name / f"{seed}.json").exists():
-                    _run(console, name, seed, data, runs / name / str(seed), results, device, overrides)
+                if not any(_fits(record, wanted, seed, data) for record in records_of(results / name)):
+                    _run(console, name, wanted, seed, data, runs / name / str(seed), results, device, overrides)
         rows += compared(name, recipe, records_of(results / name))
     columns = (
         Column("row", "row"),
@@ -72,7 +76,36 @@ def command(
     if markdown:
         typer.echo(markdown_table(rows, columns), nl=False)
     else:
-        console.print(rich_table(rows, columns))
+        console.print(_narrow(rich_table(_named_once(rows), columns)))
+
+
+def _named_once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without a name that is the one above."""
+    above = [None, *(row["row"] for row in rows)]
+    return [{**row, "row": "" if row["row"] == name else row["row"]} for row, name in zip(rows, above, strict=False)]
+
+
+def _narrow(table: "Table") -> "Table":
+    """Where there is little room the names are folded, and all figures are there."""
+    for i, column in enumerate(table.columns):
+        column.no_wrap, column.overflow, column.vertical = i > 0, "fold", "top"
+    return table
+
+
+def _fits(record: "Record", wanted: "Recipe", seed: int, data: str) -> bool:
+    """Whether a record is of this seed, with these settings of training, on a text of this name."""
+    from bayesrnn.report.changes import changed_settings
+
+    same = record.get("seed") == seed and record.get("data") == Path(data).name
+    return same and bool(record.get("settings")) and not changed_settings(record, wanted)
+
+
+def _free(folder: Path, seed: int, text: str) -> Path:
+    """Where a record goes: to SEED.json, or beside the record of other settings or another text that is there."""
+    import itertools
+
+    names = itertools.chain((f"{seed}", f"{text}-{seed}"), (f"{text}-{seed}-{k}" for k in itertools.count(2)))
+    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
 
 
 def records_of(folder: Path) -> "list[Record]":
@@ -83,15 +116,20 @@ def records_of(folder: Path) -> "list[Record]":
 
 
 def compared(name: str, recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
-    """One line per published figure: the paper's, and the mean (± sd over seeds) of ours; one set for each settings."""
-    from bayesrnn.report.changes import changed_settings
+    """One line per published figure: the paper's, and the mean (± sd over seeds) of ours.
+
+    One set of lines for each settings and text; what is not the recipe's or the papers' is in the name.
+    """
+    from bayesrnn.report.changes import changed_settings, other_text
 
     alike: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        alike.setdefault(tuple(sorted(changed_settings(record))), []).append(record)
+        text = other_text(record)
+        own = ([f"on {text}"] if text else []) + sorted(changed_settings(record))
+        alike.setdefault(tuple(own), []).append(record)
     lines = []
-    for changed, same in sorted(alike.items()) or [((), [])]:
-        row = f"{name} ({', '.join(changed)})" if changed else name
+    for marks, same in sorted(alike.items()) or [((), [])]:
+        row = f"{name} ({', '.join(marks)})" if marks else name
         lines += [{"row": row, **line} for line in _lines(recipe, same)]
     return lines
 
@@ -119,6 +157,7 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 def _run(
     console: "Console",
     name: str,
+    wanted: "Recipe",
     seed: int,
     data: str,
     out: Path,
@@ -128,13 +167,21 @@ def _run(
 ) -> None:
     from bayesrnn.cli.evaluate import record
     from bayesrnn.cli.train import reporter
+    from bayesrnn.errors import UserError
+    from bayesrnn.reading import read_json
     from bayesrnn.tasks.evaluation import evaluate
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train.launch import device_of, launch
     from bayesrnn.train.run_folder import MARKER, RECORD, write_file
 
     console.print(f"{name}, seed {seed}", style="bold")
-    if not (out / RECORD).exists():
+    if (out / RECORD).exists():
+        there = read_json(out / RECORD)
+        if not isinstance(there, dict) or not _fits(there, wanted, seed, data):
+            raise UserError(
+                f"{out} holds a run with other settings or on another text; move it away, or choose another --runs."
+            )
+    else:
         with reporter(console) as told:
             again = ["--set " + o for o in overrides or []]
             launch(
@@ -160,4 +207,4 @@ def _run(
     )
     record(out, metrics)
     (results / name).mkdir(parents=True, exist_ok=True)
-    write_file(results / name / f"{seed}.json", (out / RECORD).read_text("utf-8"))
+    write_file(_free(results / name, seed, Path(data).name), (out / RECORD).read_text("utf-8"))

@@ -11,16 +11,27 @@ _BEFORE = {"model.one_bias": False}
 """What runs had before there was the setting, so that their records do not name it."""
 
 
-def changed_settings(record: Mapping[str, Any], recipe: str | None = None) -> list[str]:
+TEXT = "ptb"
+"""The folder of Penn Treebank, the text of the papers on language models: a record has no more than its name."""
+
+
+def other_text(record: Mapping[str, Any]) -> str:
+    """The name of the text that a language model was trained on, where that is not the papers'; empty: it is."""
+    text = str(record.get("data") or TEXT)
+    return "" if text == TEXT else text
+
+
+def changed_settings(record: Mapping[str, Any], recipe: str | recipes.Recipe | None = None) -> list[str]:
     """KEY=VALUE of each setting of training that the recipe has otherwise now, whoever changed it since.
 
     Of a record without settings, or whose recipe is gone, nothing. ``recipe``: in place of the one that the record
-    names, where its settings have become those of another recipe.
+    names, where its settings have become those of another recipe; or the recipe itself.
     """
     try:
-        now = recipes.flatten(recipes.load(recipe or record["recipe"]))
+        found = recipe if isinstance(recipe, recipes.Recipe) else recipes.load(recipe or str(record.get("recipe")))
     except UserError:
         return []
+    now = recipes.flatten(found)
     then = {
         f"{section}.{key}": value
         for section in _SECTIONS

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bayesrnn import recipes
-from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.changes import changed_settings, other_text
 from bayesrnn.report.records import devices
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -118,6 +118,7 @@ QUESTIONS = (
 def differences(results: Path) -> str:
     """A table for every size that was run, and what the Lua code's count makes of a perplexity."""
     records = [json.loads(p.read_text("utf-8")) for p in sorted((results / "differences").glob("*.json"))]
+    records = [record for record in records if not other_text(record)]
     parts = []
     for size, units in _UNITS.items():
         own = [r for r in records if r["size"] == size and r["run"] != COMPUTED]
@@ -187,7 +188,7 @@ def first_fall(results: Path, name: str = "zaremba-medium") -> str:
     for path in sorted((results / name).glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
         changed = changed_settings(record)
-        if all(setting.startswith("train.decay_after=") for setting in changed):
+        if not other_text(record) and all(setting.startswith("train.decay_after=") for setting in changed):
             groups.setdefault(record["settings"]["train"]["decay_after"], []).append(record)
     own = recipes.load(name).train.decay_after
     if own not in groups or len(groups) < 2:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayesrnn import recipes
 from bayesrnn.report import pruning
-from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.changes import changed_settings, other_text
 from bayesrnn.report.figures import drawn, look, write
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.sweep import heat_map
@@ -29,11 +29,15 @@ _COLUMNS = (
 
 
 def load(results: Path) -> dict[str, list[dict[str, Any]]]:
-    """Records by recipe, of those language recipes that have any; those with the recipe's own settings come first."""
+    """Records by recipe, of those language recipes that have any; those with the recipe's own settings come first.
+
+    Records of other texts than the papers' are left out.
+    """
     found = {}
     for name in recipes.names():
         if recipes.load(name).task == "language" and (results / name).is_dir():
             records = [json.loads(p.read_text("utf-8")) for p in sorted((results / name).glob("*.json"))]
+            records = [record for record in records if not other_text(record)]
             found[name] = sorted(records, key=lambda record: (bool(changed_settings(record)), record["seed"]))
     return {name: records for name, records in found.items() if records}
 

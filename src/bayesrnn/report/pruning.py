@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.changes import changed_settings, other_text
 from bayesrnn.report.figures import drawn, look
 from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.tables import Column, markdown_table
@@ -79,9 +79,10 @@ def _points(rows: Sequence[Mapping[str, float]], key: str, scale: float = 1.0) -
 
 
 def load(results: Path) -> dict[str, dict[str, Any]]:
-    """The prune.json files that were kept, each under a name that says what its run was."""
-    files = sorted((results / "pruning").glob("*.json"))
-    records = [_with_settings(json.loads(path.read_text("utf-8")), results) for path in files]
+    """The prune.json files that were kept, each under a name that says what its run was; not those of other texts."""
+    read = {path: json.loads(path.read_text("utf-8")) for path in sorted((results / "pruning").glob("*.json"))}
+    files = [path for path, record in read.items() if not other_text(record)]
+    records = [_with_settings(read[path], results) for path in files]
     names = [_name(record) for record in records]
     return {
         name if names.count(name) == 1 else f"{name}, {path.stem}": record
