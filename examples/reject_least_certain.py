@@ -59,7 +59,8 @@ def compare(curve: br.uncertainty.RiskCoverage, losses: torch.Tensor, orders: in
     beaten = sum(area > curve.area for area in areas)
     return (
         f"Area under the curve of squared errors: {curve.area:.4f} by spread, {sum(areas) / orders:.4f} in random "
-        f"order, {best:.4f} by the errors themselves. The order by spread is better than {beaten} of {orders} random ones."
+        f"order, {best:.4f} by the errors themselves. The order by spread is better than {beaten} of {orders} "
+        "random ones."
     )
 
 
