@@ -96,6 +96,8 @@ def test_published_settings_of_the_bayesian_row():
         ("clip=0", "must be more than 0"),
         ("average_decay=0.9", "needs train.average_from"),
         ("task=digits", "cannot be overridden"),
+        ("paper.test=1", "paper.test is what was published, and cannot be overridden"),
+        ("test_mc=1", "paper.test_mc is what was published"),
         ("init=.inf", "must be a finite number"),
         ("log_sigma1=1000", "posterior.log_sigma1 is 1000.0; it must be at most 40"),
         ("log_sigma2=-1000", "posterior.log_sigma2 is -1000.0; it must be at least -40"),

@@ -366,6 +366,8 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
         if full == "task":
             raise UserError("The task of a recipe cannot be overridden; choose a recipe of that task.")
         section, _, leaf = full.rpartition(".")
+        if section == "paper":
+            raise UserError(f"{full} is what was published, and cannot be overridden.")
         parsed = load_yaml(value, where=f"The value of {full} cannot be read: {shown(value)}")
         (values[section] if section else values)[leaf] = parsed
     return from_dict(values, where="override")
