@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bayesrnn.report import records
+from bayesrnn.report.changes import changed_settings
+from bayesrnn.report.records import Record
 from bayesrnn.report.tables import Column, markdown_table
 
 
@@ -53,7 +56,7 @@ def model(results: Path) -> str:
     """What to expect of many GPUs, each with a batch as one has it: from that one's step and the speed of links."""
     rows: list[dict[str, Any]] = []
     for name in RECIPES:
-        record = json.loads((results / name / "1.json").read_text("utf-8"))
+        record = _nearest(results / name)
         metrics, data = record["metrics"], record["settings"]["data"]
         step = data["batch_size"] * data["window"] / metrics["words_per_second"]
         size = 4 * metrics["parameters"]
@@ -74,6 +77,11 @@ def model(results: Path) -> str:
             Column(f"efficiency{i}", "speed per GPU", "{:.0%}"),
         ]
     return markdown_table(rows, columns)
+
+
+def _nearest(folder: Path) -> Record:
+    """The record whose settings are most like the recipe's; of several, that of the lowest seed."""
+    return min(records.read(folder, needs=("settings",)), key=lambda record: len(changed_settings(record)))
 
 
 _MEASURED = (
