@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from bayesrnn.cli import app
 from bayesrnn.cli.recipes import heading
 from bayesrnn.cli.train import figures
+from bayesrnn.tasks.base import TASKS
 
 
 def invoke(*args):
@@ -87,8 +88,8 @@ def test_the_command_for_a_run_is_named(text_folder, tmp_path):
         assert said.endswith(f"For this run: bayesrnn predict {tmp_path / 'r'}\n")
 
 
-def test_data_that_is_not_the_runs(run):
-    (run / "scale.txt").write_text("3\n")
+def test_data_that_is_not_the_runs(run, monkeypatch):
+    monkeypatch.setattr(TASKS["line"], "files", lambda task: {"scale.txt": b"3\n"})
     result = invoke("evaluate", run)
     assert "The scale of this data" in result.stderr
     assert "name the data it was trained on with --data" in result.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bayesrnn.errors import UserError
+from bayesrnn.tasks.base import TASKS
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.engine import Writer
 from bayesrnn.train.launch import device_of, launch
@@ -373,7 +374,7 @@ def test_a_task_of_minibatches_is_resumed_exactly(line_recipe, tmp_path, monkeyp
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_task_of_its_own(line_recipe, tmp_path):
+def test_a_task_of_its_own(line_recipe, tmp_path, monkeypatch):
     told = Quiet()
     record = line(line_recipe, tmp_path / "r", ["lr=0.01"], told)
     assert {p.name for p in (tmp_path / "r").iterdir()} == {
@@ -387,7 +388,7 @@ def test_a_task_of_its_own(line_recipe, tmp_path):
     assert told.lines[0]["points_per_second"] > 0
     assert "7 steps of 8 points per epoch on cpu." in told.said
     (tmp_path / "r" / ".unfinished").write_text("1\n")
-    (tmp_path / "r" / "scale.txt").write_text("2\n")
+    monkeypatch.setattr(TASKS["line"], "files", lambda task: {"scale.txt": b"2\n"})
     with pytest.raises(
         UserError, match=r"The scale of this data .* is not that of the run .*; resume with the data it"
     ):
