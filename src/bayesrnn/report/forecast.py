@@ -4,22 +4,30 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.report import figures
 from bayesrnn.report.figures import png, short, shown
+from bayesrnn.report.forecast_tables import BLOCKS, records_by_series
 from bayesrnn.report.plots import COLOURS
-from bayesrnn.report.tables import Column, markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = [
+    "BLOCKS",
+    "ahead_plot",
+    "forecast_plot",
+    "pit_plot",
+    "walk_plot",
+    "walked",
+    "write_figures",
+]
 _BLACK, _FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
 _NARROW = (4.6, 3.9)
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
-RECIPES = {"forecast": "variational dropout", "forecast-bbb": "Bayes by Backprop", "forecast-plain": "plain LSTM"}
 
 
 def _figure(width: float = 7.2, height: float = 3.8) -> "Figure":
@@ -194,120 +202,6 @@ def ahead_plot(record: Mapping[str, Any]) -> bytes:
         level=record["metrics"]["level"],
         direct=ahead["direct"],
     )
-
-
-def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Records of the forecasting recipes, ``results/RECIPE/SERIES/SEED.json``: by series, then by recipe."""
-    import json
-
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for recipe in RECIPES:
-        for path in sorted((results / recipe).glob("*/*.json")):
-            found.setdefault(path.parent.name, {}).setdefault(recipe, []).append(json.loads(path.read_text("utf-8")))
-    # the library's own series first, the others by name
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != "mauna_loa", name))}
-
-
-def comparison_table(results: Path) -> str:
-    """Markdown: every series and recipe, means over seeds, naive forecasts beside them."""
-    rows: list[dict[str, Any]] = []
-    for name, recipes in records_by_series(results).items():
-        for recipe, records in recipes.items():
-            rows.append({"series": name, "model": RECIPES[recipe], "seeds": len(records), **_means(records)})
-        one = next(iter(recipes.values()))[0]["metrics"]
-        for key, label in (("naive", "last value"), ("seasonal_naive", "last season")):
-            if f"{key}_crps" in one:
-                scores = {k: f"{one[f'{key}_{k}']:.3g}" for k in ("crps", "width")}
-                rows.append({"series": name, "model": label, **scores, "coverage": f"{one[f'{key}_coverage']:.1%}"})
-    columns = (
-        Column("series", "series"), Column("model", "model"), Column("crps", "CRPS, test"),
-        Column("coverage", "95% intervals cover"), Column("width", "mean width"),
-        Column("epistemic", "epistemic share", "{:.0%}"), Column("valid", "CRPS, validation"), Column("seeds", "seeds"),
-    )  # fmt: skip
-    return markdown_table(rows, columns)
-
-
-def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    def values(key: str) -> list[float]:
-        return [record["metrics"][key] for record in records]
-
-    spread = f" ± {stdev(values('test_crps')):.2g}" if len(records) > 1 else ""
-    return {
-        "crps": f"{fmean(values('test_crps')):.3g}{spread}",
-        "coverage": f"{fmean(values('test_coverage')):.1%}",
-        "width": f"{fmean(values('test_width')):.3g}",
-        "epistemic": fmean(values("epistemic_share")) or None,
-        "valid": f"{fmean(values('valid_crps')):.3g}",
-    }
-
-
-def findings(results: Path) -> list[str]:
-    """What the table says, in sentences."""
-    lines = []
-    found = records_by_series(results)
-    for recipe in ("forecast", "forecast-bbb"):
-        both = {name: group for name, group in found.items() if recipe in group and "forecast-plain" in group}
-        lower = [name for name, group in both.items() if _mean(group[recipe]) < _mean(group["forecast-plain"])]
-        clear = [name for name in lower if _apart(both[name][recipe], both[name]["forecast-plain"])]
-        inside = [name for name, group in both.items() if 0.92 <= _mean(group[recipe], "test_coverage") <= 0.98]
-        lines.append(
-            f"- {RECIPES[recipe]}: CRPS below the plain LSTM's on {len(lower)} of {len(both)} series "
-            f"({', '.join(lower) or 'none'}), by more than the seeds' spread on {len(clear)} "
-            f"({', '.join(clear) or 'none'}); 95% intervals cover 92% to 98% on {len(inside)} "
-            f"({', '.join(inside) or 'none'})."
-        )
-    return lines
-
-
-def _mean(records: Sequence[Mapping[str, Any]], key: str = "test_crps") -> float:
-    return fmean(record["metrics"][key] for record in records)
-
-
-def _apart(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether their mean scores differ by more than the standard deviations over seeds of both together."""
-    spreads = [stdev(r["metrics"]["test_crps"] for r in group) for group in (some, others) if len(group) > 1]
-    return abs(_mean(some) - _mean(others)) > sum(spreads) if len(spreads) == 2 else False
-
-
-def _block(results: Path) -> str:
-    found = records_by_series(results)
-    if not found:
-        raise SystemExit("results/forecast is missing: make it with `python benchmarks/forecast.py run` and commit it")
-    one = next(iter(next(iter(found.values())).values()))[0]
-    made = (
-        f"Written by `python benchmarks/forecast.py run`: {one['device']}, torch {one['versions']['torch']}, 1 thread."
-    )
-    return "\n".join([comparison_table(results), *findings(results), "", made])
-
-
-def _choice(results: Path) -> str:
-    """The settings that were tried, by their score before the test parts."""
-    import json
-
-    path = results / "forecast-choice.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing: make it with `python benchmarks/forecast.py choose` and commit it")
-    found = json.loads(path.read_text("utf-8"))["recipes"]
-    rows = [
-        {
-            "recipe": recipe,
-            "setting": ", ".join(change.split(".", 1)[1] for change in setting["changes"]),
-            "score": setting["geometric_mean"],
-            "coverage": fmean(setting["coverage"].values()),
-            "chosen": "chosen" if setting["changes"] == group["chosen"] else "",
-        }
-        for recipe, group in ((name, found[name]) for name in RECIPES if name in found)
-        for setting in group["settings"]
-    ]
-    columns = (
-        Column("recipe", "recipe"), Column("setting", "setting"),
-        Column("score", "CRPS before the test parts, geometric mean", "{:.3f}"),
-        Column("coverage", "95% intervals cover, mean", "{:.1%}"), Column("chosen", ""),
-    )  # fmt: skip
-    return markdown_table(rows, columns)
-
-
-BLOCKS = {"forecast": _block, "forecast-choice": _choice}
 
 
 def write_figures(results: Path, folder: Path) -> list[Path]:
