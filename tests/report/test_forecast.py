@@ -178,7 +178,7 @@ def test_findings_go_by_the_rule(results):
     """A mean that is lower, raw or recalibrated, is called better only when seeds agree."""
     for series in ("zoo", "mauna_loa"):
         write(results, "forecast-plain", series, *(record(s, 0.6 + 0.1 * s, raw=0.5) for s in (1, 2, 3)))
-    write(results, "forecast", "zoo", *(record(s, 0.5 + 0.101 * s, raw=0.5 + 0.1 * (-1) ** s) for s in (1, 2, 3)))
+    write(results, "forecast", "zoo", *(record(s, 0.51 + 0.101 * s, raw=0.5 + 0.1 * (-1) ** s) for s in (1, 2, 3)))
     low = (record(s, c, raw=0.4 + s / 1000, coverage=0.98 - s / 100) for s, c in ((1, 0.2), (2, 0.9), (3, 0.7)))
     write(results, "forecast", "mauna_loa", *low)
     raw, recalibrated, both = findings(results)
@@ -194,7 +194,7 @@ def test_findings_go_by_the_rule(results):
     write(results, "forecast", "mauna_loa", *(record(s, 0.7, coverage=c) for s, c in ((1, 0.919), (2, 0.95))))
     assert findings(results)[2].endswith("on 2 (mauna_loa, zoo), with every seed on 1 (zoo).")
     lines = difference_table(results).splitlines()
-    assert lines[3].startswith("| variational dropout | zoo | -6.7% ± 13.3 | no difference within noise | -12.2% ± ")
+    assert lines[3].startswith("| variational dropout | zoo | -6.7% ± 13.3 | no difference within noise | -11.0% ± ")
     assert lines[3].endswith("| better | 3 |")
 
 
