@@ -149,6 +149,31 @@ def test_what_is_said_of_sharpening(results, speed, said):
     assert text.count("| 25 | 2 |") == 2, "epochs and seeds of both"
 
 
+def test_every_tenth_of_a_percent_is_looked_at_on_both_splits_and_for_long_pairs_alone():
+    def run(test, valid):
+        return {"curves": {"test_error": test, "valid_error": valid}}
+
+    plain = [run([4.0, 3.0, 2.0, 1.5], [4.0, 3.0]), run([4.0, 3.0], [4.0, 3.0])]
+    sharpened = [run([3.5, 3.1, 2.4, 1.5], [3.0, 3.0]), run([4.0, 2.9], [3.0, 3.0])]
+    said = digits.tenths_findings({digits.PLAIN: plain, digits.SHARPENED: sharpened})
+    test = "the 10 levels from 3.9% to 3% test error LATER at 3%, earlier at 5 of them."
+    valid = "the 10 levels from 3.9% to 3% validation error never later, earlier at 10 of them."
+    alone = "the 25 levels from 3.9% to 1.5% test error LATER at 3%, 2.3%, 2.2%, 2.1%, 2%, earlier at 5 of them."
+    assert said == [
+        f"At every tenth of a percent: {test}",
+        f"At every tenth of a percent: {valid}",
+        f"The 1 pair of 4 epochs alone: {alone}",
+    ]
+    assert len(digits.tenths_findings({digits.PLAIN: plain[:1], digits.SHARPENED: sharpened[:1]})) == 2
+
+
+def test_a_seed_of_the_search_is_named(results):
+    assert re.search(r"MLP 400: seed 1, [\d.]+%, is of the search on validation", digits.block(results))
+    for file in (results / "digits-search").iterdir():
+        file.unlink()
+    assert "of the search" not in digits.block(results)
+
+
 def test_sharpening_alone_is_compared_with_nothing(results):
     for file in (results / digits.PAIRS[0] / digits.PLAIN).iterdir():
         file.unlink()

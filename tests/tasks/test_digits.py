@@ -288,12 +288,18 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(folder, tmp_path):
     assert again["curves"] == whole["curves"]
 
 
-def test_sharpened_and_plain_recipes_differ_in_nothing_else():
-    plain, sharpened = (recipes.flatten(recipes.load(f"digits-bbb-{n}")) for n in ("400", "sharpened-400"))
+@pytest.mark.parametrize("units", [400, 800, 1200])
+def test_sharpened_and_plain_recipes_differ_in_nothing_else(units):
+    plain, sharpened = (recipes.flatten(recipes.load(f"digits-bbb-{n}{units}")) for n in ("", "sharpened-"))
+    assert plain["model.hidden"] == sharpened["model.hidden"] == units
     differ = {key for key in plain if plain[key] != sharpened[key]}
     sharpening = {"posterior.kind", "posterior.sigma0", "posterior.init_eta"}
-    assert differ <= {"description", "paper.source", "paper.row", "paper.test_error", *sharpening}
-    sizes = [asdict(recipes.load(f"digits-bbb-{n}")) for n in (400, 800, 1200)]
+    assert sharpening <= differ <= {"description", "paper.source", "paper.row", "paper.test_error", *sharpening}
+
+
+@pytest.mark.parametrize("kind", ["", "sharpened-"])
+def test_recipes_of_three_widths_differ_in_nothing_else(kind):
+    sizes = [asdict(recipes.load(f"digits-bbb-{kind}{n}")) for n in (400, 800, 1200)]
     for values in sizes:
         del values["description"], values["paper"], values["model"]["hidden"]
     assert sizes[0] == sizes[1] == sizes[2]

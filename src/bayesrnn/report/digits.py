@@ -28,9 +28,13 @@ NAMES = {
     "digits-bbb-800": "Bayes by Backprop, MLP 800",
     "digits-bbb-1200": "Bayes by Backprop, MLP 1200",
     "digits-bbb-sharpened-400": "Bayes by Backprop, MLP 400, sharpened",
+    "digits-bbb-sharpened-800": "Bayes by Backprop, MLP 800, sharpened",
+    "digits-bbb-sharpened-1200": "Bayes by Backprop, MLP 1200, sharpened",
 }
 PLAIN, SHARPENED = "digits-bbb-400", "digits-bbb-sharpened-400"
 LEVELS = (50.0, 30.0, 20.0, 15.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.2, 2.0, 1.9, 1.8, 1.7, 1.6, 1.5, 1.4, 1.3)
+TENTHS = tuple(level / 10 for level in range(500, 12, -1))
+"""Every tenth of a percent: LEVELS are what a table has room for, and may miss where curves cross."""
 PAIRS = ("digits-sharpening", "digits-sharpening-noisy")
 NO_RECORD = "No run is recorded yet."
 TURNED = "digits-lenet-all"
@@ -132,16 +136,16 @@ def first_epoch(curve: Sequence[float], level: float) -> int | None:
     return next((epoch for epoch, error in enumerate(curve, 1) if error <= level), None)
 
 
-def levels_reached(runs: Runs) -> list[dict[str, Any]]:
-    """For each level of test error that every run of both kinds reached: its first epoch, as a mean over seeds.
+def levels_reached(runs: Runs, levels: Sequence[float] = LEVELS, curve: str = "test_error") -> list[dict[str, Any]]:
+    """For each level of error that every run of both kinds reached: its first epoch, as a mean over seeds.
 
     Levels that all runs reach in their first epoch say nothing, and are left out.
     """
     rows = []
-    for level in LEVELS:
+    for level in levels:
         row: dict[str, Any] = {"level": level}
         for name in (PLAIN, SHARPENED):
-            epochs = [first_epoch(r["curves"]["test_error"], level) for r in runs.get(name, [])]
+            epochs = [first_epoch(r["curves"].get(curve, []), level) for r in runs.get(name, [])]
             if not epochs or None in epochs:
                 break
             row[name] = statistics.fmean(e for e in epochs if e is not None)
@@ -201,18 +205,52 @@ def findings(runs: Runs) -> list[str]:
     return said
 
 
+def winner_findings(results: Path) -> list[str]:
+    """Names the seeds of a recipe that are themselves a run of the search: validation chose among those."""
+    tried = {(r["recipe"], r["seed"], tuple(r["curves"]["test_error"])) for r in _read(results / "digits-search")}
+    said = []
+    for name, records in load(results).items():
+        won = [r for r in records if (name, r["seed"], tuple(r["curves"]["test_error"])) in tried]
+        rest = figures([r for r in records if r not in won], "test_error")
+        if won:
+            own = ", ".join(f"seed {r['seed']}, {r['metrics']['test_error']:.2f}%" for r in won)
+            others = f"; the others have {_mean(rest)}%" if rest else ""
+            said.append(
+                f"{NAMES[name]}: {own}, is of the search on validation, and the recipe is its settings{others}."
+            )
+    return said
+
+
 def sharpening_finding(runs: Runs) -> str | None:
     """Whether each level of error is reached in no more epochs with sharpening."""
     rows = levels_reached(runs)
     if not rows:
         return None
+    return f"Sharpening reaches the {_compared(rows, 'test')} (mean of first epochs over seeds)."
+
+
+def _compared(rows: Sequence[dict[str, Any]], split: str) -> str:
     later = [f"{row['level']:g}%" for row in rows if row[SHARPENED] > row[PLAIN]]
     earlier = sum(row[SHARPENED] < row[PLAIN] for row in rows)
     verdict = f"LATER at {', '.join(later)}" if later else "never later"
-    return (
-        f"Sharpening reaches the {len(rows)} levels from {rows[0]['level']:g}% to {rows[-1]['level']:g}% test error "
-        f"{verdict}, earlier at {earlier} of them (mean of first epochs over seeds)."
-    )
+    span = f"from {rows[0]['level']:g}% to {rows[-1]['level']:g}% {split} error"
+    return f"{len(rows)} levels {span} {verdict}, earlier at {earlier} of them"
+
+
+def tenths_findings(runs: Runs) -> list[str]:
+    """The same at every tenth of a percent, on test and on validation images; and for the pairs that ran longest."""
+    said = []
+    for split, curve in (("test", "test_error"), ("validation", "valid_error")):
+        rows = levels_reached(runs, TENTHS, curve)
+        if rows:
+            said.append(f"At every tenth of a percent: the {_compared(rows, split)}.")
+    longest = max(len(r["curves"]["test_error"]) for records in runs.values() for r in records)
+    long = {n: [r for r in rs if len(r["curves"]["test_error"]) == longest] for n, rs in runs.items()}
+    rows = levels_reached(long, TENTHS)
+    if rows and any(len(long[n]) < len(runs[n]) for n in runs):
+        count = len(long[PLAIN])
+        said.append(f"The {count} pair{'s' * (count != 1)} of {longest} epochs alone: the {_compared(rows, 'test')}.")
+    return said
 
 
 def sources(runs: Runs) -> str:
@@ -232,7 +270,8 @@ def block(results: Path) -> str:
     runs = load(results)
     if not runs:
         return NO_RECORD
-    return "\n".join([error_table(runs), *(f"- {sentence}" for sentence in findings(runs)), "", sources(runs)])
+    said = [*findings(runs), *winner_findings(results)]
+    return "\n".join([error_table(runs), *(f"- {sentence}" for sentence in said), "", sources(runs)])
 
 
 def search_block(results: Path) -> str:
@@ -267,7 +306,8 @@ def sharpening_block(results: Path, pair: str) -> str:
     if found is None:
         return NO_RECORD
     alt = "Test error per epoch, and the first epoch of each error level"
-    parts = [level_table(runs), f"- {found}\n", f"![{alt}](figures/{pair}.png)\n", error_table(runs), sources(runs)]
+    said = "".join(f"- {sentence}\n" for sentence in [found, *tenths_findings(runs)])
+    parts = [level_table(runs), said, f"![{alt}](figures/{pair}.png)\n", error_table(runs), sources(runs)]
     return "\n".join(parts)
 
 
