@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.report import captioning
+from bayesrnn.report import caption_plots, captioning
 from bayesrnn.report.changes import changed_settings
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -101,7 +101,7 @@ def test_a_consensus_that_not_all_seeds_have(results):
     settings = captioning.BLOCKS["captioning-settings"](results)
     assert "| beam / penalty, consensus of draws | mean of scores |" in settings
     assert "| 3 / 0.6 | 70.0 |" in settings
-    assert captioning.scores(captioning.load(results)).startswith(b"\x89PNG")
+    assert caption_plots.scores(captioning.load(results)).startswith(b"\x89PNG")
 
 
 def test_the_other_tables(results):

@@ -6,6 +6,7 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.report import sentiment as report
+from bayesrnn.report import sentiment_grid as report_grid
 from bayesrnn.report import sentiment_plots as plots
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -185,7 +186,7 @@ class TestText:
         for one in made:
             one["curves"] |= {"valid_rmse": [0.2, 0.14, 0.15], "train_rmse": [0.2, 0.13], "kl": [9e3, 1234.0]}
             one["overrides"] = ["model.hidden=24", f"model.kl_weight={one['settings']['model']['kl_weight']:g}"]
-        lines = report.trial_block(write(tmp_path, *made, name="sentiment-trials")).splitlines()
+        lines = report_grid.trial_block(write(tmp_path, *made, name="sentiment-trials")).splitlines()
         assert lines[2] == "| 1 | 0.1400 | 0.1500 | 0.1300 | 1,234 |", "the whole KL first"
         assert lines[-1] == "sentiment-lstm-bbb with model.hidden=24; on cpu (x), torch 2.11. One seed."
 
@@ -247,8 +248,8 @@ class TestGrid:
     @pytest.mark.parametrize("kind", ["runs", "sweep"])
     def test_table(self, tmp_path, kind):
         results = getattr(self, kind)(tmp_path)
-        assert report.grid(results)[1] == pytest.approx(VALUES)
-        text = report.grid_block(results)
+        assert report_grid.grid(results)[1] == pytest.approx(VALUES)
+        text = report_grid.grid_block(results)
         assert "| lowest validation RMSE | p_E = 0 | p_E = 0.5 |" in text
         assert "| p_U = 0.25 | 0.1600 | **0.1500** |" in text
         last = kind == "runs"
@@ -262,7 +263,7 @@ class TestGrid:
             one = record("lstm", "variational", seed, end=0.15)
             one["curves"]["valid_rmse"] = [0.19, low, 0.15]
             write(results, one)
-        text = report.grid_block(results)
+        text = report_grid.grid_block(results)
         assert "The 6 lowest errors differ by up to 0.0125, those of 2 seeds of the recipe by up to 0.0030." in text
         assert (
             "The 6 last errors differ by up to 0.0125, those of 2 seeds of the recipe by up to 0.0000." in text
@@ -278,7 +279,7 @@ class TestGrid:
         (tmp_path / "sentiment-grid").mkdir()
         (tmp_path / "sentiment-grid" / "a.json").write_text("{}")
         with pytest.raises(UserError, match=r"a\.json is neither a sweep over"):
-            report.grid(tmp_path)
+            report_grid.grid(tmp_path)
 
 
 class TestPictures:

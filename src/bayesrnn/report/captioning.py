@@ -1,4 +1,4 @@
-"""Records of captioning runs as tables and pictures for the documentation.
+"""Records of captioning runs as tables and sentences for the documentation; ``caption_plots.py`` has the pictures.
 
 Records are ``results/caption-METHOD/SEED.json``, and ``results/caption-search/*.json`` for the runs of the search on
 validation that chose their settings.
@@ -8,20 +8,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from bayesrnn import recipes
 from bayesrnn.report import caption_texts
 from bayesrnn.report import records as records_
 from bayesrnn.report.changes import changed_settings
-from bayesrnn.report.figures import png
-from bayesrnn.report.plots import COLOURS
 from bayesrnn.report.records import Record
 from bayesrnn.report.tables import Column, markdown_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 METHODS = {
     "caption-dropout": "dropout",
@@ -43,15 +37,14 @@ SIGNS = {"entropy": "entropy", "mutual_information": "mutual information", "surp
 WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus of draws"}
 """Captions of the posterior mean, of the draws' averaged probabilities, and the most typical of the draws' captions."""
 NOTHING = caption_texts.NOTHING
-_COLOUR = dict(zip(METHODS, COLOURS, strict=False))
-_STYLE = dict(zip(METHODS, ((0, (5, 1.5)), "-", "-", "-", (0, (5, 1.5)), "-"), strict=True))
-_FILLS: dict[str, tuple[str, float, Literal["full", "none", "left"]]] = {
-    "": ("posterior mean", -0.2, "full"),
-    "_mc": ("average over draws", 0.0, "none"),
-    "_consensus": ("consensus of draws", 0.2, "left"),
+_DOUBT = "captioning-doubt.png"
+FIGURES = {
+    "captioning-curves.png": "Perplexity per epoch of each method, training and validation; figures in the tables",
+    "captioning-scores.png": "Test perplexity, BLEU-4 and CIDEr of each method and seed; figures in the table",
+    "captioning-lengths.png": "Validation CIDEr and caption length against the length penalty",
+    _DOUBT: "CIDEr of the captions that are left when the most doubtful are left out; figures in the table",
 }
-_LEGEND = 8.5  # six names of methods in three columns
-_MARK = dict(zip(METHODS, "sD^pvo", strict=True))
+"""Pictures by name, and what they show in words; :mod:`bayesrnn.report.caption_plots` draws them."""
 
 Runs = dict[str, list[Record]]
 
@@ -253,13 +246,13 @@ def _block(make: Callable[[Runs], str]) -> Callable[[Path], str]:
 
 def _main(runs: Runs) -> str:
     lines = [table(runs), *(f"- {sentence}" for sentence in findings(runs)), ""]
-    lines += [f"![{alt}](figures/{name})\n" for name, (alt, _) in FIGURES.items() if name != _DOUBT]
+    lines += [f"![{alt}](figures/{name})\n" for name, alt in FIGURES.items() if name != _DOUBT]
     every = [record for records in runs.values() for record in records]
     return "\n".join([*lines, f"From `results/`: {records_.devices(every)}."])
 
 
 def _doubt(runs: Runs) -> str:
-    return f"{doubt_table(runs)}\n![{FIGURES[_DOUBT][0]}](figures/{_DOUBT})"
+    return f"{doubt_table(runs)}\n![{FIGURES[_DOUBT]}](figures/{_DOUBT})"
 
 
 def _search(results: Path) -> str:
@@ -281,151 +274,16 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
 """Names of blocks in the documentation to what fills them, from the folder of records."""
 
 
-def _new(width: float, height: float) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _plain(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
-    axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def curves(runs: Runs) -> bytes:
-    """Validation (and training) perplexity per epoch; one line per seed."""
-    figure = _new(7.2, 4.2)
-    axes = figure.add_subplot()
-    ends = []
-    for name, records in runs.items():
-        for k, record in enumerate(records):
-            for key, style, width in (("train_perplexity", (0, (1, 1)), 1.0), ("valid_perplexity", _STYLE[name], 2.0)):
-                values = record["curves"][key]
-                label = METHODS[name] if k == 0 and key == "valid_perplexity" else None
-                axes.plot(range(1, len(values) + 1), values, color=_COLOUR[name], ls=style, lw=width, label=label)
-            best = record["metrics"]["best_epoch"]
-            value = record["curves"]["valid_perplexity"][best - 1]
-            axes.plot(best, value, _MARK[name], color=_COLOUR[name], ms=8, markeredgecolor="white", zorder=3)
-            ends.append(value)
-    axes.set_yscale("log")
-    low = min(min(record["curves"]["train_perplexity"]) for records in runs.values() for record in records)
-    axes.set_ylim(0.95 * min(low, *ends), 4 * max(ends))
-    ticks = [t for t in (3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100) if axes.get_ylim()[0] <= t <= axes.get_ylim()[1]]
-    axes.set_yticks(ticks, [str(t) for t in ticks])
-    axes.set_yticks([], minor=True)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("perplexity per word (log scale)")
-    axes.plot([], [], color="#444444", ls=(0, (1, 1)), lw=1.0, label="training, with noise")
-    _plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
-    return png(figure)
-
-
-def scores(runs: Runs) -> bytes:
-    """Perplexity, BLEU-4 and CIDEr on test images: a mark per seed, filled, open or half for mean, draws, consensus."""
-    figure = _new(8.4, 1.6 + 0.42 * len(runs))
-    keys = {"perplexity": "perplexity (lower is better)", "bleu4": "BLEU-4", "cider": "CIDEr"}
-    shared: Any = None
-    for column, (key, title) in enumerate(keys.items(), 1):
-        axes = figure.add_subplot(1, 3, column, sharey=shared)
-        for row, (name, records) in enumerate(runs.items()):
-            for suffix, (_, shift, fill) in _FILLS.items():
-                values = records_.figures(records, f"test_{key}{suffix}")
-                axes.plot(
-                    values, [row + shift] * len(values), _MARK[name], color=_COLOUR[name], fillstyle=fill, ms=8,
-                    markerfacecoloralt="white",
-                )  # fmt: skip
-        axes.set_title(title, fontsize=10)
-        _plain(axes, grid="x")
-        if shared is None:
-            shared = axes
-            axes.set_yticks(range(len(runs)), [METHODS[name] for name in runs])
-            axes.set_ylim(len(runs) - 0.5, -0.5)
-        else:
-            axes.tick_params(labelleft=False)
-    every = [record["metrics"] for records in runs.values() for record in records]
-    for suffix, (label, _, fill) in _FILLS.items():
-        if any(f"test_bleu4{suffix}" in metrics for metrics in every):
-            axes.plot([], [], "o", color="#444444", fillstyle=fill, markerfacecoloralt="white", label=label)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
-    return png(figure)
-
-
-def lengths(runs: Runs) -> bytes:
-    """Validation CIDEr and words per caption against the length penalty, for each beam; the first seed, the mean."""
-    figure = _new(7.2, 3.4)
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    widest = 0
-    for name, records in runs.items():
-        rows = records[0]["metrics"].get("decoding", [])
-        beams = sorted({row["beam"] for row in rows})
-        for k, beam in enumerate(beams):
-            own = sorted((row for row in rows if row["beam"] == beam), key=lambda row: row["length_penalty"])
-            x = [row["length_penalty"] for row in own]
-            strength = (k + 1) / len(beams)
-            look: dict[str, Any] = {"color": _COLOUR[name], "marker": _MARK[name], "ms": 5}
-            look |= {"alpha": 0.4 + 0.6 * strength, "lw": 0.5 + 2 * strength}
-            label = METHODS[name] if beam == beams[-1] else None
-            widest = max(widest, len(beams))
-            left.plot(x, [row["cider"] for row in own], label=label, **look)
-            right.plot(x, [row["words"] for row in own], **look)
-    for axes, title in ((left, "CIDEr, validation"), (right, "words per caption")):
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("length penalty; thicker: wider beam" if widest > 1 else "length penalty")
-        _plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
-    return png(figure)
-
-
-def doubt(runs: Runs) -> bytes:
-    """CIDEr of the captions kept, against the share kept, for each sign of doubt."""
-    figure = _new(7.2, 3.2)
-    shared: Any = None
-    for column, (sign, title) in enumerate(SIGNS.items(), 1):
-        shared = axes = figure.add_subplot(1, 3, column, sharey=shared)
-        for name, records in runs.items():
-            found = [r["metrics"]["selective"][sign] for r in records if "selective" in r["metrics"]]
-            if found:
-                x = [share for share, _ in found[0]]
-                y = [statistics.fmean(value for _, value in points) for points in zip(*found, strict=True)]
-                label = METHODS[name] if column == 1 else None
-                axes.plot(x, y, color=_COLOUR[name], ls=_STYLE[name], marker=_MARK[name], ms=5, label=label)
-        axes.set_title(f"kept by {title}", fontsize=10)
-        axes.set_xlabel("share of captions kept")
-        if column == 1:
-            axes.set_ylabel("CIDEr")
-        _plain(axes)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
-    return png(figure)
-
-
-_DOUBT = "captioning-doubt.png"
-FIGURES: dict[str, tuple[str, Callable[[Runs], bytes]]] = {
-    "captioning-curves.png": (
-        "Perplexity per epoch of each method, training and validation; figures in the tables",
-        curves,
-    ),
-    "captioning-scores.png": (
-        "Test perplexity, BLEU-4 and CIDEr of each method and seed; figures in the table",
-        scores,
-    ),
-    "captioning-lengths.png": ("Validation CIDEr and caption length against the length penalty", lengths),
-    _DOUBT: ("CIDEr of the captions that are left when the most doubtful are left out; figures in the table", doubt),
-}
-
-
 def write_figures(results: Path, folder: Path) -> list[Path]:
     """Draw all pictures that there are records for."""
+    from bayesrnn.report.caption_plots import DRAWN
+
     runs = load(results)
     if not runs:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for name, (_, draw) in FIGURES.items():
+    for name in FIGURES:
         made.append(folder / name)
-        made[-1].write_bytes(draw(runs))
+        made[-1].write_bytes(DRAWN[name](runs))
     return made

@@ -13,11 +13,11 @@ from bayesrnn.report.sentiment import (
     Runs,
     any_spread,
     curve_of,
-    grid,
     levels_of,
     load,
     with_lengths,
 )
+from bayesrnn.report.sentiment_grid import grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
