@@ -219,6 +219,17 @@ def test_blocks_of_the_page(results, tmp_path):
     ]
 
 
+def test_the_long_series_are_compared_with_a_prior_too(results):
+    for seed in (1, 2):
+        path = results / "forecast-plain-prior" / "zoo" / f"{seed}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record(seed, 0.4 + 0.1 * seed, raw=1.0)))  # 0.1 better than variational dropout
+    lines = BLOCKS["forecast-long"](results).splitlines()
+    assert lines[2:] == [
+        "| zoo | 0.55 ± 0.07 | -35.0% ± 5.0: no difference within noise | +18.2% ± 0.0: worse | 2 |",
+    ]
+
+
 def test_the_second_round_of_choosing(results):
     with pytest.raises(SystemExit, match=r"forecast-choice-second.json is missing: make it with"):
         BLOCKS["forecast-choice-second"](results)

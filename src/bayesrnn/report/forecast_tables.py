@@ -11,7 +11,7 @@ from typing import Any
 from bayesrnn.report.tables import Column, markdown_table
 
 RECIPES = {"forecast": "variational dropout", "forecast-bbb": "Bayes by Backprop", "forecast-plain": "plain LSTM"}
-BAYESIAN, PLAIN = ("forecast", "forecast-bbb"), "forecast-plain"
+BAYESIAN, PLAIN, PRIOR = ("forecast", "forecast-bbb"), "forecast-plain", "forecast-plain-prior"
 _SCORES = {"test_crps_raw": "raw", "test_crps": "recalibrated"}
 NO_DIFFERENCE = "no difference within noise"
 # Student's t, two-sided 95%, for 2, 3, … pairs; for more than these the last, which is a little strict
@@ -22,10 +22,14 @@ def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]
     """Records of the forecasting recipes, ``results/RECIPE/SERIES/SEED.json``: by series, then by recipe."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for recipe in RECIPES:
-        for path in sorted((results / recipe).glob("*/*.json")):
-            found.setdefault(path.parent.name, {}).setdefault(recipe, []).append(json.loads(path.read_text("utf-8")))
+        for folder in sorted((results / recipe).glob("*")):
+            found.setdefault(folder.name, {})[recipe] = _records(folder)
     # the library's own series first, the others by name
     return {name: found[name] for name in sorted(found, key=lambda name: (name != "mauna_loa", name))}
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
 def comparison_table(results: Path) -> str:
@@ -219,6 +223,21 @@ def _second_choice(results: Path) -> str:
     return markdown_table(rows, columns)
 
 
+def _long(results: Path) -> str:
+    """Variational dropout against a plain LSTM with a prior, on the series that took no part in choosing."""
+    rows = []
+    for folder in sorted((results / PRIOR).glob("*")):
+        plain, own = (_records(results / recipe / folder.name) for recipe in (PRIOR, "forecast"))
+        found = {key: difference(own, plain, key) for key in _SCORES}
+        rows.append({
+            "series": folder.name, "plain": _means(plain)["crps"], "pairs": found["test_crps"].pairs,
+            **{key: f"{found[key]}: {found[key].verdict}" for key in _SCORES},
+        })  # fmt: skip
+    columns = [Column("series", "series"), Column("plain", "CRPS of the plain LSTM with a prior, recalibrated")]
+    columns += [Column(key, f"variational dropout against it, {label}") for key, label in _SCORES.items()]
+    return markdown_table(rows, [*columns, Column("pairs", "pairs")])
+
+
 def _chosen(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(name, record["recipes"][name]) for name in RECIPES if name in record["recipes"]]
 
@@ -234,4 +253,9 @@ def _geometric(by_series: Mapping[str, Sequence[float]]) -> float:
     return math.exp(fmean(math.log(fmean(values)) for values in by_series.values()))
 
 
-BLOCKS = {"forecast": _block, "forecast-choice": _choice, "forecast-choice-second": _second_choice}
+BLOCKS = {
+    "forecast": _block,
+    "forecast-long": _long,
+    "forecast-choice": _choice,
+    "forecast-choice-second": _second_choice,
+}
