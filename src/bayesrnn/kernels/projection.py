@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn.kernels import aligned
-from bayesrnn.kernels.matmul import product_transposed, weight_gradient
+from bayesrnn.kernels.matmul import lowered, product_transposed, weight_gradient
 from bayesrnn.kernels.once import OnceFunction, once_differentiable
 from bayesrnn.kernels.steps import per_row, times_rows
 
@@ -91,7 +91,7 @@ def fast(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, ba
         if mask is None and not torch.is_grad_enabled() and recurrent.serves(x, weight, bias):
             return recurrent.mapped_product(x, weight, bias)
         return reference(x, weight, bias, mask, batch_sizes)
-    if torch.is_autocast_enabled(x.device.type):
+    if lowered(x.device.type):
         return reference(x, weight, bias, mask, batch_sizes)
     if aligned.serves(x, weight.shape[0]):
         return aligned.Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]

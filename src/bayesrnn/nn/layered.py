@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import kernels
 from bayesrnn.compiling import uncompiled
 from bayesrnn.draws import Noise, Source, source
+from bayesrnn.kernels.matmul import lowered
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"
@@ -154,7 +155,7 @@ def _direction(
     bias = None if b_ih is None else b_ih + b_hh
     gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
     run = kernels.kernel(cell, x.device.type, **_facts(module, state, noise, sizes))
-    with torch.autocast(x.device.type, enabled=False):
+    with _in_full(x.device.type):
         kind = state[0].dtype
         gx, w_hh = gx.to(kind), noise.w_hh.to(kind)
         z_h, z_c = (None if z is None else z.to(kind) for z in (noise.z_h, noise.z_c))
@@ -192,7 +193,12 @@ def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes
 
 def _autocast(device: str) -> torch.dtype | None:
     """The lower precision that is allowed now, if any."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return torch.get_autocast_dtype(device) if lowered(device) else None
+
+
+def _in_full(device: str) -> AbstractContextManager[Any]:
+    """Without autocast, on devices that have it: "meta" has not."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _dtype(given: torch.dtype, device: str) -> torch.dtype:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.kernels import aligned
+from bayesrnn.kernels.matmul import lowered
 
 
 def run_linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def _faster(layer: nn.Linear, x: Tensor) -> bool:
     own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or "forward" in layer.__dict__
     if type(layer) is not nn.Linear or own or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled(x.device.type):
+    if torch._C._functorch.peek_interpreter_stack() is not None or lowered(x.device.type):
         return False
     alike = x.dtype == layer.weight.dtype and x.shape[-1] == layer.in_features and x.dim() > 1
     return alike and aligned.serves(x.reshape(-1, x.shape[-1]), layer.out_features)
