@@ -191,6 +191,11 @@ def lack_of_memory(error: BaseException) -> str | None:
     return f"{int(asked.group(1)) / 1e9:,.1f} GB asked for at once" if asked else first_line(error)
 
 
+def data_name(data: str) -> str:
+    """What a record calls its data: the last part of the path, also of ".", as links name it."""
+    return Path(os.path.abspath(data)).name if data else ""
+
+
 def printable(text: str) -> str:
     """Without line ends and control characters: what a file says must not steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -5,6 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bayesrnn.cli import app
+from bayesrnn.reading import data_name
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
 
@@ -350,6 +351,22 @@ def test_a_state_that_is_not_carried_in_training_is_not_carried_after(runs, text
     assert json.loads((forgetful / "prune.json").read_text())["curve"][0]["valid_perplexity"] == pytest.approx(valid)
 
 
+def test_what_a_record_calls_its_data(tmp_path, monkeypatch):
+    (tmp_path / "text").mkdir()
+    monkeypatch.chdir(tmp_path / "text")
+    assert [data_name(path) for path in (".", "../text", "./", str(tmp_path / "text"), "python-docs", "")] == [
+        "text", "text", "text", "text", "python-docs", ""
+    ]  # fmt: skip
+
+
+def test_rates_of_an_earlier_choice_leave_the_record(bayesian):
+    common = ("evaluate", bayesian, "--samples", 0, "--dynamic", "--dynamic-lr")
+    assert invoke(*common, "0.05,0.1").exit_code == 0
+    assert "dynamic_tried" in json.loads((bayesian / "record.json").read_text())["metrics"]
+    assert invoke(*common, "0.05").exit_code == 0
+    assert "dynamic_tried" not in json.loads((bayesian / "record.json").read_text())["metrics"]
+
+
 def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     sets = [part for setting in (*TINY, "samples=2") for part in ("--set", setting)]
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
@@ -370,6 +387,14 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     refused = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, *sets, "--set", "train.lr=0.5")
     assert refused.exit_code == 2
     assert "brnn-medium/1 holds a run with other settings or on another text; move it away" in refused.stderr
+    other = shutil.copytree(text_folder, tmp_path / text_folder.name)  # of the same name, with other words to test on
+    (other / "test.txt").write_text(" ".join((other / "test.txt").read_text().split()[::-1]) + "\n")
+    kept = (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text()
+    elsewhere = ["--results", tmp_path / "others", "--runs", tmp_path / "runs"]
+    refused = invoke("reproduce", "fortunato2017", *elsewhere, "--data", other, "--device", "cpu", *sets)
+    assert refused.exit_code == 2
+    assert "another digest. Move the run away" in refused.stderr
+    assert (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text() == kept
     (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
     assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
     refused = invoke("reproduce", "sentiment").stderr

@@ -26,6 +26,8 @@ def test_other_sections_and_unknown_settings_are_left_out():
 def test_nothing_to_compare_with():
     assert changed_settings({"recipe": "gone", "settings": {"train": {"lr": 9.0}}}) == []
     assert changed_settings({"recipe": "caption-bbb"}) == []
+    assert changed_settings({"recipe": "caption-bbb", "settings": [1]}) == []
+    assert changed_settings({"recipe": "caption-bbb", "settings": {"model": 3}}) == []
 
 
 def test_what_is_shown_can_be_given_to_train():

@@ -169,7 +169,11 @@ def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> None
         return
     try:
         whole = json.loads((run / RECORD).read_text("utf-8"))
-        whole.setdefault("metrics", {}).update(metrics)
+        kept = whole.setdefault("metrics", {})
+        if "dynamic_lr" in metrics:  # another choice among other rates
+            for key in ("dynamic_tried", "dynamic_diverged"):
+                kept.pop(key, None)
+        kept.update(metrics)
     except (OSError, ValueError, AttributeError, RecursionError):
         return
     write_file(run / RECORD, as_json(whole))

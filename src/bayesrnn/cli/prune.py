@@ -270,6 +270,7 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
 
 def _about(trained: "Trained", device: "torch.device", data: str | None) -> Row:
     """Which run was pruned, and where; ``data`` is what was given: the figures are then a record by themselves."""
+    from bayesrnn.reading import data_name
     from bayesrnn.train.engine import environment
     from bayesrnn.train.launch import commit
 
@@ -277,7 +278,7 @@ def _about(trained: "Trained", device: "torch.device", data: str | None) -> Row:
     return {
         "recipe": config.get("recipe"),
         "seed": config.get("seed"),
-        "data": Path(data or config.get("data", "")).name,
+        "data": data_name(data or config.get("data", "")),
         "commit": commit(),
         **environment(device),
         "command": shlex.join(["bayesrnn", *sys.argv[1:]]),

@@ -94,9 +94,10 @@ def _narrow(table: "Table") -> "Table":
 
 def _fits(record: "Record", wanted: "Recipe", seed: int, data: str) -> bool:
     """Whether a record is of this seed, with these settings of training, on a text of this name."""
+    from bayesrnn.reading import data_name
     from bayesrnn.report.changes import changed_settings
 
-    same = record.get("seed") == seed and record.get("data") == Path(data).name
+    same = record.get("seed") == seed and record.get("data") == data_name(data)
     return same and bool(record.get("settings")) and not changed_settings(record, wanted)
 
 
@@ -168,8 +169,9 @@ def _run(
     from bayesrnn.cli.evaluate import record
     from bayesrnn.cli.train import reporter
     from bayesrnn.errors import UserError
-    from bayesrnn.reading import read_json
+    from bayesrnn.reading import data_name, read_json
     from bayesrnn.tasks.evaluation import evaluate
+    from bayesrnn.tasks.language import Language
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train.launch import device_of, launch
     from bayesrnn.train.run_folder import MARKER, RECORD, write_file
@@ -198,13 +200,17 @@ def _run(
     where = device_of(device)
     trained = open_run(out, where)
     paper = trained.recipe.paper
+    task = trained.task(data, where)
+    assert isinstance(task, Language)
+    if other := trained.other_data(task):
+        raise UserError(f"{other} Move the run away, or choose another --runs.")
     metrics = evaluate(
         trained,
-        trained.streams(data, where),
+        task.streams,
         samples=trained.recipe.evaluate.samples if paper.test_mc is not None else 0,
         dynamic=paper.test_dynamic is not None,
         reversed_text=paper.entropy_gap is not None,
     )
     record(out, metrics)
     (results / name).mkdir(parents=True, exist_ok=True)
-    write_file(_free(results / name, seed, Path(data).name), (out / RECORD).read_text("utf-8"))
+    write_file(_free(results / name, seed, data_name(data)), (out / RECORD).read_text("utf-8"))

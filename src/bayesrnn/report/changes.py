@@ -35,11 +35,15 @@ def changed_settings(record: Mapping[str, Any], recipe: str | recipes.Recipe | N
     then = {
         f"{section}.{key}": value
         for section in _SECTIONS
-        for key, value in record.get("settings", {}).get(section, {}).items()
+        for key, value in _table(_table(record.get("settings")).get(section)).items()
     }
     sections = {key.partition(".")[0] for key in then}
     then |= {key: value for key, value in _BEFORE.items() if key.partition(".")[0] in sections and key not in then}
     return [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from bayesrnn import kernels, recipes
 from bayesrnn.errors import UserError
-from bayesrnn.reading import lack_of_memory, read_json
+from bayesrnn.reading import data_name, lack_of_memory, read_json
 from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import Task, task_class
 from bayesrnn.tasks.trained import check_digests, check_files
@@ -125,7 +125,7 @@ def recorded(
         "commit": commit(),
         **engine.environment(run.step.device),
         "command": command,
-        "data": Path(config["data"]).name,
+        "data": data_name(config["data"]),
         "overrides": overrides,
         "ranks": run.ranks.count,
         "cuda_graph": run.step.graph is not None,

@@ -21,6 +21,7 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
+from bayesrnn.reading import data_name
 from bayesrnn.tasks.base import task_class
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.launch import commit, device_of, launch
@@ -76,7 +77,7 @@ def sweep(
         "recipe": Path(name).stem,
         "task": recipe.task,
         "metric": task_class(recipe.task).metric,
-        "data": Path(data or task_class(recipe.task).default_data).name,
+        "data": data_name(data or task_class(recipe.task).default_data),
         "seed": seed,
         "settings": dataclasses.asdict(recipe),
         "kind": "grid" if grid else "search",
