@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from bayesrnn.cli import app
 from bayesrnn.report import gallery as galleries
 from bayesrnn.tasks import caption_evaluation, caption_scores, caption_search
+from bayesrnn.tasks.base import weights_digest
 from bayesrnn.tasks.caption_description import Description, Word, describe
 from bayesrnn.tasks.trained import open_run
 
@@ -130,9 +131,9 @@ class TestEvaluate:
         folder = copies["caption-bbb"]
         digests = []
         for name in ("caption-bbb", "caption-dropout"):
-            digests.append(caption_evaluation.weights_digest(open_run(copies[name], CPU).model))
+            digests.append(weights_digest(open_run(copies[name], CPU).model))
         assert digests[0] != digests[1]
-        assert digests[0] == caption_evaluation.weights_digest(open_run(folder, CPU).model)
+        assert digests[0] == weights_digest(open_run(folder, CPU).model)
 
     def test_scores_can_be_computed_elsewhere(self, copies, monkeypatch):
         """Where pycocoevalcap is missing the captions are kept, and later scored without the model's help."""

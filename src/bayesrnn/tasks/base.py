@@ -56,6 +56,15 @@ def file_digests(files: Files) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
 
 
+def weights_digest(model: nn.Module) -> str:
+    """Of all weights, the same on every machine."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 class Task:
     """One task on one data set, for one recipe. Members without a default here must be given.
 

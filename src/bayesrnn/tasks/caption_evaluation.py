@@ -4,19 +4,16 @@ The first part needs the model, and is quick on a GPU; the second needs pycocoev
 finds is kept in the run's ``captions.json``, so the two can be on different machines.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from bayesrnn.data.captions import CaptionedImages, References, words
 from bayesrnn.data.text import UNK
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import caption_scores, caption_search, scoring
-from bayesrnn.tasks.base import Say
+from bayesrnn.tasks.base import Say, weights_digest
 from bayesrnn.tasks.caption_consensus import most_typical
 from bayesrnn.tasks.caption_search import Found
 from bayesrnn.train.run_folder import write_file
@@ -136,15 +133,6 @@ def _test_captions(found: Sequence[Mapping[str, Any]], setting: Mapping[str, Any
         one["captions"] for one in found if all(one[key] == value for key, value in wanted.items())
     )
     return captions
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Of all weights, the same on every machine."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _kept(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:

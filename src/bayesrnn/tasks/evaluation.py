@@ -182,7 +182,7 @@ def _dynamic(
             if pair not in tried:
                 say(f"dynamic evaluation on valid, {_named(pair)}")
                 tried[pair] = perplexity(streams.valid, *pair)
-                if tried[pair] == math.inf:
+                if tried[pair] == math.inf and len(rates) + len(decays) > 2:
                     say(f"it diverged with {_named(pair)}, which is left out")
         best = min(tried, key=lambda pair: tried[pair])
         if tried[best] == math.inf:

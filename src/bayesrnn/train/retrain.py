@@ -1,6 +1,5 @@
 """Pruned weights trained again: what is left learns to do without what is gone, which stays exactly zero."""
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
 from bayesrnn.reading import read_json
 from bayesrnn.recipes import Recipe
+from bayesrnn.tasks.base import weights_digest
 from bayesrnn.tasks.language import Language
 from bayesrnn.tasks.trained import Trained, check_files
 from bayesrnn.train import checkpoint, engine
@@ -113,7 +113,7 @@ def retrain(
     config = engine.config(
         task.recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
-    config["pruned"] = {"fraction": fraction, "weights": _digest(pruned)}
+    config["pruned"] = {"fraction": fraction, "weights": weights_digest(pruned)}
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
         names = (*engine.FILES, *files)
@@ -150,12 +150,3 @@ def _done(out: Path, config: dict[str, Any]) -> bool:
     if said != wanted:
         raise UserError(f"{out} holds a retraining of other weights, or with other settings; replace it with --force.")
     return True
-
-
-def _digest(q: BayesByBackprop) -> str:
-    """Of all weights: those that are gone among them."""
-    found = hashlib.sha256()
-    for name, tensor in q.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:32]
