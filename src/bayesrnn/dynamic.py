@@ -32,7 +32,12 @@ class DynamicResult:
     @property
     def perplexity(self) -> float:
         """Infinite where it is too large for a float: the steps led nowhere."""
-        return math.exp(self.mean_nll) if self.mean_nll < 700 else math.inf
+        return exp_or_inf(self.mean_nll)
+
+
+def exp_or_inf(x: float) -> float:
+    """exp(x); infinite where that is too large for a float, or x is NaN."""
+    return math.exp(x) if x < 700 else math.inf
 
 
 def detach(state: Any) -> Any:

@@ -157,6 +157,27 @@ def test_dynamic_evaluation_that_diverges_is_no_figure(text_folder, rule, rate):
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.parametrize("init", ["0.05", "0.8"])
+def test_worse_than_all_words_being_equally_likely_has_diverged(text_folder, init):
+    """However finite its perplexity is: that of rate 3 has 20 digits. A model that is worse untaught is measured."""
+    task = task_of("unregularised-medium", text_folder, "clip=null", f"init={init}")
+    vocabulary = len(task.streams.vocabulary)
+    settings = {"samples": 0, "dynamic": True}
+    untaught = task.evaluate(**settings, dynamic_lr="0")
+    assert (untaught["valid_perplexity"] > vocabulary) is (init == "0.8")
+    assert untaught["valid_perplexity_dynamic"] == pytest.approx(untaught["valid_perplexity"], rel=1e-5)
+    with pytest.raises(UserError, match=r"^Dynamic evaluation diverged on valid with rate 3: lower"):
+        task.evaluate(**settings, dynamic_lr="3")
+    found = task.evaluate(**settings, dynamic_lr="3,1,0.1")
+    assert found["dynamic_diverged"] == ["3", "1"]
+    assert list(found["dynamic_tried"]) == ["0.1"]
+
+
+@pytest.mark.parametrize(("perplexity", "limit"), [(80.0, 1e4), (1e4, 2e4), (3e4, 6e4)])
+def test_what_no_learning_may_end_above(perplexity, limit):
+    assert evaluation._diverged_above(perplexity, 10_000) == limit
+
+
 def test_a_rate_that_diverges_on_the_test_text_alone(text_folder, monkeypatch):
     import bayesrnn as br
 

@@ -89,7 +89,8 @@ def evaluate(
                 run.model, parts, window=data.window, carry_state=data.carry_state
             )
     if dynamic:
-        metrics |= _dynamic(run, streams, rates, dynamic_rule, decays, say)
+        limits = {split: _diverged_above(metrics[f"{split}_perplexity"], len(streams.vocabulary)) for split in splits}
+        metrics |= _dynamic(run, streams, rates, dynamic_rule, decays, limits, say)
     if reversed_text:
         metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
     return _sound(metrics)
@@ -144,12 +145,21 @@ def _random(run: Trained) -> bool:
     return run.recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
 
 
+def _diverged_above(perplexity: float, vocabulary: int) -> float:
+    """What no learning may end above: the perplexity of all words being equally likely.
+
+    A model that is worse than that before it learns has diverged where it comes to twice its own.
+    """
+    return float(vocabulary) if perplexity < vocabulary else 2 * perplexity
+
+
 def _dynamic(
     run: Trained,
     streams: language.Streams,
     rates: list[float],
     rule: str,
     decays: list[float],
+    limits: dict[str, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     import bayesrnn as br
@@ -165,14 +175,17 @@ def _dynamic(
     # As in training: one stream's gradient is several times as long as a batch's.
     clip = run.recipe.train.clip if rule == "sgd" else None
 
-    def perplexity(stream: Tensor, lr: float, decay: float) -> float:
+    def perplexity(split: str, lr: float, decay: float) -> float:
+        """Infinite: it diverged."""
+        stream = getattr(streams, split)
         try:
-            return br.dynamic_evaluation(
+            found = br.dynamic_evaluation(
                 model, stream[:-1], stream[1:],
                 lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip,
             ).perplexity  # fmt: skip
         except FloatingPointError:
-            return math.inf  # as where the loss is finite, and its exponential is not
+            return math.inf
+        return found if found <= limits[split] else math.inf
 
     tried: dict[tuple[float, float], float] = {}
 
@@ -181,7 +194,7 @@ def _dynamic(
         for pair in pairs:
             if pair not in tried:
                 say(f"dynamic evaluation on valid, {_named(pair)}")
-                tried[pair] = perplexity(streams.valid, *pair)
+                tried[pair] = perplexity("valid", *pair)
                 if tried[pair] == math.inf and len(rates) + len(decays) > 2:
                     say(f"it diverged with {_named(pair)}, which is left out")
         best = min(tried, key=lambda pair: tried[pair])
@@ -198,7 +211,7 @@ def _dynamic(
         found["dynamic_tried"] = {name: value for name, value in values.items() if value < math.inf}
         found["dynamic_diverged"] = [name for name, value in values.items() if value == math.inf]
     found["valid_perplexity_dynamic"] = tried[lr, decay]
-    found["test_perplexity_dynamic"] = perplexity(streams.test, lr, decay)
+    found["test_perplexity_dynamic"] = perplexity("test", lr, decay)
     if found["test_perplexity_dynamic"] == math.inf:
         raise _diverged("test", [(lr, decay)])
     return found

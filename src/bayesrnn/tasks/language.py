@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
 from bayesrnn.data.token_files import DiskStreams, TokenFolder, sampled
+from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, positive, rate
@@ -357,11 +358,6 @@ class Language(Task):
 def vocabulary_of(files: Files) -> Vocabulary:
     """The vocabulary that a run has written."""
     return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)
-
-
-def exp_or_inf(x: float) -> float:
-    """exp(x); infinite where that is too large for a float."""
-    return math.exp(x) if x < 700 else math.inf
 
 
 def evaluation_window(stream: Tensor, vocabulary: int) -> int:

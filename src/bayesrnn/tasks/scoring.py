@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.data.text import windows
+from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.likelihoods import Categorical
 from bayesrnn.posteriors.base import Bayesian
-from bayesrnn.tasks.language import exp_or_inf
 from bayesrnn.weight_draws import HeldDraws
 
 _NUMBERS = 1 << 27  # logits in one window of all draws: half a gigabyte
