@@ -169,9 +169,15 @@ def test_a_run_that_is_started_over_has_nothing_of_the_former(bayesian, text_fol
     words = ["--data", text_folder, "--out", bayesian, "--device", "cpu", *TINY, "--force"]
     assert invoke("prune", bayesian, "--retrain", 1, "--device", "cpu").exit_code == 0
     assert (bayesian / "pruned-0.8" / "record.json").exists()
+    assert invoke("export", bayesian).exit_code == 0
+    (bayesian / "notes.txt").write_text("mine")
     result = invoke("train", "brnn-sharpened-medium", *words)
     assert result.exit_code == 0, result.output
+    made = "prune.json, prune.png, pruned.safetensors, model.safetensors, model.safetensors.json, pruned-0.8"
+    assert f"Removed with the earlier run in {bayesian}: {made}.\n" in result.stdout
     assert not list(bayesian.glob("prune*"))
+    assert not list(bayesian.glob("model*"))
+    assert (bayesian / "notes.txt").read_text() == "mine"
 
 
 def test_shares_that_read_alike_have_folders_of_their_own(bayesian):

@@ -89,10 +89,49 @@ def test_what_was_made_of_the_replaced_run_goes_with_it(tmp_path):
     RunFolder(tmp_path, files=["a.txt"]).finish({})
     for name in ("evaluation.json", "pruned.safetensors", "mine.txt"):
         (tmp_path / name).write_text("{}")
-    RunFolder(tmp_path, files=["a.txt"], force=True)
+    run = RunFolder(tmp_path, files=["a.txt"], force=True)
     left = {p.name for p in tmp_path.iterdir()}
     assert "mine.txt" in left
     assert not {"evaluation.json", "pruned.safetensors"} & left
+    assert run.note == f"Removed with the earlier run in {tmp_path}: evaluation.json, pruned.safetensors."
+
+
+def exported(path):
+    path.write_text("weights")
+    path.with_name(path.name + ".json").write_text('{"written_by": "bayesrnn 0.1.0"}')
+
+
+def test_exports_go_with_the_run_that_is_replaced(tmp_path):
+    """Those under the names of `bayesrnn export`, with its description; other files of these names stay."""
+    RunFolder(tmp_path, files=["a.txt"]).finish({})
+    for name in ("model.safetensors", "model.pt2", "lm.pt2"):
+        exported(tmp_path / name)
+    (tmp_path / "model.onnx").write_text("mine")
+    run = RunFolder(tmp_path, files=["a.txt"], force=True)
+    assert run.note.endswith(": model.safetensors, model.safetensors.json, model.pt2, model.pt2.json.")
+    run.finish({})
+    assert {p.name for p in tmp_path.iterdir()} == {"record.json", "lm.pt2", "lm.pt2.json", "model.onnx"}
+    (tmp_path / "model.pt2.json").write_text('{"written_by": "bayesrnn 0.1.0"}')  # killed between the two
+    (tmp_path / "model.onnx.json").write_text('["written_by"]')
+    RunFolder(tmp_path, files=["a.txt"], force=True).finish({})
+    assert not (tmp_path / "model.pt2.json").exists()
+    assert {"model.onnx", "model.onnx.json"} <= {p.name for p in tmp_path.iterdir()}
+    assert RunFolder(tmp_path, files=["a.txt"], force=True).note == ""
+
+
+def test_what_is_not_of_a_replaced_run_stays(tmp_path):
+    """A run may begin in a folder of someone's exports and of a run on pruned weights; gone on with, it keeps all."""
+    exported(tmp_path / "model.safetensors")
+    inner(tmp_path / "pruned-0.8", pruned={})
+    names = {"model.safetensors", "model.safetensors.json", "pruned-0.8"}
+    run = RunFolder(tmp_path, files=["a.txt"], force=True)
+    assert run.note == ""
+    assert names <= {p.name for p in tmp_path.iterdir()}
+    assert (tmp_path / "pruned-0.8" / "record.json").exists()
+    run.release()
+    (tmp_path / "evaluation.json").write_text("{}")
+    assert RunFolder(tmp_path, files=["a.txt"], resume=True).note == ""
+    assert names | {"evaluation.json"} <= {p.name for p in tmp_path.iterdir()}
 
 
 def inner(path, **config):
@@ -125,7 +164,10 @@ def test_runs_on_pruned_weights_go_with_the_run_they_are_inside(tmp_path):
         run(force=True)
     assert (tmp_path / "record.json").exists()
     assert (mixed / "a.txt").exists()
-    run(force=True).finish({})
+    exported(gone[0] / "model.onnx")
+    forced = run(force=True)
+    assert forced.note == (f"Removed with the earlier run in {tmp_path}: the run in pruned-0, pruned-0.5, pruned-0.8.")
+    forced.finish({})
     assert not any(path.exists() for path in (*gone, tmp_path / "pruned-0.5"))
     assert all((path / "a.txt").exists() for path in kept)
     assert [path.name for path in mixed.iterdir()] == ["mine.txt"]

@@ -28,6 +28,8 @@ MARKER = ".unfinished"
 RECORD = "record.json"
 # What other commands make of a run's weights: gone with the run that is replaced.
 DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors", "captions.json")
+EXPORTS = ("model.safetensors", "model.pt2", "model.onnx")
+"""Default names of `bayesrnn export`; only with the description that it writes beside them are they its own."""
 LOCK = ".lock"
 FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
@@ -53,8 +55,8 @@ class RunFolder:
 
     Args:
         path: the folder; made if it is not there.
-        files: names of the files this run writes, the record aside. With ``force`` these, and no others, are replaced.
-        force: replace the files of an earlier run, finished or not.
+        files: names of the files this run writes, the record aside.
+        force: replace an earlier run, finished or not: its files and what our commands made of it go, and no others.
         resume: go on with the run that the folder holds: its files stay.
         by: words to put into the marker, besides this process's number.
         elsewhere: what to do, in messages, where this folder cannot be had.
@@ -103,7 +105,9 @@ class RunFolder:
             self._check(present, own, force)
         if denied is not None:  # only now: what is in the folder is worth more to know
             raise denied
-        inside = [] if resume else list(_retrainings(self.path))
+        replaced = not resume and (MARKER in present or RECORD in present)
+        made = [*(name for name in DERIVED if name in present), *_exports(self.path)] if replaced else []
+        inside = list(_retrainings(self.path)) if replaced else []
         with ExitStack() as locks:
             for folder in inside:
                 descriptor = _locked(folder / LOCK, self._elsewhere)
@@ -113,14 +117,20 @@ class RunFolder:
                 # The marker goes first: from here on a killed run is recognised.
                 self.mark()
                 torn |= (set(own) & present) - {MARKER}
-            for name in torn:
-                (self.path / name).unlink()
-            for name in own:
-                for folder in inside:
-                    (folder / name).unlink(missing_ok=True)
+            # What was made of the run goes before the run itself: stopped in between, it cannot be taken for a new one.
+            for folder in inside:
+                _remove(folder, [*_exports(folder), *own])
+            _remove(self.path, made)
+            _remove(self.path, torn)
         for folder in inside:
             with suppress(OSError):  # something else is in it, and stays
                 folder.rmdir()
+        gone = made + [("the run in " * p.exists()) + p.name for p in inside if p.parent == self.path]
+        if gone:
+            self._say(f"Removed with the earlier run in {self.path}: {', '.join(gone)}.")
+
+    def _say(self, text: str) -> None:
+        self.note = f"{self.note} {text}".lstrip()
 
     _unlock: Callable[[], object]
     _descriptor: int | None
@@ -133,7 +143,7 @@ class RunFolder:
         except OSError as error:
             return error
         if descriptor is None:
-            self.note = f"{self.path} is on a file system without locks: see to it that no second process writes there."
+            self._say(f"{self.path} is on a file system without locks: see to it that no second process writes there.")
         else:
             self._descriptor = descriptor
             self._unlock = weakref.finalize(self, _let_go, self.path / LOCK, descriptor, os.getpid())
@@ -176,10 +186,7 @@ class RunFolder:
             )
 
     def _has_record(self) -> bool:
-        try:
-            record = json.loads((self.path / RECORD).read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return False
+        record = _read(self.path / RECORD)
         return isinstance(record, dict) and record.get("program") == "bayesrnn"
 
     def write(self, name: str, content: Content) -> Path:
@@ -236,13 +243,34 @@ def _retrainings(folder: Path) -> Iterator[Path]:
 
 
 def _is_retraining(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except FileNotFoundError:
+    if not (folder / "config.json").exists():
         return (folder / MARKER).exists()  # killed before it said what it is
-    except (OSError, ValueError, RecursionError):
-        return False
+    config = _read(folder / "config.json")
     return isinstance(config, dict) and "pruned" in config
+
+
+def _exports(folder: Path) -> list[str]:
+    """Files of `bayesrnn export` under its own names, each before its description; what has none is someone else's."""
+    found = []
+    for name in EXPORTS:
+        beside = f"{name}.json"
+        about = _read(folder / beside)
+        if isinstance(about, dict) and str(about.get("written_by")).startswith("bayesrnn "):
+            found += [part for part in (name, beside) if (folder / part).is_file()]
+    return found
+
+
+def _read(path: Path) -> Any:
+    """What a JSON file says; None where it is not there or is none."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _remove(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _locked(path: Path, elsewhere: str) -> int | None:
