@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -103,17 +104,25 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
     else:
         flat = _lowest(torch.cat([ratios[n].flatten() for n in names]), fraction)
         masks = dict(zip(names, flat.split([ratios[n].numel() for n in names]), strict=True))
+    masks = {n: masks[n].view_as(ratios[n]) for n in names}
+    remove(inner, masks)
     threshold, report = 0.0, []
-    for name in names:
-        mask = masks[name].view_as(ratios[name])
-        inner.means[name].masked_fill_(mask, 0.0)
-        rho = inner.posterior.rho[name]
-        rho.masked_fill_(mask, gone_rho(rho.dtype))
-        removed = int(mask.sum())
-        if removed:
+    for name, mask in masks.items():
+        count = int(mask.sum())
+        if count:
             threshold = max(threshold, float(ratios[name][mask].max()))
-        report.append(Pruned(name, removed, mask.numel()))
+        report.append(Pruned(name, count, mask.numel()))
     return PruneReport(fraction, threshold, tuple(report))
+
+
+@torch.no_grad()
+def remove(q: BayesByBackprop | PosteriorSharpening, masks: Mapping[str, Tensor]) -> None:
+    """Take weights away, in place: mean 0 and next to no noise where the mask of a parameter's name is true."""
+    inner = gaussian_of(q)
+    for name, mask in masks.items():
+        rho = inner.posterior.rho[name]
+        inner.means[name].masked_fill_(mask, 0.0)
+        rho.masked_fill_(mask, gone_rho(rho.dtype))
 
 
 @torch.no_grad()

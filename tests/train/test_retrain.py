@@ -15,7 +15,7 @@ from bayesrnn.tasks import language
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train import checkpoint
 from bayesrnn.train.launch import launch
-from bayesrnn.train.retrain import Schedule, retrain, schedule
+from bayesrnn.train.retrain import Retraining, Schedule, retrain, schedule
 from bayesrnn.train.run_folder import RunFolder
 from bayesrnn.train.step import Held, Step
 
@@ -166,7 +166,7 @@ def test_what_is_gone_stays_zero_and_the_rest_makes_up_for_it(name, device, runs
     assert type(q) is br.BayesByBackprop
     for key, mask in gone.items():
         assert (q.means[key][mask] == 0).all()
-        assert (q.posterior.rho[key][mask] == before.posterior.rho[key][mask]).all()
+        assert (q.posterior.rho[key][mask] == pruning.gone_rho(torch.float32)).all()
         moved = [(a != b)[~mask].float() for a, b in (
             (q.means[key], before.means[key]), (q.posterior.rho[key], before.posterior.rho[key])
         )]  # fmt: skip
@@ -189,18 +189,96 @@ def test_the_run_folder_that_it_leaves(runs, tmp_path):
     assert record["settings"]["posterior"]["kind"] == "bayes_by_backprop"
     assert "test_perplexity" not in record["metrics"]  # the test text was not looked at
     assert [line["lr"] for line in told.lines] == pytest.approx([0.1, 0.1 * 10**-0.5, 0.01])
-    assert "kl_per_sequence" not in told.lines[0]
     task = open_run(tmp_path / "r", CPU).task(None, CPU)
     assert task.evaluate(samples=2)["valid_perplexity"] > 1
 
 
-def test_stopped_and_gone_on_with_is_bit_identical(runs, tmp_path):
+class TestNoise:
+    """While it trains, what is gone keeps its sigma; in what is written for use it has none."""
+
+    def test_a_weight_that_is_gone_has_mean_zero_and_a_sigma_that_learns(self, runs, tmp_path):
+        run = open_run(runs / "brnn-medium", CPU)
+        gone = pruning.removed(pruned_of(run))
+        again(runs / "brnn-medium", tmp_path / "r")
+        last = checkpoint.load(tmp_path / "r" / checkpoint.LAST)[0]
+        for key, mask in gone.items():
+            assert (last[f"model.module.{key}"][mask] == 0).all()
+            rho, before = last[f"model.posterior.rho.{key}"][mask], run.model.posterior.rho[key][mask]
+            assert (rho - before).abs().max() < 1
+            assert (rho != before).float().mean() > 0.9
+
+    def test_a_draw_and_its_kl_are_the_runs_with_means_of_zero(self, runs, text):
+        run = open_run(runs / "brnn-medium", CPU)
+        pruned = pruned_of(run)
+        task = Retraining(run.recipe, str(text), CPU, whole=run.model, pruned=pruned)
+        task.attach(task.build(run.recipe, task.files()))
+        wanted = run.model
+        with torch.no_grad():
+            for key, mask in pruning.removed(pruned).items():
+                wanted.means[key][mask] = 0
+        terms, drawn = [], []
+        for q in (task.model, wanted):
+            bound = br.ELBO(q, br.Categorical(), num_data=1000)
+            with br.draw(q, seed=1):
+                x = task.batch(torch.tensor(0))
+                terms.append(bound(q(x[:-1]), x[1:]))
+                drawn.append(q._drawn())
+        assert all(torch.equal(drawn[0][key], drawn[1][key]) for key in drawn[0])
+        assert torch.isfinite(terms[0].kl)
+        assert terms[0].loss == terms[1].loss
+
+    def test_the_kl_is_reported_and_is_near_the_runs_own(self, runs, tmp_path):
+        told = Quiet()
+        again(runs / "brnn-medium", tmp_path / "r", told=told)
+        before = json.loads((runs / "brnn-medium" / "record.json").read_text())["curves"]["kl_per_sequence"][-1]
+        assert all(line["kl_per_sequence"] == pytest.approx(before, rel=0.2) for line in told.lines)
+        record = json.loads((tmp_path / "r" / "record.json").read_text())
+        assert record["curves"]["kl_per_sequence"] == [line["kl_per_sequence"] for line in told.lines]
+
+    def test_an_unfinished_run_is_the_pruned_model_too(self, runs, tmp_path):
+        with pytest.raises(InterruptedError):
+            again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
+        assert removed_share(tmp_path / "r") == pytest.approx(0.8, abs=1e-3)
+
+    def test_what_a_pruned_run_had_lost_before_stays_lost(self, runs, tmp_path):
+        """It has no sigma to keep; the KL of that is a huge constant, and is not reported."""
+        again(runs / "brnn-medium", tmp_path / "r")
+        first, told = open_run(tmp_path / "r", CPU).model, Quiet()
+        again(tmp_path / "r", tmp_path / "s", fraction=0.9, told=told)
+        assert removed_share(tmp_path / "s") == pytest.approx(0.9, abs=1e-3)
+        assert "kl_per_sequence" not in told.lines[0]
+        last = checkpoint.load(tmp_path / "s" / checkpoint.LAST)[0]
+        for key, mask in pruning.removed(first).items():
+            assert (last[f"model.posterior.rho.{key}"][mask] == pruning.gone_rho(torch.float32)).all()
+
+    def test_nothing_removed_is_training_on(self, runs, tmp_path):
+        again(runs / "brnn-medium", tmp_path / "r", fraction=0.0)
+        assert removed_share(tmp_path / "r") == 0
+
+
+def removed_share(folder):
+    gone = pruning.removed(open_run(folder, CPU).model).values()
+    return sum(int(g.sum()) for g in gone) / sum(g.numel() for g in gone)
+
+
+def same(ours, theirs):
+    (a, _), (b, _) = checkpoint.load(ours), checkpoint.load(theirs)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize(("epoch", "best"), [(1, True), (3, True), (3, False)])
+def test_stopped_and_gone_on_with_is_bit_identical(epoch, best, runs, tmp_path):
+    """Also where it was killed between the checkpoint to go on from and the best weights: those are made again."""
     again(runs / "brnn-medium", tmp_path / "whole")
     with pytest.raises(InterruptedError):
-        again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
+        again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=epoch))
+    if not best:
+        assert json.loads((tmp_path / "r" / "state.json").read_text())["best"]["epoch"] == epoch
+        for name in (checkpoint.BEST, checkpoint.BEST_COPY):
+            (tmp_path / "r" / name).unlink()
     told = Quiet()
     again(runs / "brnn-medium", tmp_path / "r", told=told)
-    assert "Resumed in epoch 2, after step 0." in told.said
+    assert f"Resumed in epoch {epoch + 1}, after step 0." in told.said
     for name in (checkpoint.BEST, checkpoint.LAST):
         ours, theirs = (checkpoint.load(tmp_path / folder / name)[0] for folder in ("r", "whole"))
         assert ours.keys() == theirs.keys()

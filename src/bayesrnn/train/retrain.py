@@ -1,11 +1,13 @@
-"""Pruned weights trained again: what is left learns to do without what is gone, which stays exactly zero."""
+"""Pruned weights trained again: what is left learns to do without what is gone, whose mean stays exactly zero."""
 
+import copy
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +55,25 @@ def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
 
 
 class Retraining(Language):
-    """A language task whose model begins with given weights, of which some are gone.
+    """A language task whose model begins with a run's weights, some of which have mean 0 and keep it.
 
-    The KL is not reported: log sigma of what is gone is a huge number that never changes; beside it the rest is lost.
+    Those keep their sigma and their KL, and rho goes on being learnt: without this noise the rest overfits. It goes in
+    the end (:meth:`bare`). What the run had lost before has no sigma to keep, and stays as it is; the KL is then not
+    reported: log sigma of such weights is a huge number that never changes, and beside it the rest is lost.
+
+    Args:
+        whole: the run's posterior.
+        pruned: the same after `br.prune`.
     """
 
-    def __init__(self, recipe: Recipe, data: str | None, device: torch.device, *, start: BayesByBackprop) -> None:
+    def __init__(
+        self, recipe: Recipe, data: str | None, device: torch.device, *, whole: BayesByBackprop, pruned: BayesByBackprop
+    ) -> None:
         super().__init__(recipe, data, device)
-        self.start = start
+        self.gone, self._before = pruning.removed(pruned), pruning.removed(whole)
+        self._gone_before = any(bool(mask.any()) for mask in self._before.values())
+        self.start = copy.deepcopy(pruned)
+        self.start.posterior.rho.load_state_dict(whole.posterior.rho.state_dict())
 
     def attach(self, model: nn.Module) -> None:
         model.load_state_dict(self.start.state_dict())
@@ -70,12 +83,37 @@ class Retraining(Language):
         """Which entries of mean and rho stay, by the model's names of them."""
         q = self.start
         names = {id(p): name for name, p in q.named_parameters()}
-        gone = pruning.removed(q)
-        parts = [(names[id(p)], gone[n]) for n, mean in q.means.items() for p in (mean, q.posterior.rho[n])]
-        return {name: mask for name, mask in parts if mask.any()}
+        means = [(names[id(mean)], self.gone[n]) for n, mean in q.means.items()]
+        rhos = [(names[id(q.posterior.rho[n])], self._before[n]) for n in q.means]
+        return {name: mask for name, mask in (*means, *rhos) if mask.any()}
+
+    @contextmanager
+    def bare(self) -> Iterator[None]:
+        """What is gone has no noise either, inside the block: the model is the pruned one."""
+        assert isinstance(self.model, BayesByBackprop)
+        rho = self.model.posterior.rho
+        kept = {name: tensor.clone() for name, tensor in rho.state_dict().items()}
+        pruning.remove(self.model, self.gone)
+        try:
+            yield
+        finally:
+            rho.load_state_dict(kept)
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
-        return {key: value for key, value in super().training(totals).items() if key != "kl_per_sequence"}
+        figures = super().training(totals)
+        if self._gone_before:
+            del figures["kl_per_sequence"]
+        return figures
+
+
+class _Run(engine.Run):
+    """The best weights are written as those of the pruned model; the checkpoint to go on from has the noise."""
+
+    task: Retraining
+
+    def _save_best(self, line: dict[str, Any]) -> None:
+        with self.task.bare():
+            super()._save_best(line)
 
 
 def retrain(
@@ -98,8 +136,8 @@ def retrain(
     out: its second level gives noise to all weights, those that are gone too.
 
     Args:
-        run: the run that was pruned.
-        pruned: its posterior, after `br.prune`; on the device. It is not changed.
+        run: the run, whole.
+        pruned: a copy of its posterior, after `br.prune`; on the device. It is not changed.
         fraction: what was removed, for the record.
         force: start over whatever is in ``out``.
     """
@@ -107,22 +145,21 @@ def retrain(
     device = next(pruned.parameters()).device
     source = data or run.config["data"]
     given = None if source == Language.default_data else source
-    task = Retraining(recipes.override(run.recipe, overrides), given, device, start=pruned)
+    whole = pruning.gaussian_of(cast(BayesByBackprop, run.model))
+    task = Retraining(recipes.override(run.recipe, overrides), given, device, whole=whole, pruned=pruned)
     check_files(task, run.files, advice=f"name the {task.source} it was trained on with --data")
     files = task.files()
     config = engine.config(
         task.recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
-    config["pruned"] = {"fraction": fraction, "weights": weights_digest(pruned)}
+    config["pruned"] = {"fraction": fraction, "weights": weights_digest(task.start)}
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
         names = (*engine.FILES, *files)
         with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
             describe(folder, config, task, resume=resume)
             started = time.time()
-            trained = engine.Run(
-                task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=task.held()
-            )
+            trained = _Run(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=task.held())
             step = trained.step
             reporter.say("One step is one CUDA graph." if step.graph else f"Steps run eagerly: {step.reason}.")
             if resume:
