@@ -1,16 +1,19 @@
-"""One recurrent layer on a GPU, all steps in one launch: milliseconds of forward and backward beside cuDNN's.
+"""One recurrent layer on a GPU, in one launch and step by step: milliseconds of forward and backward beside cuDNN's.
 
-python benchmarks/recurrent.py [--cells GRU] [--hidden 650] [--masks none tied untied] [--batch 20] [--steps 35]
-                               [--out results/gpu-layers.json]
+python benchmarks/recurrent.py [--cells GRU] [--hidden 650] [--masks none tied untied] [--batch 20 128 256]
+                               [--steps 35] [--out results/gpu-layers.json]
 
-Both include the input products and the weight gradients, run as CUDA graphs and in TF32; "alone" is the recurrence
+All include the input products and the weight gradients, run as CUDA graphs and in TF32; "alone" is the recurrence
 without them, forward and backward. The error is that of all outputs and gradients together against float64; where it
-is not small no time is printed.
+is not small no time is printed. One launch is measured for every batch, those that the library gives to single steps
+among them: that choice (`MAX_BATCH` in kernels/persistent.py) is made from these times.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import platform
 import sys
@@ -27,6 +30,10 @@ from bayesrnn import kernels
 from bayesrnn.train.launch import commit
 
 GATES = {"LSTM": 4, "GRU": 3}
+PATHS = {
+    "one launch": {"LSTM": "lstm.triton:lstm", "GRU": "gru.triton:gru"},
+    "step by step": {"LSTM": "lstm.cells:lstm", "GRU": "gru.loop:gru"},
+}
 
 
 class Layer:
@@ -89,12 +96,37 @@ def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return float(sum((a - b).square().sum() for a, b in pairs) / sum(b.square().sum() for _, b in pairs)) ** 0.5
 
 
+def measure(layer: Layer, masks: Sequence[str]) -> list[dict[str, Any]]:
+    """Times of a layer on each path; a line for each kind of masks and path that gives the right numbers."""
+    cell, (_, batch, hidden) = layer.cell, layer.x.shape
+    plain = kernels._load(f"{cell.lower()}.reference:{cell.lower()}")
+    theirs = milliseconds(layer.theirs)
+    print(f"{cell} H={hidden}, batch {batch}: cuDNN {theirs:.3f} ms", flush=True)
+    lines: list[dict[str, Any]] = []
+    for kind in masks:
+        exact = layer.ours(plain, kind, torch.float64)
+        for name, places in PATHS.items():
+            path = kernels._load(places[cell])
+            off = error(layer.ours(path, kind), exact)
+            if not off < 3e-3:
+                print(f"  {name}, masks {kind}: WRONG, error {off:.1e}", flush=True)
+                continue
+            took = milliseconds(functools.partial(layer.ours, path, kind))
+            alone = milliseconds(functools.partial(layer.alone, path, kind))
+            print(f"  {name}, masks {kind}: {took:.3f} ms, alone {alone:.3f}, error {off:.1e}", flush=True)
+            lines.append(
+                {"cell": cell, "hidden": hidden, "batch": batch, "masks": kind, "path": name, "milliseconds": took,
+                 "alone": alone, "error": off, "cudnn_milliseconds": theirs}
+            )  # fmt: skip
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", nargs="+", default=["LSTM", "GRU"], choices=["LSTM", "GRU"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[200, 650, 1500])
     parser.add_argument("--masks", nargs="+", default=["none", "tied", "untied"], choices=["none", "tied", "untied"])
-    parser.add_argument("--batch", type=int, default=20)
+    parser.add_argument("--batch", type=int, nargs="+", default=[20])
     parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--out", type=Path, help="write the record here")
     options = parser.parse_args()
@@ -104,32 +136,14 @@ def main() -> None:
         parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
     lines: list[dict[str, Any]] = []
     torch.set_float32_matmul_precision("high")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {options.batch}, {options.steps} steps")
-    for cell in options.cells:
-        fast = kernels._load(f"{cell.lower()}.triton:{cell.lower()}")
-        plain = kernels._load(f"{cell.lower()}.reference:{cell.lower()}")
-        for hidden in options.hidden:
-            layer = Layer(cell, hidden, options.batch, options.steps)
-            exact = layer.ours(plain, "none", torch.float64)
-            their_time = milliseconds(layer.theirs)
-            print(f"{cell} H={hidden}: cuDNN {their_time:.3f} ms, error {error(layer.theirs(), exact):.1e}", flush=True)
-            for masks in options.masks:
-                off = error(layer.ours(fast, masks), layer.ours(plain, masks, torch.float64))
-                if not off < 3e-3:
-                    print(f"  one launch, masks {masks}: WRONG, error {off:.1e}", flush=True)
-                    continue
-                took = milliseconds(lambda masks=masks, layer=layer, fast=fast: layer.ours(fast, masks))
-                alone = milliseconds(lambda masks=masks, layer=layer, fast=fast: layer.alone(fast, masks))
-                print(f"  one launch, masks {masks}: {took:.3f} ms, alone {alone:.3f}, error {off:.1e}", flush=True)
-                lines.append(
-                    {"cell": cell, "hidden": hidden, "masks": masks, "milliseconds": took, "alone": alone, "error": off,
-                     "cudnn_milliseconds": their_time}
-                )  # fmt: skip
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.steps} steps")
+    for cell, hidden, batch in itertools.product(options.cells, options.hidden, options.batch):
+        lines += measure(Layer(cell, hidden, batch, options.steps), options.masks)
     if options.out is not None:
         record = {
             "command": " ".join(["python", *sys.argv]), "commit": commit(), "device": torch.cuda.get_device_name(),
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
-            "precision": "tf32", "batch": options.batch, "steps": options.steps, "layers": lines,
+            "precision": "tf32", "steps": options.steps, "layers": lines,
         }  # fmt: skip
         options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 

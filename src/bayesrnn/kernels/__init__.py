@@ -89,8 +89,8 @@ def _persistent_refuses(case: Case) -> str | None:
     missing = _needs_triton(case, "persistent")
     if missing is not None:
         return missing
-    supported: Callable[..., str | None] = import_module(f"{__name__}.persistent").supported
-    return supported(
+    persistent: Any = import_module(f"{__name__}.persistent")
+    cannot: str | None = persistent.supported(
         gates={"LSTM": 4, "GRU": 3}[case.kernel],
         device=torch.device(case.device),
         dtype=case.dtype,
@@ -100,6 +100,11 @@ def _persistent_refuses(case: Case) -> str | None:
         projection=case.projection,
         untied=case.recurrent_mask == "untied",
     )
+    request = asked()
+    if cannot is not None or (request is not None and request[0] == "persistent"):
+        return cannot  # who asks for this path gets it wherever it runs
+    slower: str | None = persistent.slower(case.batch or 1)
+    return slower
 
 
 def _cells_refuse(case: Case) -> str | None:

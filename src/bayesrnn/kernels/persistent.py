@@ -264,8 +264,6 @@ def supported(
         return f"it takes and gives float32, not {dtype}"
     if projection:
         return "it has no projections"
-    if batch > MAX_BATCH:
-        return f"a batch of {batch} is larger than {MAX_BATCH}, where single steps fill the chip better"
     if rows * gates * hidden >= 2**31:
         return f"it counts in 32 bits, too few for the gates of {rows} rows"
     if device.type != "cuda" and not INTERPRETED:
@@ -276,6 +274,13 @@ def supported(
         return "its products have TF32's 10 bits of mantissa, which torch.backends.cudnn.allow_tf32 forbids"
     if plan(batch, hidden, gates=gates, untied=untied, **limits(device)) is None:
         return f"the recurrent weights of {hidden} units do not fit on this chip"
+    return None
+
+
+def slower(batch: int) -> str | None:
+    """None, or why another path is the faster one, where this one runs too; from times in results/gpu-layers.json."""
+    if batch > MAX_BATCH:
+        return f"a batch of {batch} is larger than {MAX_BATCH}, where single steps fill the chip better"
     return None
 
 
