@@ -1,5 +1,8 @@
 """``bayesrnn reproduce``: a published table beside our own figures, from records; missing rows can be run."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
     from bayesrnn.recipes import Recipe
     from bayesrnn.report.records import Record
+
+    Metrics = Mapping[str, Any]
 
 TABLES = {
     "gal2016": "dropout in recurrent networks, arXiv 1512.05287",
@@ -34,7 +39,7 @@ MEASURES = (
 def command(
     table: Annotated[str, typer.Argument(metavar="TABLE", help=f"{_CHOICE}.")],
     results: Annotated[Path, typer.Option(help="Folder of records, RECIPE/SEED.json.")] = Path("results"),
-    data: Annotated[str | None, typer.Option(help="Text folder: rows without a record are trained on it.")] = None,
+    data: Annotated[str | None, typer.Option(help="Text folder: rows without a record are run on it.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per row to run: 1 to this number.")] = 1,
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
@@ -43,7 +48,8 @@ def command(
 ) -> None:
     """Print a paper's figures beside ours; with --data, first run every row that has no record yet.
 
-    A record counts that has the row's settings, its seed, and a text of the same name. The tables are gal2016 and
+    A record counts that has the row's settings, its seed, and a text of the same name. Where it lacks a figure that the
+    paper has, the row's run is evaluated, or trained where --runs does not have it. The tables are gal2016 and
     fortunato2017, both of Penn Treebank: rows of records whose text is not named ptb say so. For other recipes there is
     bayesrnn report.
     """
@@ -63,8 +69,10 @@ def command(
         if data is not None:
             wanted = recipes.override(recipe, overrides or [])
             for seed in range(1, seeds + 1):
-                if not any(_fits(record, wanted, seed, data) for record in records_of(results / name)):
-                    _run(console, name, wanted, seed, data, runs / name / str(seed), results, device, overrides)
+                row = _Row(name, wanted, seed, data, runs / name / str(seed), results / name)
+                found = row.record()
+                if found is None or row.lacking(found[1]["metrics"]):
+                    _run(console, row, found, device, overrides)
         rows += compared(name, recipe, records_of(results / name))
     columns = (
         Column("row", "row"),
@@ -92,21 +100,47 @@ def _narrow(table: "Table") -> "Table":
     return table
 
 
-def _fits(record: "Record", wanted: "Recipe", seed: int, data: str) -> bool:
-    """Whether a record is of this seed, with these settings of training, on a text of this name."""
-    from bayesrnn.reading import data_name
-    from bayesrnn.report.changes import changed_settings
+@dataclass(frozen=True)
+class _Row:
+    """One recipe and seed; ``out`` is the folder of its run, ``folder`` that of its records."""
 
-    same = record.get("seed") == seed and record.get("data") == data_name(data)
-    return same and bool(record.get("settings")) and not changed_settings(record, wanted)
+    name: str
+    wanted: "Recipe"
+    seed: int
+    data: str
+    out: Path
+    folder: Path
 
+    def fits(self, record: "Record") -> bool:
+        """Whether a record is of this seed, with these settings of training, on a text of this name."""
+        from bayesrnn.reading import data_name
+        from bayesrnn.report.changes import changed_settings
 
-def _free(folder: Path, seed: int, text: str) -> Path:
-    """Where a record goes: to SEED.json, or beside the record of other settings or another text that is there."""
-    import itertools
+        same = record.get("seed") == self.seed and record.get("data") == data_name(self.data)
+        return same and bool(record.get("settings")) and not changed_settings(record, self.wanted)
 
-    names = itertools.chain((f"{seed}", f"{text}-{seed}"), (f"{text}-{seed}-{k}" for k in itertools.count(2)))
-    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
+    def lacking(self, metrics: "Metrics") -> list[str]:
+        """What the paper has figures of, and these have not."""
+        return [published for published, key, _ in _measures(self.wanted) if metrics.get(key) is None]
+
+    def record(self) -> "tuple[Path, Record] | None":
+        """The row's record and its file; of several the one that lacks least."""
+        from bayesrnn.reading import read_json
+
+        records_of(self.folder)  # what is no record is refused
+        there = [(path, read_json(path)) for path in sorted(self.folder.glob("*.json"))]
+        found = [(path, record) for path, record in there if self.fits(record)]
+        return min(found, key=lambda each: len(self.lacking(each[1]["metrics"])), default=None)
+
+    def free(self) -> Path:
+        """Where a record goes: to SEED.json, or beside the record of other settings or another text that is there."""
+        import itertools
+
+        from bayesrnn.reading import data_name
+
+        seed, text = self.seed, data_name(self.data)
+        names = itertools.chain((f"{seed}", f"{text}-{seed}"), (f"{text}-{seed}-{k}" for k in itertools.count(2)))
+        return next(path for path in (self.folder / f"{name}.json" for name in names) if not path.exists())
 
 
 def records_of(folder: Path) -> "list[Record]":
@@ -135,82 +169,157 @@ def compared(name: str, recipe: "Recipe", records: "list[Record]") -> list[dict[
     return lines
 
 
+def _measures(recipe: "Recipe") -> list[tuple[str, str, str]]:
+    """Those that the paper has of this recipe: its key there, the key in a record, and words for it."""
+    bounds = ("valid", "test") if recipe.posterior.kind == "sharpened" else ()
+    there = [each for each in MEASURES if getattr(recipe.paper, each[0]) is not None]
+    return [(p, f"{key}_bound", f"{label} (bound)") if p in bounds else (p, key, label) for p, key, label in there]
+
+
 def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
     import statistics
 
-    sharpened = recipe.posterior.kind == "sharpened"
     lines = []
-    for published, key, label in MEASURES:
-        paper = getattr(recipe.paper, published)
-        if paper is None:
-            continue
-        if sharpened and published in ("valid", "test"):
-            key, label = f"{key}_bound", f"{label} (bound)"
+    for published, key, label in _measures(recipe):
         ours = [r["metrics"][key] for r in records if r["metrics"].get(key) is not None]
         text = None
         if ours:
             spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
             text = f"{statistics.fmean(ours):.2f}{spread}"
+        paper = getattr(recipe.paper, published)
         lines.append({"measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
     return lines
 
 
 def _run(
     console: "Console",
-    name: str,
-    wanted: "Recipe",
-    seed: int,
-    data: str,
-    out: Path,
-    results: Path,
+    row: _Row,
+    found: "tuple[Path, Record] | None",
     device: str | None,
     overrides: list[str] | None,
 ) -> None:
-    from bayesrnn.cli.evaluate import record
-    from bayesrnn.cli.train import reporter
+    """Train the row where its run is not there, measure what the paper has, and write the record."""
+    from bayesrnn.reading import read_json
+    from bayesrnn.train.run_folder import MARKER, RECORD, as_json, write_file
+
+    told = f"{row.name}, seed {row.seed}"
+    if found is not None:
+        told += f": {found[0]} lacks {', '.join(row.lacking(found[1]['metrics']))}"
+    console.print(told, style="bold", soft_wrap=True, markup=False)
+    _check_folder(row)
+    with _advice(console, row):
+        if not (row.out / RECORD).exists():
+            if found is not None and not (row.out / MARKER).exists():
+                console.print(f"Its run is not in {row.out}: it is trained.", soft_wrap=True, markup=False)
+            _train(console, row, device, overrides)
+        before = read_json(row.out / RECORD)
+        same = found is not None and found[1].get("started") == before.get("started")
+        known = {**before["metrics"], **_known(found[1]["metrics"] if found and same else {})}
+        new = _measure(row, known, device)
+    row.folder.mkdir(parents=True, exist_ok=True)
+    file = row.free() if found is None else found[0]
+    if file.exists() and not same:
+        kept = file.with_name(file.name + ".before")
+        file.replace(kept)
+        console.print(f"{file} was of another run, and is now {kept}.", soft_wrap=True, markup=False)
+    write_file(file, as_json({**before, "metrics": {**known, **new}}))
+
+
+def _known(metrics: "Metrics") -> dict[str, Any]:
+    return {key: value for key, value in metrics.items() if value is not None}
+
+
+def _check_folder(row: _Row) -> None:
+    """Refuse a folder for the run that has something else in it."""
     from bayesrnn.errors import UserError
     from bayesrnn.reading import data_name, read_json
+    from bayesrnn.train.run_folder import LOCK, MARKER, RECORD
+
+    away = "move it away, or choose another --runs."
+    if (row.out / RECORD).exists():
+        there = read_json(row.out / RECORD)
+        if not isinstance(there, dict) or not row.fits(there) or not isinstance(there.get("metrics"), dict):
+            raise UserError(f"{row.out} holds a run with other settings or on another text; {away}")
+    elif (row.out / MARKER).exists():
+        begun = read_json(row.out / "config.json") if (row.out / "config.json").exists() else None
+        if isinstance(begun, dict) and not row.fits({**begun, "data": data_name(str(begun.get("data", "")))}):
+            raise UserError(
+                f"{row.out} holds an unfinished run with other settings or on another text; go on with the same, {away}"
+            )
+    elif row.out.is_dir() and {path.name for path in row.out.iterdir()} - {LOCK}:
+        raise UserError(f"{row.out} holds files and no run; {away}")
+
+
+@contextmanager
+def _advice(console: "Console", row: _Row) -> Iterator[None]:
+    """Errors of training and evaluating name the options of those commands; here others are to be used."""
+    from bayesrnn.errors import UserError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped; the same command goes on.")
+        raise
+    except UserError as error:
+        text = str(error)
+        if "--dynamic-lr" in text:
+            text += " (Here the rate is --set evaluate.dynamic_lr=RATE.)"
+        elif any(option in text for option in ("--force", "--out", "--resume")):
+            text += f" (Those are options of bayesrnn train; here move {row.out} away, or choose another --runs.)"
+        raise UserError(text) from None
+
+
+def _train(console: "Console", row: _Row, device: str | None, overrides: list[str] | None) -> None:
+    import shlex
+    import sys
+
+    from bayesrnn.cli.train import reporter
+    from bayesrnn.train.launch import launch
+    from bayesrnn.train.run_folder import MARKER
+
+    with reporter(console) as told:
+        launch(
+            row.name,
+            out=row.out,
+            reporter=told,
+            data=row.data,
+            overrides=overrides,
+            seed=row.seed,
+            device=device,
+            resume=(row.out / MARKER).exists(),
+            command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+        )
+
+
+def _measure(row: _Row, known: "Metrics", device: str | None) -> dict[str, Any]:
+    """What the paper has figures of and these are not; added to the run's own record too."""
+    from bayesrnn.cli.evaluate import record
+    from bayesrnn.errors import UserError
     from bayesrnn.tasks.evaluation import evaluate
     from bayesrnn.tasks.language import Language
     from bayesrnn.tasks.trained import open_run
-    from bayesrnn.train.launch import device_of, launch
-    from bayesrnn.train.run_folder import MARKER, RECORD, write_file
+    from bayesrnn.train.engine import set_precision
+    from bayesrnn.train.launch import device_of
 
-    console.print(f"{name}, seed {seed}", style="bold")
-    if (out / RECORD).exists():
-        there = read_json(out / RECORD)
-        if not isinstance(there, dict) or not _fits(there, wanted, seed, data):
-            raise UserError(
-                f"{out} holds a run with other settings or on another text; move it away, or choose another --runs."
-            )
-    else:
-        with reporter(console) as told:
-            again = ["--set " + o for o in overrides or []]
-            launch(
-                name,
-                out=out,
-                reporter=told,
-                data=data,
-                overrides=overrides,
-                seed=seed,
-                device=device,
-                resume=(out / MARKER).exists(),
-                command=" ".join(["bayesrnn reproduce", "--data", data, *again]),
-            )
     where = device_of(device)
-    trained = open_run(out, where)
-    paper = trained.recipe.paper
-    task = trained.task(data, where)
+    trained = open_run(row.out, where)
+    set_precision(trained.recipe.train.precision, where)
+    task = trained.task(row.data, where)
     assert isinstance(task, Language)
     if other := trained.other_data(task):
         raise UserError(f"{other} Move the run away, or choose another --runs.")
+    missing = row.lacking(known)
+    if not missing:
+        return {}
+    dynamic = bool({"valid_dynamic", "test_dynamic"} & set(missing))
+    settings = row.wanted.evaluate
     metrics = evaluate(
         trained,
         task.streams,
-        samples=trained.recipe.evaluate.samples if paper.test_mc is not None else 0,
-        dynamic=paper.test_dynamic is not None,
-        reversed_text=paper.entropy_gap is not None,
+        samples=settings.samples if "test_mc" in missing else 0,
+        dynamic=dynamic,
+        dynamic_lr=settings.dynamic_lr if dynamic else None,
+        reversed_text=bool({"entropy_gap", "entropy_gap_mean"} & set(missing)),
     )
-    record(out, metrics)
-    (results / name).mkdir(parents=True, exist_ok=True)
-    write_file(_free(results / name, seed, data_name(data)), (out / RECORD).read_text("utf-8"))
+    record(row.out, metrics)
+    return metrics

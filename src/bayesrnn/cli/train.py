@@ -33,7 +33,9 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the run to. Default: runs/RECIPE/SEED.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier run in that folder.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier run in that folder, and what was made of it.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all randomness.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     devices: Annotated[

@@ -1,0 +1,264 @@
+"""``bayesrnn reproduce``: published figures beside ours; what is missing is run, what is there is not run again."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from bayesrnn import recipes
+from bayesrnn.cli import app, reproduce
+from bayesrnn.errors import UserError
+from bayesrnn.train import engine
+from bayesrnn.train.run_folder import MARKER
+
+TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1", "samples=2"]
+SETS = [part for setting in TINY for part in ("--set", setting)]
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def row_of(folder, name="brnn-medium", data="some/ptb"):
+    return reproduce._Row(name, recipes.load(name), 1, data, folder / "run", folder / "records")
+
+
+def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
+    where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs"]
+    shown = invoke("reproduce", "fortunato2017", *where)
+    assert shown.exit_code == 0
+    assert "70.70" in shown.stdout
+    result = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *SETS)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
+    again = invoke("reproduce", "fortunato2017", *where, "--markdown")
+    assert again.stdout.count("\n| brnn") == 10
+    assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 10  # not as if it were the paper's
+    assert "–" not in again.stdout
+    done = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *SETS)
+    assert done.exit_code == 0, done.output
+    assert "epoch 1/1" not in done.stdout
+    assert len(list((tmp_path / "results").glob("*/*.json"))) == 2
+    refused = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, *SETS, "--set", "train.lr=0.5")
+    assert refused.exit_code == 2
+    assert "brnn-medium/1 holds a run with other settings or on another text; move it away" in refused.stderr
+    other = shutil.copytree(text_folder, tmp_path / text_folder.name)  # of the same name, with other words to test on
+    (other / "test.txt").write_text(" ".join((other / "test.txt").read_text().split()[::-1]) + "\n")
+    kept = (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text()
+    elsewhere = ["--results", tmp_path / "others", "--runs", tmp_path / "runs"]
+    refused = invoke("reproduce", "fortunato2017", *elsewhere, "--data", other, "--device", "cpu", *SETS)
+    assert refused.exit_code == 2
+    assert "another digest. Move the run away" in refused.stderr
+    assert (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text() == kept
+    (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
+    assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
+    refused = invoke("reproduce", "sentiment").stderr
+    assert "There is no table sentiment; choose gal2016 (dropout in recurrent networks, arXiv 1512.05287) or" in refused
+    assert "fortunato2017 (Bayes by Backprop" in refused
+    for table in ("gal2016", "fortunato2017"):
+        assert table in invoke("reproduce", "--help").stdout
+
+
+def test_which_records_make_a_row_done(tmp_path, monkeypatch):
+    """One of the seed, with the recipe's settings as they are now, on a text of that name, and all figures."""
+    folder = tmp_path / "results" / "brnn-medium"
+    folder.mkdir(parents=True)
+    recipe = recipes.load("brnn-medium")
+    settings = dataclasses.asdict(recipe)
+    metrics = {key: 1.0 for _, key, _ in reproduce._measures(recipe)}
+    assert set(metrics) == {
+        "valid_perplexity", "test_perplexity", "valid_perplexity_dynamic", "test_perplexity_dynamic", "entropy_gap",
+        "entropy_gap_mean",
+    }  # fmt: skip
+    own = {"recipe": "brnn-medium", "seed": 1, "data": "ptb", "settings": settings, "metrics": metrics}
+    old = {**own, "settings": {**settings, "model": {**settings["model"], "one_bias": False}}}
+    ran = []
+    monkeypatch.setattr(reproduce, "_run", lambda console, row, *rest: ran.append((row.name, row.seed)))
+    words = ["reproduce", "fortunato2017", "--data", "some/ptb", "--results", tmp_path / "results"]
+    cases = {
+        "own": own,
+        "old": old,
+        "seed": {**own, "seed": 2},
+        "text": {**own, "data": "docs"},
+        "": {"seed": 1, "metrics": metrics},
+        "no figure": {**own, "metrics": {k: v for k, v in metrics.items() if k != "entropy_gap"}},
+        "null": {**own, "metrics": {**metrics, "test_perplexity_dynamic": None}},
+    }
+    for name, record in cases.items():
+        ran.clear()
+        (folder / "1.json").write_text(json.dumps(record))
+        result = invoke(*words)
+        assert result.exit_code == 0, result.output
+        assert ran == [("brnn-medium", 1)] * (name != "own") + [("brnn-sharpened-medium", 1)]
+    (folder / "ptb-1.json").write_text(json.dumps(own))  # of two that fit the one that has all
+    ran.clear()
+    assert invoke(*words).exit_code == 0
+    assert ran == [("brnn-sharpened-medium", 1)]
+
+
+def test_where_a_record_goes(tmp_path):
+    row = row_of(tmp_path)
+    row.folder.mkdir()
+    for name in ("1.json", "ptb-1.json", "ptb-1-2.json"):
+        assert row.free() == row.folder / name
+        row.free().write_text("{}")
+    assert dataclasses.replace(row, seed=2).free().name == "2.json"
+
+
+def test_the_published_table_in_a_narrow_terminal(tmp_path, monkeypatch):
+    """Long names are folded; no figure is lost."""
+    folder = tmp_path / "brnn-medium"
+    folder.mkdir()
+    changed = recipes.override(recipes.load("brnn-medium"), ["hidden=8", "epochs=1", "lr=0.125", "clip=1", "pi=0.5"])
+    record = {"recipe": "brnn-medium", "seed": 1, "data": "a-text", "settings": dataclasses.asdict(changed)}
+    (folder / "1.json").write_text(json.dumps({**record, "metrics": {"test_perplexity": 1234.56}}))
+    for width in (60, 140):
+        monkeypatch.setattr("bayesrnn.cli.console.plain_console", lambda width=width: Console(width=width))
+        shown = invoke("reproduce", "fortunato2017", "--results", tmp_path).stdout
+        assert max(map(len, shown.splitlines())) <= width
+        for word in ("measure", "paper", "ours", "seeds", "1234.56", "70.70", "entropy gap, mean", "on a-text"):
+            assert word in shown
+        assert shown.count("brnn-medium") == 1
+
+
+@pytest.fixture(scope="module")
+def reproduced(text_folder, tmp_path_factory):
+    """Both rows of a table, run with tiny settings."""
+    folder = tmp_path_factory.mktemp("reproduced")
+    where = ["--results", folder / "results", "--runs", folder / "runs", "--data", text_folder, "--device", "cpu"]
+    assert invoke("reproduce", "fortunato2017", *where, *SETS).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def here(reproduced, text_folder, tmp_path):
+    folder = shutil.copytree(reproduced, tmp_path / "here")
+    where = ["--results", folder / "results", "--runs", folder / "runs", "--data", text_folder, "--device", "cpu"]
+    return folder, ["reproduce", "fortunato2017", *where, *SETS]
+
+
+def change(path, **metrics):
+    """Put figures into a record; None takes one away."""
+    record = json.loads(path.read_text())
+    record["metrics"] = {k: v for k, v in {**record["metrics"], **metrics}.items() if v is not None}
+    path.write_text(json.dumps(record))
+    return record
+
+
+def floats(record):
+    return {key: value for key, value in record["metrics"].items() if isinstance(value, float)}
+
+
+LACKING = dict.fromkeys(("valid_perplexity_dynamic", "test_perplexity_dynamic", "dynamic_lr"))
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_record_without_a_published_figure_is_evaluated_and_not_trained(here, evaluated):
+    """Of its own run alone what is missing is measured; where the run has it, it is taken from there."""
+    folder, words = here
+    file, own = folder / "results/brnn-medium/1.json", folder / "runs/brnn-medium/1/record.json"
+    whole = json.loads(file.read_text())
+    change(file, **LACKING, entropy_gap=0.123)  # a figure of another evaluation of the same run
+    if not evaluated:
+        change(own, **LACKING)
+    kept, weights = own.read_text(), (own.parent / "best.safetensors").stat().st_mtime_ns
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    assert f"brnn-medium, seed 1: {file} lacks valid_dynamic, test_dynamic\n" in result.stdout
+    assert "epoch 1/1" not in result.stdout
+    assert "brnn-sharpened-medium, seed 1" not in result.stdout
+    record = json.loads(file.read_text())
+    assert floats(record) == pytest.approx({**floats(whole), "entropy_gap": 0.123}, rel=1e-6)
+    assert {**record, "metrics": 0} == {**whole, "metrics": 0}
+    assert (own.read_text() == kept) is evaluated
+    assert (own.parent / "best.safetensors").stat().st_mtime_ns == weights
+    assert sorted(p.name for p in file.parent.iterdir()) == ["1.json"]
+    assert "lacks" not in invoke(*words).stdout
+
+
+def test_a_record_that_lacks_figures_and_whose_run_is_gone_is_trained_again(here):
+    """The earlier record is kept under a name that no table reads."""
+    folder, words = here
+    shutil.rmtree(folder / "runs")
+    file = folder / "results/brnn-medium/1.json"
+    before = change(file, entropy_gap=None, valid_perplexity=1.5)
+    before["started"] = "2020-01-01T00:00:00Z"
+    file.write_text(json.dumps(before))
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    assert f"Its run is not in {folder / 'runs/brnn-medium/1'}: it is trained." in result.stdout
+    assert f"{file} was of another run, and is now {file}.before." in result.stdout
+    assert json.loads((file.parent / "1.json.before").read_text()) == before
+    record = json.loads(file.read_text())
+    assert record["metrics"]["entropy_gap"] is not None
+    assert record["metrics"]["valid_perplexity"] > 1.5
+    assert sorted(p.name for p in file.parent.iterdir()) == ["1.json", "1.json.before"]
+    assert "lacks" not in invoke(*words).stdout
+
+
+def test_settings_of_the_evaluation_are_those_given(here):
+    folder, words = here
+    file = folder / "results/brnn-medium/1.json"
+    for path in (file, folder / "runs/brnn-medium/1/record.json"):
+        change(path, **LACKING)
+    before = file.read_text()
+    result = invoke(*words, "--set", "evaluate.dynamic_lr=1e30")
+    assert result.exit_code == 2
+    assert "diverged on valid with rate 1e+30" in result.stderr
+    assert "(Here the rate is --set evaluate.dynamic_lr=RATE.)\n" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert file.read_text() == before
+    assert invoke(*words, "--set", "evaluate.dynamic_lr=0.01").exit_code == 0
+    assert json.loads(file.read_text())["metrics"]["dynamic_lr"] == 0.01
+
+
+def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
+    where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs", "--data", text_folder, "--device", "cpu"]
+    words = ["reproduce", "fortunato2017", *where, *SETS]
+
+    def stop(run):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.Run, "train", stop)
+        result = invoke(*words)
+    assert result.exit_code == 130
+    assert result.stderr == "bayesrnn: interrupted.\n"
+    assert "Stopped; the same command goes on." in result.stdout
+    run = tmp_path / "runs" / "brnn-medium" / "1"
+    other = invoke(*words, "--set", "train.lr=0.5")
+    assert other.exit_code == 2
+    assert "holds an unfinished run with other settings or on another text; go on with the same, move" in other.stderr
+    assert "--force" not in other.stderr
+    assert (run / MARKER).exists()
+    (run / "metrics.jsonl").write_text("{}\n")
+    lost = invoke(*words)  # an error of training, which names that command's options
+    assert lost.exit_code == 2
+    assert f"start over with --force. (Those are options of bayesrnn train; here move {run} away, or" in lost.stderr
+    assert lost.stderr.count("\n") == 1
+    (run / "metrics.jsonl").unlink()
+    again = invoke(*words)
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"notes.txt": "mine"}, "holds files and no run; move it away, or choose another --runs."),
+        ({"record.json": "[]"}, "holds a run with other settings or on another text; move it away"),
+        ({MARKER: "", "config.json": '{"seed": 2}'}, "holds an unfinished run with other settings"),
+    ],
+)
+def test_a_folder_of_runs_with_something_else_in_it(tmp_path, files, message):
+    row = row_of(tmp_path)
+    reproduce._check_folder(row)  # nothing there
+    row.out.mkdir()
+    reproduce._check_folder(row)
+    for name, text in files.items():
+        (row.out / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        reproduce._check_folder(row)
