@@ -106,6 +106,21 @@ def test_where_a_record_goes(tmp_path):
         assert row.free() == row.folder / name
         row.free().write_text("{}")
     assert dataclasses.replace(row, seed=2).free().name == "2.json"
+    for name in ("1.json.before", "1.json.before-2", "1.json.before-3"):
+        assert reproduce._before(row.folder / "1.json") == row.folder / name
+        (row.folder / name).write_text("{}")
+
+
+def test_a_folder_of_records_that_cannot_be_is_known_before_training(text_folder, tmp_path):
+    (tmp_path / "results").write_text("")
+    where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs", "--data", text_folder]
+    result = invoke("reproduce", "fortunato2017", *where, *SETS)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"bayesrnn: {tmp_path / 'results' / 'brnn-medium'} cannot be made (Not a directory)"
+    )
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_published_table_in_a_narrow_terminal(tmp_path, monkeypatch):

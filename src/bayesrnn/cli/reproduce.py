@@ -132,6 +132,15 @@ class _Row:
         found = [(path, record) for path, record in there if self.fits(record)]
         return min(found, key=lambda each: len(self.lacking(each[1]["metrics"])), default=None)
 
+    def make_folder(self) -> None:
+        """Before the time that training takes, not after it."""
+        from bayesrnn.errors import UserError
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.folder} cannot be made ({error.strerror}); choose another --results.") from None
+
     def free(self) -> Path:
         """Where a record goes: to SEED.json, or beside the record of other settings or another text that is there."""
         import itertools
@@ -207,6 +216,7 @@ def _run(
         told += f": {found[0]} lacks {', '.join(row.lacking(found[1]['metrics']))}"
     console.print(told, style="bold", soft_wrap=True, markup=False)
     _check_folder(row)
+    row.make_folder()
     with _advice(console, row):
         if not (row.out / RECORD).exists():
             if found is not None and not (row.out / MARKER).exists():
@@ -216,13 +226,20 @@ def _run(
         same = found is not None and found[1].get("started") == before.get("started")
         known = {**before["metrics"], **_known(found[1]["metrics"] if found and same else {})}
         new = _measure(row, known, device)
-    row.folder.mkdir(parents=True, exist_ok=True)
     file = row.free() if found is None else found[0]
     if file.exists() and not same:
-        kept = file.with_name(file.name + ".before")
+        kept = _before(file)
         file.replace(kept)
         console.print(f"{file} was of another run, and is now {kept}.", soft_wrap=True, markup=False)
     write_file(file, as_json({**before, "metrics": {**known, **new}}))
+
+
+def _before(file: Path) -> Path:
+    """A free name beside a record, for one that is replaced; no table reads it."""
+    import itertools
+
+    names = (f"{file.name}.before{'' if k == 1 else f'-{k}'}" for k in itertools.count(1))
+    return next(path for path in map(file.with_name, names) if not path.exists())
 
 
 def _known(metrics: "Metrics") -> dict[str, Any]:
