@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn import kernels
+from bayesrnn import kernels, pruning
 
 
 def posterior(seed=0, **kwargs):
@@ -197,3 +197,20 @@ def test_arguments_are_checked():
             br.signal_to_noise(wrong)
         with pytest.raises(TypeError, match="signal-to-noise needs a br"):
             br.prune(wrong, 0.5)
+
+
+@pytest.mark.parametrize("sharpened", [False, True])
+def test_removing_by_masks_is_what_pruning_does(sharpened):
+    pruned = posterior()
+    br.prune(pruned, 0.6)
+    q = br.PosteriorSharpening(posterior()) if sharpened else posterior()
+    before = {name: mean.detach().clone() for name, mean in pruning.gaussian_of(q).means.items()}
+    name = next(iter(before))
+    pruning.remove(q, {name: pruning.removed(pruned)[name]})
+    found = pruning.removed(q)
+    assert torch.equal(found.pop(name), pruning.removed(pruned)[name])
+    assert not any(mask.any() for mask in found.values())
+    assert all(torch.equal(pruning.gaussian_of(q).means[key], before[key]) for key in found)
+    pruning.remove(q, pruning.removed(pruned))
+    inner = pruning.gaussian_of(q)
+    assert all(torch.equal(a, b) for a, b in zip(inner.parameters(), pruned.parameters(), strict=True))
