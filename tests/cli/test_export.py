@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -141,6 +142,31 @@ def test_bad_requests(run, tmp_path):
     assert invoke("export", run, "--force").exit_code == 0
     (run / "pruned.safetensors").unlink()
     assert "has no pruned weights" in invoke("export", run, "--pruned", "--force").stderr
+
+
+@contextmanager
+def full_disk():
+    """No file grows beyond 1,000 bytes, as on a disk without room."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("form", ["torch", "exported", "onnx"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, form):
+    if form == "onnx":
+        pytest.importorskip("onnxscript")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with full_disk():
+        result = invoke("export", run, "--format", form)
+    assert result.exit_code == 2
+    assert "cannot be written (File too large)" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
 class Fake:

@@ -75,6 +75,8 @@ def command(
 
 def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool]:
     """Write the file; returns its description, and whether its numbers were compared with the model's."""
+    import io
+
     import torch
 
     from bayesrnn import export
@@ -95,14 +97,9 @@ def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool
     about |= called.described()
     if form == "exported":
         program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
-        temporary = path.with_name(f".{path.stem}.tmp.pt2")
-        try:
-            torch.export.save(program, temporary)
-            temporary.replace(path)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror}).") from None
-        finally:
-            temporary.unlink(missing_ok=True)
+        archive = io.BytesIO()  # torch's own writer of files ends the process where the disk is full
+        torch.export.save(program, archive)
+        write_file(path, [archive.getbuffer()])
         return about, True
     try:
         checked = export.to_onnx(
@@ -117,6 +114,8 @@ def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool
         raise UserError(f"{error}; install them with `pip install onnx onnxscript onnxruntime`.") from None
     except TypeError as error:
         raise UserError(f"{error}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
     return about, checked
 
 

@@ -225,7 +225,7 @@ def _run(
         before = read_json(row.out / RECORD)
         same = found is not None and found[1].get("started") == before.get("started")
         known = {**before["metrics"], **_known(found[1]["metrics"] if found and same else {})}
-        new = _measure(row, known, device)
+        new = _measure(console, row, known, device)
     file = row.free() if found is None else found[0]
     if file.exists() and not same:
         kept = _before(file)
@@ -308,7 +308,7 @@ def _train(console: "Console", row: _Row, device: str | None, overrides: list[st
         )
 
 
-def _measure(row: _Row, known: "Metrics", device: str | None) -> dict[str, Any]:
+def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None) -> dict[str, Any]:
     """What the paper has figures of and these are not; added to the run's own record too."""
     from bayesrnn.cli.evaluate import record
     from bayesrnn.errors import UserError
@@ -337,6 +337,7 @@ def _measure(row: _Row, known: "Metrics", device: str | None) -> dict[str, Any]:
         dynamic=dynamic,
         dynamic_lr=settings.dynamic_lr if dynamic else None,
         reversed_text=bool({"entropy_gap", "entropy_gap_mean"} & set(missing)),
+        say=lambda text: console.print(text, style="dim"),
     )
     record(row.out, metrics)
     return metrics

@@ -144,9 +144,10 @@ def _long_enough(streams: Streams) -> Streams:
         length, window = len(getattr(streams, split)), streams.window
         if length <= window:
             each = f" in each of {streams.train.shape[1]} streams" if split == "train" else ""
+            smaller = "data.window or data.batch_size" if split == "train" else "data.window"
             raise UserError(
                 f"The {split} text has {length} words{each}, fewer than one window of {window} and the word after it; "
-                "use more text, or a smaller data.window or data.batch_size."
+                f"use more text, or a smaller {smaller}."
             )
     return streams
 
