@@ -365,6 +365,18 @@ def test_what_a_record_calls_its_data(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_record_that_is_none_is_said(bayesian, content):
+    file = bayesian / "record.json"
+    file.unlink() if content is None else file.write_text(content)
+    result = invoke("evaluate", bayesian, "--samples", 0)
+    assert result.exit_code == 0, result.output
+    said = f"{file} is not there or is no record: the figures are in evaluation.json alone.\n"
+    assert said in result.stdout
+    assert content == (file.read_text() if file.exists() else None)
+    assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())
+
+
 def test_rates_of_an_earlier_choice_leave_the_record(bayesian):
     common = ("evaluate", bayesian, "--samples", 0, "--dynamic", "--dynamic-lr")
     assert invoke(*common, "0.05,0.1").exit_code == 0

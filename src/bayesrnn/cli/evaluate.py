@@ -64,7 +64,7 @@ def command(
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
-    from bayesrnn.train.run_folder import MARKER
+    from bayesrnn.train.run_folder import MARKER, RECORD
 
     console = plain_console()
     where = device_of(device)
@@ -78,8 +78,9 @@ def command(
     metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     if unfinished:
         console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
-    else:
-        record(run, metrics, own_data=not other)
+    elif not record(run, metrics, own_data=not other):
+        told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
+        console.print(told, soft_wrap=True, markup=False)
     rows = [
         {"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list | dict)
     ]
@@ -158,15 +159,18 @@ def _shown(value: Any) -> str:
     return f"{value:.2f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
-def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> None:
-    """Write evaluation.json, and put the figures into the run's record if it has one and they are of its own data."""
+def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> bool:
+    """Write evaluation.json, and put the figures into the run's record if they are of its own data.
+
+    False: there is no record to put them into.
+    """
     import json
 
     from bayesrnn.train.run_folder import RECORD, as_json, write_file
 
     write_file(run / "evaluation.json", as_json(metrics))
     if not own_data:
-        return
+        return True
     try:
         whole = json.loads((run / RECORD).read_text("utf-8"))
         kept = whole.setdefault("metrics", {})
@@ -175,5 +179,6 @@ def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> None
                 kept.pop(key, None)
         kept.update(metrics)
     except (OSError, ValueError, AttributeError, RecursionError):
-        return
+        return False
     write_file(run / RECORD, as_json(whole))
+    return True
