@@ -6,7 +6,7 @@ python benchmarks/recurrent.py [--cells GRU] [--hidden 650] [--masks none tied u
 All include the input products and the weight gradients, run as CUDA graphs and in TF32; "alone" is the recurrence
 without them, forward and backward. The error is that of all outputs and gradients together against float64; where it
 is not small no time is printed. One launch is measured for every batch, those that the library gives to single steps
-among them: that choice (`MAX_BATCH` in kernels/persistent.py) is made from these times.
+among them: that choice (`MAX_TURNS` in kernels/persistent.py) is made from these times.
 """
 
 from __future__ import annotations

@@ -99,8 +99,15 @@ if not INTERPRETED:
         monkeypatch.delenv("BAYESRNN_KERNEL", raising=False)
         for layer in (br.GRU(3, 650), br.GRU(3, 650, recurrent_dropout=0.2, tied=False), br.LSTM(3, 650)):
             assert "path 'persistent'" in kernels.explain(layer, device="cuda", batch=20)
-            assert "not 'persistent': a batch of 200" in kernels.explain(layer.mode, device="cuda", batch=200)
+            assert "not 'persistent': of 400 sequences" in kernels.explain(
+                layer.mode, device="cuda", batch=400, hidden=650
+            )
         assert "path 'persistent'" not in kernels.explain(br.RNN(3, 650), device="cuda", batch=20)
+        small = br.GRU(3, 65, recurrent_dropout=0.2)  # in 14 groups: 9 programs of 8 units each, of 132 processors
+        assert "path 'persistent'" in kernels.explain(small, device="cuda", batch=400)
+        assert "of 20000 sequences 448 fit on the chip at a time" in kernels.explain(small, device="cuda", batch=20_000)
+        monkeypatch.setenv("BAYESRNN_KERNEL", "persistent")  # slower, but asked for
+        assert "path 'persistent' (BAYESRNN" in kernels.explain(small, device="cuda", batch=20_000)
 
 else:
     from bayesrnn.kernels.gru import reference as gru_reference

@@ -90,20 +90,19 @@ def _persistent_refuses(case: Case) -> str | None:
     if missing is not None:
         return missing
     persistent: Any = import_module(f"{__name__}.persistent")
-    cannot: str | None = persistent.supported(
-        gates={"LSTM": 4, "GRU": 3}[case.kernel],
-        device=torch.device(case.device),
-        dtype=case.dtype,
-        batch=case.batch or 1,
-        hidden=case.hidden or 1,
-        rows=(case.steps or 1) * (case.batch or 1),
-        projection=case.projection,
-        untied=case.recurrent_mask == "untied",
-    )
+    facts: dict[str, Any] = {
+        "gates": {"LSTM": 4, "GRU": 3}[case.kernel],
+        "device": torch.device(case.device),
+        "batch": case.batch or 1,
+        "hidden": case.hidden or 1,
+        "untied": case.recurrent_mask == "untied",
+    }
+    rows = (case.steps or 1) * (case.batch or 1)
+    cannot: str | None = persistent.supported(dtype=case.dtype, rows=rows, projection=case.projection, **facts)
     request = asked()
     if cannot is not None or (request is not None and request[0] == "persistent"):
         return cannot  # who asks for this path gets it wherever it runs
-    slower: str | None = persistent.slower(case.batch or 1)
+    slower: str | None = persistent.slower(**facts)
     return slower
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from bayesrnn.kernels.steps import offsets
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
-MAX_BATCH = 128  # above, cuBLAS fills the chip better step by step
+MAX_TURNS = 4  # of blocks of sequences in one step; beyond, cuBLAS fills the chip better step by step
 
 
 @triton.jit
@@ -277,11 +277,17 @@ def supported(
     return None
 
 
-def slower(batch: int) -> str | None:
-    """None, or why another path is the faster one, where this one runs too; from times in results/gpu-layers.json."""
-    if batch > MAX_BATCH:
-        return f"a batch of {batch} is larger than {MAX_BATCH}, where single steps fill the chip better"
-    return None
+def slower(*, gates: int, batch: int, hidden: int, untied: bool, device: torch.device) -> str | None:
+    """None, or why another path is the faster one, where this one can run too; by the times of results/gpu-layers.json.
+
+    A step takes the sequences in turns, as many at a time as all groups of programs hold.
+    """
+    laid = plan(batch, hidden, gates=gates, untied=untied, **limits(device))
+    assert laid is not None
+    room = laid.groups * laid.rows
+    if batch <= MAX_TURNS * room:
+        return None
+    return f"of {batch} sequences {room} fit on the chip at a time; above {MAX_TURNS * room} single steps are faster"
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,151 @@
+"""Whether a fast path has a bias: errors of the gradient of many training windows, each and in their sum.
+
+python benchmarks/gradients.py --data PTB [--recipe variational-tied-medium] [--epochs 2] [--windows 200]
+                               [--device cuda] [--out results/gradients/variational-tied-medium.json]
+
+A model is trained for some epochs on the fastest path. Then, at these weights, the gradient of each window is computed
+with the same noise on each path, and once exactly (float32 products, no TF32). Rounding makes an error in each window;
+where it has no direction, the errors of many windows cancel, and that of their summed gradient is far smaller. What is
+left of it along the summed gradient is printed as `along`: a path that made all steps too long by 1% would have 0.01.
+The perplexity of the first validation words, under the posterior mean, is printed for each path too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bayesrnn as br
+from bayesrnn.recipes import load, override
+from bayesrnn.tasks.language import Language
+from bayesrnn.train.launch import commit
+from bayesrnn.train.step import Step
+
+EXACT = "exact"
+PATHS = {EXACT: "loop", "one launch": None, "step by step": "cells"}
+
+
+@contextlib.contextmanager
+def on(name: str) -> Iterator[None]:
+    """Inside the block layers run on this path, products in TF32 unless exact."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, os.environ.get("BAYESRNN_KERNEL")
+    torch.set_float32_matmul_precision("highest" if name == EXACT else "high")
+    torch.backends.cudnn.allow_tf32 = name != EXACT
+    if PATHS[name] is not None:
+        os.environ["BAYESRNN_KERNEL"] = PATHS[name]
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+        os.environ.pop("BAYESRNN_KERNEL", None)
+        if before[2] is not None:
+            os.environ["BAYESRNN_KERNEL"] = before[2]
+
+
+def trained(recipe: Any, data: str, device: torch.device, epochs: int) -> Language:
+    task = Language(recipe, data, device)
+    torch.manual_seed(0)
+    task.attach(task.build(recipe, task.files()).to(device).train())
+    with on("one launch"):
+        step = Step(task, recipe.train)
+        step.lr.fill_(recipe.train.lr)
+        for epoch in range(epochs):
+            step.start_epoch()
+            for k in range(task.steps):
+                task.fetch(k)
+                step()
+            print(f"epoch {epoch + 1}: {task.training(step.read_totals())['train_perplexity']:.1f}", flush=True)
+    return task
+
+
+def gradient(task: Language, window: int) -> Tensor:
+    """Of one window from a zero state, as one vector in float64; the noise is that of the window's number."""
+    torch.manual_seed(1000 + window)
+    batch = task.batch(torch.tensor(window, device=task.device))
+    loss = task.objective(batch, ())[0]
+    params = [p for p in task.model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, params, materialize_grads=True)
+    return torch.cat([g.detach().flatten() for g in found]).double()
+
+
+def compare(task: Language, windows: int) -> dict[str, dict[str, float]]:
+    """By path: the error of one window's gradient (root of the mean square), of the sum's, and along the sum."""
+    names = [name for name in PATHS if name != EXACT]
+    every = range(0, task.steps, max(1, task.steps // windows))[:windows]
+    whole: Tensor | float = 0.0
+    off: dict[str, Any] = dict.fromkeys(names, 0.0)
+    ratios: dict[str, float] = dict.fromkeys(names, 0.0)
+    for window in every:
+        with on(EXACT):
+            exact = gradient(task, window)
+        whole = whole + exact
+        for name in names:
+            with on(name):
+                error = gradient(task, window) - exact
+            off[name] = off[name] + error
+            ratios[name] += float(error.square().sum() / exact.square().sum())
+    assert isinstance(whole, Tensor)
+    size = float(whole.norm())
+    return {
+        name: {
+            "one_window": (ratios[name] / len(every)) ** 0.5,
+            "summed": float(off[name].norm()) / size,
+            "along": float(off[name] @ whole) / size**2,
+        }
+        for name in names
+    }
+
+
+def perplexities(task: Language) -> dict[str, float]:
+    found = {}
+    task.model.eval()
+    for name in PATHS:
+        with on(name):
+            found[name] = float(task.validate()["valid_perplexity"])
+    task.model.train()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--recipe", default="variational-tied-medium")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the recipe")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=200)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, help="write the record here")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device here; name another with --device")
+    if options.out is not None and not options.out.parent.is_dir():
+        parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
+    device = torch.device(options.device)
+    task = trained(override(load(options.recipe), options.set), options.data, device, options.epochs)
+    found, valid = compare(task, options.windows), perplexities(task)
+    for name, line in found.items():
+        print(f"{options.recipe}, {name}: " + ", ".join(f"{key} {value:.2e}" for key, value in line.items()))
+    print("validation perplexity: " + ", ".join(f"{name} {value:.4f}" for name, value in valid.items()))
+    if options.out is not None:
+        record = {
+            "command": " ".join(["python", *sys.argv]), "commit": commit(), "recipe": options.recipe,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else options.device,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
+            "epochs": options.epochs, "windows": options.windows, "paths": found, "valid_perplexity": valid,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
