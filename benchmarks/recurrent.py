@@ -134,18 +134,21 @@ def main() -> None:
         parser.error("this measures on a GPU, and torch sees no CUDA device here")
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
-    lines: list[dict[str, Any]] = []
     torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.steps} steps")
+    lines: list[dict[str, Any]] = []
     for cell, hidden, batch in itertools.product(options.cells, options.hidden, options.batch):
         lines += measure(Layer(cell, hidden, batch, options.steps), options.masks)
-    if options.out is not None:
-        record = {
-            "command": " ".join(["python", *sys.argv]), "commit": commit(), "device": torch.cuda.get_device_name(),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
-            "precision": "tf32", "steps": options.steps, "layers": lines,
-        }  # fmt: skip
-        options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        if options.out is not None:  # after every layer, for those who do not wait for the last
+            options.out.write_text(json.dumps(record(lines, options.steps), indent=1) + "\n", "utf-8")
+
+
+def record(lines: list[dict[str, Any]], steps: int) -> dict[str, Any]:
+    return {
+        "command": " ".join(["python", *sys.argv]), "commit": commit(), "device": torch.cuda.get_device_name(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
+        "precision": "tf32", "steps": steps, "layers": lines,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

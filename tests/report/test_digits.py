@@ -45,7 +45,7 @@ def made_up(name, seed, *, epochs=40, speed=1.0):
         "versions": {"torch": "2"},
         "recipe": name,
         "settings": {"train": {"epochs": 40}} if seed == 2 else {},
-        "curves": {"test_error": curve},
+        "curves": {"test_error": curve, "valid_error": curve},
         "metrics": metrics,
     }
 
@@ -58,6 +58,9 @@ def results(tmp_path):
             record = made_up(name, seed, speed=2.0 if name == digits.SHARPENED else 1.0)
             (tmp_path / name / f"{seed}.json").write_text(json.dumps(record))
     compared(tmp_path, sharpened_speed=2.0)
+    (tmp_path / "digits-sharpening-search").mkdir()
+    tried = made_up(digits.SHARPENED, 1, speed=1.0)
+    (tmp_path / "digits-sharpening-search/a.json").write_text(json.dumps(tried))
     (tmp_path / "digits-search").mkdir()
     for file, seed in (("a", 1), ("b", 2)):
         (tmp_path / f"digits-search/{file}.json").write_text(json.dumps(made_up(digits.PLAIN, seed, speed=float(seed))))
@@ -110,6 +113,19 @@ def test_the_search_is_on_validation_best_first(results):
     (results / "digits-search/c.json").write_text("[]")
     with pytest.raises(UserError, match=r"c\.json is not the record of a digits run"):
         digits.search_block(results)
+
+
+def test_settings_of_sharpening_beside_plain_runs_of_the_same_seeds(results):
+    (results / "digits-sharpening-search/a.json").unlink()
+    for name, file in ((digits.PLAIN, f"{digits.PLAIN}/2"), (digits.SHARPENED, "digits-sharpening-search/tried")):
+        record = made_up(name, 2, speed=1.0)
+        record["curves"]["valid_error"] = [90.0, *[2.0 if name == digits.PLAIN else 2.5] * 19, 70.0]
+        record["settings"] = {"posterior": {"sigma0": 0.001}} if name == digits.SHARPENED else {}
+        (results / f"{file}.json").write_text(json.dumps(record))
+    assert digits.BLOCKS["digits-sharpening-search"](results).splitlines()[2:] == [
+        "| plain | 2.000 |",
+        "| sharpened, posterior.sigma0=0.001 | 2.500 |",
+    ]
 
 
 def test_the_page_has_a_place_for_every_block():

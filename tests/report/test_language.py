@@ -79,13 +79,13 @@ def test_a_pruning_record_without_settings_is_named_after_its_run(tmp_path):
     """Found by seed and by the perplexity that its curve begins with."""
     pruned(tmp_path, "a")
     (tmp_path / "brnn-medium").mkdir()
-    train = {**vars(recipes.load("brnn-medium").train), "epochs": 60}
-    for stem, seed, valid in (("1", 1, 79.0), ("2", 2, 80.0), ("60", 1, 80.00001)):
-        epochs = {"epochs": 60 if stem == "60" else 9}
+    train = {**vars(recipes.load("brnn-medium").train), "epochs": 61}
+    for stem, seed, valid in (("1", 1, 79.0), ("2", 2, 80.0), ("61", 1, 80.00001)):
+        epochs = {"epochs": 61 if stem == "61" else 9}
         record = {"recipe": "brnn-medium", "seed": seed, "settings": {"train": {**train, **epochs}}}
         text = json.dumps(record | {"metrics": {"valid_perplexity": valid}})
         (tmp_path / "brnn-medium" / f"{stem}.json").write_text(text)
-    assert list(pruning.load(tmp_path)) == ["brnn-medium (train.epochs=60), seed 1"]
+    assert list(pruning.load(tmp_path)) == ["brnn-medium (train.epochs=61), seed 1"]
 
 
 def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
@@ -97,7 +97,7 @@ def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
         record["curves"] = {"valid_perplexity": [90.0, 80.0]}
         (tmp_path / "brnn-medium" / f"{stem}.json").write_text(json.dumps(record))
     found = language.load(tmp_path)["brnn-medium"]
-    assert [(r["seed"], r["settings"]["train"]["epochs"]) for r in found] == [(1, 70), (2, 70), (1, 9)]
+    assert [(r["seed"], r["settings"]["train"]["epochs"]) for r in found] == [(1, 60), (2, 60), (1, 9)]
     assert list(language._gaps({"brnn-medium": found})) == [
         "brnn-medium, seed 2", "brnn-medium (train.epochs=9), seed 1"
     ]  # fmt: skip

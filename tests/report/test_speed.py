@@ -96,3 +96,43 @@ def test_runs_with_other_settings_are_no_pair(tmp_path):
     record(tmp_path, "same-training/small-step-by-step-1", train=51, valid=80, overrides=["train.lr=2"])
     with pytest.raises(UserError, match=r"small-step-by-step-1\.json differ in recipe, seed or settings"):
         BLOCKS["alike"](tmp_path)
+
+
+def test_layers_have_a_row_each_and_a_column_for_every_way(tmp_path):
+    assert BLOCKS["gpu-layers"](tmp_path) == ""
+    line = {"cell": "LSTM", "hidden": 650, "batch": 20, "error": 3.6e-4, "cudnn_milliseconds": 1.372}
+    layers = [
+        {**line, "masks": "tied", "path": "one launch", "milliseconds": 0.498},
+        {**line, "masks": "tied", "path": "step by step", "milliseconds": 1.407},
+        {**line, "batch": 256, "masks": "tied", "path": "step by step", "milliseconds": 2.829},
+    ]
+    about = {"commit": "abc", "device": "GPU", "versions": {"torch": "2.11"}, "precision": "tf32", "steps": 35}
+    (tmp_path / "gpu-layers.json").write_text(json.dumps({**about, "layers": layers}))
+    lines = BLOCKS["gpu-layers"](tmp_path).splitlines()
+    assert lines[0].endswith("| cuDNN | tied masks, one launch | tied masks, step by step |")
+    assert lines[2:4] == [
+        "| LSTM, 650 units, batch 20 | 1.37 | 0.50 | 1.41 |",
+        "| LSTM, 650 units, batch 256 | 1.37 | – | 2.83 |",
+    ]
+    assert "at most 4e-04" in lines[-1]
+
+
+def test_errors_of_gradients_by_path(tmp_path):
+    assert BLOCKS["gradients"](tmp_path) == ""
+    (tmp_path / "gradients").mkdir()
+    found = {"one launch": {"one_window": 4e-4, "summed": 2e-4, "along": 1.6e-5}}
+    valid = {"exact": 142.3142, "one launch": 142.3146}
+    record = {"recipe": "small", "epochs": 3, "windows": 200, "paths": found, "valid_perplexity": valid}
+    (tmp_path / "gradients/small.json").write_text(json.dumps(record))
+    lines = BLOCKS["gradients"](tmp_path).splitlines()
+    assert lines[2:] == [
+        "| small, 3 epochs, 200 windows | exact | – | – | – | 142.3142 |",
+        "| small, 3 epochs, 200 windows | one launch | 4.0e-04 | 2.0e-04 | +1.6e-05 | 142.3146 |",
+    ]
+
+
+def test_many_draws_are_told_once_for_all_batches(tmp_path):
+    draws = {"kind": "variational, tied", "hidden": 650, "draws": 100, "milliseconds": 10.0, "passes": 3.0}
+    for name in RECORDS[:3]:
+        write(tmp_path, name, [training("plain", 3.0, 1.5, title=name)], [draws])
+    assert BLOCKS["gpu-speed"](tmp_path).count("100 draws") == 1

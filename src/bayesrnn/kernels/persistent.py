@@ -20,7 +20,11 @@ from torch import Tensor
 from bayesrnn.kernels.steps import offsets
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
-MAX_TURNS = 4  # of blocks of sequences in one step; beyond, cuBLAS fills the chip better step by step
+# Turns of sequences in one step up to which one launch is faster than single steps, by gates and by units per program
+# (8, or more): where gates share their mask or have none, and where each has its own. From results/gpu-layers.json,
+# LSTMs of 200, 650 and 1500 units: 4 to 6 turns won and 7 or 8 lost, of 1500 units 4 lost; untied 8 won and 16 lost, of
+# 1500 units 4 lost. GRUs were not measured: theirs are the same, but for large ones, whose other path is the loop.
+MAX_TURNS = {4: {8: (6, 12), 16: (2, 3)}, 3: {8: (6, 12), 16: (4, 4)}}
 
 
 @triton.jit
@@ -285,9 +289,10 @@ def slower(*, gates: int, batch: int, hidden: int, untied: bool, device: torch.d
     laid = plan(batch, hidden, gates=gates, untied=untied, **limits(device))
     assert laid is not None
     room = laid.groups * laid.rows
-    if batch <= MAX_TURNS * room:
+    most = room * MAX_TURNS[gates][min(laid.units, 16)][untied]
+    if batch <= most:
         return None
-    return f"of {batch} sequences {room} fit on the chip at a time; above {MAX_TURNS * room} single steps are faster"
+    return f"of {batch} sequences {room} fit on the chip at a time; above {most} single steps are faster"
 
 
 @functools.lru_cache(maxsize=64)

@@ -311,6 +311,25 @@ def sharpening_block(results: Path, pair: str) -> str:
     return "\n".join(parts)
 
 
+EARLY = slice(1, 20)  # epochs 2 to 20
+
+
+def sharpening_search_block(results: Path) -> str:
+    """Mean validation error of the early epochs: settings of sharpening, beside plain runs of the same seeds."""
+    tried = _read(results / "digits-sharpening-search")
+    seeds = sorted({record["seed"] for record in tried})
+    plain = [record for record in load(results).get(PLAIN, []) if record["seed"] in seeds]
+    rows: dict[str, dict[str, Any]] = {}
+    for record in [*plain, *tried]:
+        changed = [text for text in changed_settings(record) if not text.startswith("train.epochs=")]
+        setting = "plain" if record["recipe"] == PLAIN else "sharpened, " + (", ".join(changed) or "as the recipe")
+        error = statistics.fmean(record["curves"]["valid_error"][EARLY])
+        rows.setdefault(setting, {"setting": setting})[str(record["seed"])] = error
+    columns = [Column("setting", "mean validation error of epochs 2 to 20, %")]
+    columns += [Column(str(seed), f"seed {seed}", "{:.3f}") for seed in seeds]
+    return markdown_table(list(rows.values()), columns).rstrip("\n") if tried else NO_RECORD
+
+
 def pictures(runs: Runs) -> list[str]:
     """Names of the pictures that these records are enough for; :mod:`bayesrnn.report.digits_plots` draws them."""
     found = []
@@ -345,6 +364,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
         results, pruning_table, "digits-pruning.png", "Test error against the share of weights removed"
     ),
     "digits-search": search_block,
+    "digits-sharpening-search": sharpening_search_block,
     **{pair: partial(sharpening_block, pair=pair) for pair in PAIRS},
 }
 """Blocks of docs/digits.md by name: results folder to Markdown."""

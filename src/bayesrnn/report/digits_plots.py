@@ -134,7 +134,7 @@ def _plain_ticks(axes: "Axes", ticks: Sequence[float]) -> None:
 def _draw_pruning(figure: "Figure", runs: Runs) -> None:
     axes = figure.add_subplot()
     pruned = {name: [r for r in records if r["metrics"].get("pruning")] for name, records in runs.items()}
-    styles = zip(COLOURS, "oDs^v", ("-", (0, (5, 1.5)), (0, (1, 1)), "-.", "-"), strict=False)
+    styles = zip(COLOURS, "oDs^vP", ("-", (0, (5, 1.5)), (0, (1, 1)), "-.", "-", (0, (5, 1.5))), strict=False)
     for (name, records), (colour, marker, style) in zip([i for i in pruned.items() if i[1]], styles, strict=False):
         rows = records[0]["metrics"]["pruning"]
         mean = [statistics.fmean(r["metrics"]["pruning"][k]["test_error"] for r in records) for k in range(len(rows))]

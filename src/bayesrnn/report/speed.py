@@ -1,4 +1,4 @@
-"""The table of speed on a GPU for the documentation, from the records of `bayesrnn bench` in results/."""
+"""The tables of speed on a GPU for the documentation, from records in results/; and whether paths train alike."""
 
 import json
 import math
@@ -11,7 +11,9 @@ from bayesrnn.errors import UserError
 from bayesrnn.report.records import mean
 from bayesrnn.report.tables import Column, markdown_table
 
-RECORDS = ("gpu-650x20", "gpu-1500x20", "gpu-650x128", "gpu-650x20-bf16", "gpu-1500x20-bf16", "gpu-650x128-bf16")
+RECORDS = tuple(
+    f"gpu-{size}{precision}" for precision in ("", "-bf16") for size in ("650x20", "1500x20", "650x128", "650x256")
+)
 BASE = "torch.nn with dropout"
 
 
@@ -60,7 +62,11 @@ def gpu(results: Path) -> str:
     if not found:
         return ""
     lines = [_training(found)]
-    lines += [_prediction(row, record["precision"]) for record in found for row in record["prediction"]]
+    drawn: dict[tuple[Any, ...], str] = {}  # once each: batches of training have nothing to do with it
+    for record in found:
+        for row in record["prediction"]:
+            drawn.setdefault((row["kind"], row["hidden"], record["precision"]), _prediction(row, record["precision"]))
+    lines += drawn.values()
     graphs = all(row.get("graph", True) for record in found for row in record["training"])
     versions = {f"{r['device']}, torch {r['versions']['torch']}, bayesrnn {r['versions']['bayesrnn']}" for r in found}
     sizes = " ".join(dict.fromkeys(f"{row['hidden']}x{row['batch']}" for r in found for row in r["training"]))
@@ -132,4 +138,48 @@ def _range(values: list[tuple[float, float]]) -> str:
     return f"{min(apart):+.1%} to {max(apart):+.1%}"
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu, "alike": alike}
+def layers(results: Path) -> str:
+    """One recurrent layer in one launch and step by step, with and without masks, beside cuDNN's."""
+    path = results / "gpu-layers.json"
+    if not path.is_file():
+        return ""
+    record = json.loads(path.read_text("utf-8"))
+    rows: dict[str, dict[str, Any]] = {}
+    ways = dict.fromkeys((line["masks"], line["path"]) for line in record["layers"])
+    for line in record["layers"]:
+        name = f"{line['cell']}, {line['hidden']} units, batch {line['batch']}"
+        row = rows.setdefault(name, {"layer": name, "cudnn": line["cudnn_milliseconds"]})
+        row[f"{line['masks']}, {line['path']}"] = line["milliseconds"]
+    names = {"none": "no masks", "tied": "tied masks", "untied": "untied masks"}
+    columns = [Column("layer", f"forward and backward, T = {record['steps']}, ms"), Column("cudnn", "cuDNN", "{:.2f}")]
+    columns += [Column(f"{masks}, {way}", f"{names[masks]}, {way}", "{:.2f}") for masks, way in ways]
+    worst = max(line["error"] for line in record["layers"])
+    told = (
+        f"Errors against float64 are at most {worst:.0e}. Written by `benchmarks/recurrent.py` at commit "
+        f"{record['commit']} ({record['device']}, torch {record['versions']['torch']}, {record['precision']})."
+    )
+    return "\n".join([markdown_table(list(rows.values()), columns), told])
+
+
+_ERRORS = (
+    Column("run", "model, weights after"), Column("path", "recurrence"), Column("one_window", "one window", "{:.1e}"),
+    Column("summed", "sum of all windows", "{:.1e}"), Column("along", "along the sum", "{:+.1e}"),
+    Column("valid", "validation perplexity", "{:.4f}"),
+)  # fmt: skip
+
+
+def gradients(results: Path) -> str:
+    """Errors of gradients on each path, at the same weights: of one window, and of the sum over many."""
+    rows = []
+    for path in sorted((results / "gradients").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        run = f"{record['recipe']}, {record['epochs']} epochs, {record['windows']} windows"
+        valid = record["valid_perplexity"]
+        rows.append({"run": run, "path": "exact", "valid": valid["exact"]})
+        rows += [{"run": run, "path": way, "valid": valid[way], **line} for way, line in record["paths"].items()]
+    return markdown_table(rows, _ERRORS) if rows else ""
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "gpu-speed": gpu, "gpu-layers": layers, "alike": alike, "gradients": gradients
+}  # fmt: skip
