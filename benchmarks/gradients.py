@@ -7,7 +7,7 @@ A model is trained for some epochs on the fastest path. Then, at these weights, 
 with the same noise on each path, and once exactly (float32 products, no TF32). Rounding makes an error in each window;
 where it has no direction, the errors of many windows cancel, and that of their summed gradient is far smaller. What is
 left of it along the summed gradient is printed as `along`: a path that made all steps too long by 1% would have 0.01.
-The perplexity of the first validation words, under the posterior mean, is printed for each path too.
+Of all weights together, in which the words' weigh most, and of those of the recurrent layers alone. The perplexity of the first validation words, under the posterior mean, is printed for each path too.
 """
 
 from __future__ import annotations
@@ -79,32 +79,50 @@ def gradient(task: Language, window: int) -> Tensor:
     return torch.cat([g.detach().flatten() for g in found]).double()
 
 
-def compare(task: Language, windows: int) -> dict[str, dict[str, float]]:
-    """By path: the error of one window's gradient (root of the mean square), of the sum's, and along the sum."""
+class Sums:
+    """Of the windows so far: gradients, errors on a path, and squares of the errors' ratios to the gradients."""
+
+    def __init__(self) -> None:
+        self.whole: Any = 0.0
+        self.off: Any = 0.0
+        self.ratios, self.windows = 0.0, 0
+
+    def add(self, exact: Tensor, found: Tensor) -> None:
+        error = found - exact
+        self.whole, self.off = self.whole + exact, self.off + error
+        self.ratios += float(error.square().sum() / exact.square().sum())
+        self.windows += 1
+
+    def figures(self) -> dict[str, float]:
+        size = float(self.whole.norm())
+        return {
+            "one_window": (self.ratios / self.windows) ** 0.5,
+            "summed": float(self.off.norm()) / size,
+            "along": float(self.off @ self.whole) / size**2,
+        }
+
+
+def compare(task: Language, windows: int) -> dict[str, dict[str, dict[str, float]]]:
+    """By path: the error of one window's gradient (root of the mean square), of the sum's, and along the sum.
+
+    Of all weights ("paths") and of the recurrent layers' ("recurrent").
+    """
     names = [name for name in PATHS if name != EXACT]
-    every = range(0, task.steps, max(1, task.steps // windows))[:windows]
-    whole: Tensor | float = 0.0
-    off: dict[str, Any] = dict.fromkeys(names, 0.0)
-    ratios: dict[str, float] = dict.fromkeys(names, 0.0)
-    for window in every:
+    named = [(name, p.numel()) for name, p in task.model.named_parameters() if p.requires_grad]
+    inside = torch.cat([torch.full((size,), "rnn" in name) for name, size in named]).to(task.device)
+    assert inside.any()
+    assert not inside.all()
+    parts = {"paths": torch.ones_like(inside), "recurrent": inside}
+    sums = {part: {name: Sums() for name in names} for part in parts}
+    for window in range(0, task.steps, max(1, task.steps // windows))[:windows]:
         with on(EXACT):
             exact = gradient(task, window)
-        whole = whole + exact
         for name in names:
             with on(name):
-                error = gradient(task, window) - exact
-            off[name] = off[name] + error
-            ratios[name] += float(error.square().sum() / exact.square().sum())
-    assert isinstance(whole, Tensor)
-    size = float(whole.norm())
-    return {
-        name: {
-            "one_window": (ratios[name] / len(every)) ** 0.5,
-            "summed": float(off[name].norm()) / size,
-            "along": float(off[name] @ whole) / size**2,
-        }
-        for name in names
-    }
+                found = gradient(task, window)
+            for part, mask in parts.items():
+                sums[part][name].add(exact[mask], found[mask])
+    return {part: {name: one.figures() for name, one in ways.items()} for part, ways in sums.items()}
 
 
 def perplexities(task: Language) -> dict[str, float]:
@@ -134,15 +152,17 @@ def main() -> None:
     device = torch.device(options.device)
     task = trained(override(load(options.recipe), options.set), options.data, device, options.epochs)
     found, valid = compare(task, options.windows), perplexities(task)
-    for name, line in found.items():
-        print(f"{options.recipe}, {name}: " + ", ".join(f"{key} {value:.2e}" for key, value in line.items()))
+    for part, ways in found.items():
+        for name, line in ways.items():
+            figures = ", ".join(f"{key} {value:.2e}" for key, value in line.items())
+            print(f"{options.recipe}, {'all weights' if part == 'paths' else part}, {name}: {figures}")
     print("validation perplexity: " + ", ".join(f"{name} {value:.4f}" for name, value in valid.items()))
     if options.out is not None:
         record = {
             "command": " ".join(["python", *sys.argv]), "commit": commit(), "recipe": options.recipe,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else options.device,
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
-            "epochs": options.epochs, "windows": options.windows, "paths": found, "valid_perplexity": valid,
+            "epochs": options.epochs, "windows": options.windows, **found, "valid_perplexity": valid,
         }  # fmt: skip
         options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 

@@ -123,11 +123,13 @@ def test_errors_of_gradients_by_path(tmp_path):
     found = {"one launch": {"one_window": 4e-4, "summed": 2e-4, "along": 1.6e-5}}
     valid = {"exact": 142.3142, "one launch": 142.3146}
     record = {"recipe": "small", "epochs": 3, "windows": 200, "paths": found, "valid_perplexity": valid}
+    record["recurrent"] = {"one launch": {"one_window": 5e-4, "summed": 1e-4, "along": -2e-6}}
     (tmp_path / "gradients/small.json").write_text(json.dumps(record))
     lines = BLOCKS["gradients"](tmp_path).splitlines()
     assert lines[2:] == [
         "| small, 3 epochs, 200 windows | exact | – | – | – | 142.3142 |",
         "| small, 3 epochs, 200 windows | one launch | 4.0e-04 | 2.0e-04 | +1.6e-05 | 142.3146 |",
+        "| small, 3 epochs, 200 windows, recurrent weights alone | one launch | 5.0e-04 | 1.0e-04 | -2.0e-06 | – |",
     ]
 
 

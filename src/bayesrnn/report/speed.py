@@ -177,6 +177,8 @@ def gradients(results: Path) -> str:
         valid = record["valid_perplexity"]
         rows.append({"run": run, "path": "exact", "valid": valid["exact"]})
         rows += [{"run": run, "path": way, "valid": valid[way], **line} for way, line in record["paths"].items()]
+        recurrent = record.get("recurrent", {}).items()
+        rows += [{"run": f"{run}, recurrent weights alone", "path": way, **line} for way, line in recurrent]
     return markdown_table(rows, _ERRORS) if rows else ""
 
 
