@@ -7,7 +7,8 @@ A model is trained for some epochs on the fastest path. Then, at these weights, 
 with the same noise on each path, and once exactly (float32 products, no TF32). Rounding makes an error in each window;
 where it has no direction, the errors of many windows cancel, and that of their summed gradient is far smaller. What is
 left of it along the summed gradient is printed as `along`: a path that made all steps too long by 1% would have 0.01.
-Of all weights together, in which the words' weigh most, and of those of the recurrent layers alone. The perplexity of the first validation words, under the posterior mean, is printed for each path too.
+Of all weights together, in which those of words weigh most, and of those of the recurrent layers alone. The perplexity
+of the validation text, under the posterior mean, is printed for each path too.
 """
 
 from __future__ import annotations
