@@ -47,6 +47,10 @@ def test_evaluate_everything(bayesian):
     assert [metrics["entropy_gap_1"], metrics["entropy_gap"]] == metrics["entropy_gaps"]
     record = json.loads((bayesian / "record.json").read_text())
     assert record["metrics"]["test_perplexity_mc"] == metrics["test_perplexity_mc"]
+    by_draws = metrics["test_perplexity_by_draws"]
+    assert [row["draws"] for row in by_draws] == [1, 2]
+    assert by_draws[-1]["perplexity"] == metrics["test_perplexity_mc"]
+    assert "Test perplexity by the number of draws:" in result.output
     assert record["metrics"]["words_per_second"] > 0
 
 

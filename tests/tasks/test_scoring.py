@@ -127,3 +127,39 @@ def test_a_perplexity_does_not_depend_on_how_many_draws_run_at_once(monkeypatch)
     whole = scoring.monte_carlo_perplexity(model, STREAM, samples=5, seed=2)
     monkeypatch.setattr(scoring, "_WEIGHTS", 2)
     assert scoring.monte_carlo_perplexity(model, STREAM, samples=5, seed=2) == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["brnn-medium", "variational-tied-medium"])
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_perplexity_by_the_number_of_draws(name, at_once, monkeypatch):
+    """The first k of many draws are those of an evaluation of their own, however many run at once."""
+    model = model_of(name)
+    if name == "brnn-medium":
+        monkeypatch.setattr(scoring, "_WEIGHTS", at_once)
+        alone = [scoring.monte_carlo_perplexity(model, STREAM, samples=k, seed=2) for k in (1, 2, 5, 7)]
+    else:  # draws of units are rows of one batch, and depend on its size: here from the probabilities of each word
+        monkeypatch.setattr(scoring, "_ROWS", at_once)
+        starts = range(0, 7, at_once)
+        chunks = [
+            torch.cat(
+                [
+                    logs.gather(-1, y.expand(len(logs), -1).unsqueeze(-1))[..., 0]
+                    for y, logs in scoring.log_probabilities(
+                        model, STREAM, samples=min(at_once, 7 - start), seed=2 + start
+                    )
+                ],
+                1,
+            )
+            for start in starts
+        ]
+        each = torch.cat(chunks).double().exp()
+        alone = [float((-each[:k].mean(0).log()).mean().exp()) for k in (1, 2, 5, 7)]
+    found = scoring.monte_carlo_perplexities(model, STREAM, samples=7, seed=2)
+    assert list(found) == [1, 2, 5, 7]
+    assert list(found.values()) == pytest.approx(alone, rel=1e-5)
+
+
+def test_round_numbers_of_draws():
+    assert scoring._round_counts(1) == [1]
+    assert scoring._round_counts(10) == [1, 2, 5, 10]
+    assert scoring._round_counts(128) == [1, 2, 5, 10, 20, 50, 100, 128]

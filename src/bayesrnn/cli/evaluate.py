@@ -85,6 +85,9 @@ def command(
         {"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list | dict)
     ]
     console.print(rich_table(rows, (Column("key", "measure"), Column("value", trained.config["recipe"]))))
+    if by_draws := metrics.get("test_perplexity_by_draws"):
+        each = ", ".join(f"{_shown(row['perplexity'])} with {row['draws']}" for row in by_draws)
+        console.print(f"Test perplexity by the number of draws: {each}.", soft_wrap=True)
 
 
 def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str, Any]:

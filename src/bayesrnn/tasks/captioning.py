@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bayesrnn.data.captions import SPLITS, References, read_captions
 from bayesrnn.data.image_features import feature_file, features_of
 from bayesrnn.data.text import EOS, Vocabulary
+from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, number, positive, rate
@@ -246,7 +247,7 @@ class Captioning(Task):
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         return {
-            "train_perplexity": _exp(totals["nll"] / (self.batch_size * self.words_per_caption)),
+            "train_perplexity": exp_or_inf(totals["nll"] / (self.batch_size * self.words_per_caption)),
             "kl_per_sequence": totals["kl"] / self.captions,
             "sharpening_per_sequence": totals["sharpening"] / self.batch_size,
         }
@@ -264,7 +265,7 @@ class Captioning(Task):
             samples=samples,
             seed=seed,
         )
-        return _exp(-total / part.words)
+        return exp_or_inf(-total / part.words)
 
     def validate(self) -> dict[str, Any]:
         return {"valid_perplexity": self.perplexity("valid")}
@@ -336,7 +337,3 @@ def captioner_of(model: nn.Module) -> Captioner:
 def vocabulary_of(files: Files) -> Vocabulary:
     """The vocabulary that a run has written."""
     return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf

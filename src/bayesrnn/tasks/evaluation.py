@@ -76,9 +76,11 @@ def evaluate(
         with scoring.word_dropout(run.model, on=drop_words):
             for split, stream in splits.items():
                 say(f"{samples} draws on {split}")
-                metrics[f"{split}_perplexity_mc"] = scoring.monte_carlo_perplexity(
-                    run.model, stream, samples=samples, seed=seed, reset=reset
-                )
+                found_mc = scoring.monte_carlo_perplexities(run.model, stream, samples=samples, seed=seed, reset=reset)
+                metrics[f"{split}_perplexity_mc"] = found_mc[samples]
+                metrics[f"{split}_perplexity_by_draws"] = [
+                    {"draws": draws, "perplexity": value} for draws, value in found_mc.items()
+                ]
     if run.recipe.posterior.kind == "sharpened":
         data = run.recipe.data
         metrics["bound_streams"] = data.batch_size

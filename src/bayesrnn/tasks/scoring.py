@@ -90,22 +90,42 @@ def log_probabilities(
 
 
 @torch.no_grad()
+def monte_carlo_perplexities(
+    model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0, reset: int | None = None
+) -> dict[int, float]:
+    """Perplexity of the average of the draws' probabilities: of the first 1, 2, 5, 10, … draws, and of all."""
+    each = min(_WEIGHTS if HeldDraws.serve(model) else 1 if draws_weights(model) else _ROWS, samples)
+    wanted = _round_counts(samples)
+    before: Tensor | None = None
+    found: dict[int, float] = {}
+    for start in range(0, samples, each):
+        count = min(each, samples - start)
+        here = [n - start - 1 for n in wanted if start < n <= start + count]
+        parts = []
+        for y, logs in log_probabilities(model, stream, samples=count, seed=seed + start, reset=reset):
+            target = logs.gather(-1, y.expand(count, -1).unsqueeze(-1)).squeeze(-1)
+            parts.append(target.double().logcumsumexp(0)[[*here, count - 1]])  # of so many draws from `start` on
+        sums = torch.cat(parts, 1)
+        if before is not None:
+            sums = torch.logaddexp(before, sums)
+        before = sums[-1]
+        for k, row in zip(here, sums, strict=False):
+            drawn = start + k + 1
+            found[drawn] = exp_or_inf(-float((row - math.log(drawn)).mean()))
+    return found
+
+
+def _round_counts(samples: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, … below the number, and the number itself."""
+    rounds = (digit * 10**power for power in range(len(str(samples))) for digit in (1, 2, 5))
+    return [*(count for count in rounds if count < samples), samples]
+
+
 def monte_carlo_perplexity(
     model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0, reset: int | None = None
 ) -> float:
     """Perplexity of the average of the draws' probabilities."""
-    each = min(_WEIGHTS if HeldDraws.serve(model) else 1 if draws_weights(model) else _ROWS, samples)
-    total: Tensor | None = None
-    for start in range(0, samples, each):
-        count = min(each, samples - start)
-        parts = []
-        for y, logs in log_probabilities(model, stream, samples=count, seed=seed + start, reset=reset):
-            target = logs.gather(-1, y.expand(count, -1).unsqueeze(-1)).squeeze(-1)
-            parts.append(target.double().logsumexp(0))
-        found = torch.cat(parts)
-        total = found if total is None else torch.logaddexp(total, found)
-    assert total is not None
-    return exp_or_inf(-float((total - math.log(samples)).mean()))
+    return monte_carlo_perplexities(model, stream, samples=samples, seed=seed, reset=reset)[samples]
 
 
 @dataclass(frozen=True)
