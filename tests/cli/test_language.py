@@ -122,7 +122,7 @@ def zeros(file):
 def test_prune_and_train_again(bayesian):
     result = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 2, "--retrain-at", "0,0.9", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "60% removed, 2 epochs from rate 0.1:" in result.stdout
+    assert "60% removed, 2 epochs from rate 0.3:" in result.stdout
     assert f"a run of its own, {bayesian / 'pruned-0.6'}" in result.stdout
     summary = json.loads((bayesian / "prune.json").read_text())
     again = summary["retrained"]
@@ -131,7 +131,7 @@ def test_prune_and_train_again(bayesian):
     whole = summary["curve"][0]["valid_perplexity"]
     assert all(row["rise"] == pytest.approx(row["valid_perplexity"] / whole - 1) for row in again["curve"])
     assert again["valid_perplexity"] == pytest.approx(again["curve"][1]["valid_perplexity"])
-    assert (again["epochs"], again["lr"]) == (2, 0.1)
+    assert (again["epochs"], again["lr"]) == (2, 0.3)
     assert again["valid_perplexity"] != summary["valid_perplexity"]
     run = bayesian / "pruned-0.6"
     assert invoke("evaluate", run, "--samples", 2).exit_code == 0

@@ -188,7 +188,7 @@ def test_the_run_folder_that_it_leaves(runs, tmp_path):
     assert record["command"] == "bayesrnn prune X"
     assert record["settings"]["posterior"]["kind"] == "bayes_by_backprop"
     assert "test_perplexity" not in record["metrics"]  # the test text was not looked at
-    assert [line["lr"] for line in told.lines] == pytest.approx([0.1, 0.1 * 10**-0.5, 0.01])
+    assert [line["lr"] for line in told.lines] == pytest.approx([0.1, 0.1 * 30**-0.5, 0.1 / 30])
     task = open_run(tmp_path / "r", CPU).task(None, CPU)
     assert task.evaluate(samples=2)["valid_perplexity"] > 1
 
@@ -332,6 +332,6 @@ def test_messages_name_what_the_command_has(runs, tmp_path):
 
 def test_the_rate_where_none_is_given():
     recipe = override(load("brnn-medium"), ["train.lr=0.5", "train.average_from=3", "train.patience=2"])
-    assert schedule(recipe, 4) == Schedule(4, 0.05)
+    assert schedule(recipe, 4) == Schedule(4, 0.15)
     made = override(recipe, schedule(recipe, 1, 0.3).settings()).train
     assert (made.lr, made.epochs, made.average_from, made.patience) == (0.3, 1, None, None)

@@ -43,7 +43,7 @@ def command(
     retrain_lr: Annotated[
         float | None,
         typer.Option(
-            help="First rate, which falls to a tenth. Default: a tenth of the recipe's.", rich_help_panel=_RETRAINING
+            help="First rate, which falls to a thirtieth. Default: 0.3 of the recipe's.", rich_help_panel=_RETRAINING
         ),
     ] = None,
     force: Annotated[

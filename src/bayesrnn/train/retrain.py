@@ -25,12 +25,12 @@ from bayesrnn.train.launch import describe, go_on, recorded
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
 
 _ELSEWHERE = "prune a copy of the run"
-RATE, LAST = 0.1, 0.1  # the first rate as a part of the recipe's, the last as a part of the first
+RATE, LAST = 0.3, 1 / 30  # the first rate as a part of the recipe's, the last as a part of the first
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs of retraining, and the rate of the first; it falls to a tenth of that in the last."""
+    """Epochs of retraining, and the rate of the first; it falls to a thirtieth of that in the last."""
 
     epochs: int
     lr: float
@@ -50,7 +50,7 @@ class Schedule:
 
 
 def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
-    """So many epochs; None: at a tenth of the rate that the recipe begins with."""
+    """So many epochs; None: at three tenths of the rate that the recipe begins with."""
     return Schedule(epochs, RATE * recipe.train.lr if lr is None else lr)
 
 
