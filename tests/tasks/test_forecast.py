@@ -143,7 +143,7 @@ class TestTask:
         torch.testing.assert_close(x, task.frame.windows(task.values, origins).float())
 
     def test_the_loss_of_each_recipe(self, series):
-        for name in RECIPES:
+        for name in set(RECIPES) - {"forecast-mixture"}:  # its loss is below
             task = Forecast(recipes.override(recipes.load(name), SMALL), series, CPU)
             torch.manual_seed(0)
             task.attach(task.build(task.recipe, task.files()).train())
@@ -170,6 +170,25 @@ class TestTask:
         normal = torch.distributions.Normal(0.0, 0.5)
         cost = (normal.log_prob(torch.zeros(())) - normal.log_prob(weights)).sum()
         torch.testing.assert_close(loss - terms.loss, cost / task.num_data)
+
+    def test_the_loss_of_components_is_the_mean_of_theirs(self, series):
+        recipe = recipes.override(recipes.load("forecast"), [*SMALL, "prior_sigma=0.5", "components=3"])
+        task = Forecast(recipe, series, CPU)
+        task.attach(task.build(task.recipe, task.files()).train())
+        batch = task.batch(torch.tensor(0))
+        with br.mean(task.model):
+            loss, terms, _ = task.objective(batch, ())
+            nlls = [GaussianHeads().nll(network(batch[0]), batch[1]) for network in task.model.networks]
+        costs = [prior_cost(network, 0.5) for network in task.model.networks]
+        torch.testing.assert_close(terms.nll, torch.stack(nlls).mean())
+        expected = torch.stack(nlls).mean() / 96 + torch.stack(costs).mean() / task.num_data
+        torch.testing.assert_close(loss, expected)
+        assert len({float(network.mean.weight.detach().sum()) for network in task.model.networks}) == 3
+
+    def test_components_are_of_dropout_models(self, series):
+        recipe = recipes.override(recipes.load("forecast-bbb"), [*SMALL, "components=2"])
+        with pytest.raises(UserError, match=r"model.components is for dropout models; .* set it to 1"):
+            Forecast(recipe, series, CPU)
 
     def test_a_posterior_has_a_prior_of_its_own(self, series):
         recipe = recipes.override(recipes.load("forecast-bbb"), [*SMALL, "prior_sigma=0.5"])
@@ -217,9 +236,10 @@ class TestRuns:
         assert result.exit_code == 2
         assert "--samples is 0; a forecast is a mixture over draws, so at least 1." in result.output
 
-    def test_a_run_is_resumed(self, series, tmp_path):
+    @pytest.mark.parametrize("name", ["forecast", "forecast-mixture"])
+    def test_a_run_is_resumed(self, series, tmp_path, name):
         """Stopped after two epochs and gone on with, it is as if it had not been stopped."""
-        whole, _ = train("forecast", series, tmp_path / "whole", "epochs=4")
+        whole, _ = train(name, series, tmp_path / "whole", "epochs=4")
 
         class Stop(Quiet):
             def epoch(self, line, epochs):
@@ -227,9 +247,9 @@ class TestRuns:
                     raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            launch("forecast", out=tmp_path / "part", reporter=Stop(), data=series, overrides=[*SMALL, "epochs=4"])
+            launch(name, out=tmp_path / "part", reporter=Stop(), data=series, overrides=[*SMALL, "epochs=4"])
         launch(
-            "forecast",
+            name,
             out=tmp_path / "part",
             reporter=Quiet(),
             data=series,
@@ -238,6 +258,22 @@ class TestRuns:
         )
         a, b = (json.loads((p / "record.json").read_text())["curves"]["valid_crps"] for p in (whole, tmp_path / "part"))
         assert a == b
+
+    def test_components_are_stopped_one_by_one(self, series, tmp_path):
+        """What is kept of each is its weights at the epoch of its own lowest score; the metric never rises."""
+        out, record = train("forecast-mixture", series, tmp_path / "run", "components=2", "epochs=6", "lr=0.05")
+        curve = record["curves"]["valid_crps"]
+        assert curve == sorted(curve, reverse=True)
+        trained = open_run(out, CPU)
+        task = Forecast(trained.recipe, series, CPU)
+        origins = task.cut.origins("valid", first=task.frame.first, horizon=3)
+        actual = task.values[:, 0, 0][torch.tensor(origins).unsqueeze(1) + torch.arange(1, 4)]
+        for kept, best in zip(trained.model.kept, trained.model.best, strict=True):
+            one = task_file.forecaster(kept, task.plan, task.values, trained.recipe.evaluate)
+            with br.mean(kept):
+                score = one.distribution(origins, samples=1, seed=0).crps(actual).mean()
+            assert float(score) == pytest.approx(float(best), rel=1e-5)
+        assert min(curve) == pytest.approx(float(trained.model.best.mean()), rel=1e-6)
 
     def test_covariates(self, tmp_path):
         path = csv_of(tmp_path / "two.csv", wave(columns=2))

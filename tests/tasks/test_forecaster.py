@@ -10,7 +10,7 @@ import bayesrnn as br
 from bayesrnn.data.frames import Cut, Frame
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import forecaster
-from bayesrnn.tasks.forecast import ForecastModel, GaussianHeads, Model
+from bayesrnn.tasks.forecast import Components, ForecastModel, GaussianHeads, Model
 from bayesrnn.tasks.forecaster import (
     Forecaster,
     _summary,
@@ -93,6 +93,79 @@ class TestModel:
         torch.testing.assert_close(GaussianHeads().nll(output, target), expected)
         assert torch.autograd.gradcheck(lambda o: GaussianHeads().nll(o, target), output)
         assert GaussianHeads().count(target) == 12
+
+
+class TestComponents:
+    def mixed(self, count=3, **rates):
+        return Components([network(seed, **rates) for seed in range(count)]).eval()
+
+    def test_without_a_draw_it_is_the_gaussian_of_the_mixture_s_moments(self):
+        model, x = self.mixed(), torch.randn(8, 5, 1)
+        with torch.no_grad():
+            mean, log_sigma = model(x).double().unbind(-1)
+            each = torch.stack([network(x) for network in model.networks]).double()
+        mixture = Mixture(each[..., 0], each[..., 1].exp())
+        torch.testing.assert_close(mean, mixture.mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(log_sigma.exp(), mixture.variance.sqrt(), rtol=1e-5, atol=1e-6)
+
+    def test_draws_are_of_one_network_each_and_all_as_often(self):
+        """2,000 draws of 5 rows: every output is some network's, in shares within 5 standard errors of a third."""
+        model, x = self.mixed(), torch.randn(8, 5, 1)
+        with torch.no_grad():
+            each = torch.stack([network(x) for network in model.networks])
+        found = br.predict(model, x, samples=2000, seed=0, likelihood=br.Gaussian(1.0), batch_dim=1).samples
+        is_of = torch.isclose(found.unsqueeze(1), each, rtol=1e-4, atol=1e-5).all(-1).all(-1)  # (2000, 3, 5)
+        assert bool((is_of.sum(1) == 1).all())
+        shares = is_of.double().mean((0, 2))
+        assert float((shares - 1 / 3).abs().max()) < 5 * math.sqrt(2 / 9 / 10_000)
+        assert is_random(model)
+
+    def test_rows_choose_by_themselves_or_together(self):
+        model, x = self.mixed(recurrent_dropout=0.3), torch.randn(8, 1, 1).expand(-1, 64, 1)
+        with torch.no_grad(), br.draw(model, seed=0):
+            apart, again = model(x), model(x)
+        torch.testing.assert_close(apart, again)
+        assert len(apart[:, 0, 0].unique()) > 3  # networks, and masks within them
+        with torch.no_grad(), one_draw_for_the_batch(model), br.draw(model, seed=0):
+            together = model(x)
+        torch.testing.assert_close(together, together[:1].expand(64, -1, -1))
+        assert model.share == "sequence"
+
+    def test_each_network_s_best_weights_are_kept(self):
+        """Trained weights are used in train mode, kept ones in eval mode; a score that is no lower keeps nothing."""
+        model, x = self.mixed(2), torch.randn(8, 5, 1)
+
+        def moved(by):
+            with torch.no_grad():
+                for network in model.networks:
+                    network.mean.bias.add_(by)
+
+        before = model.each(x)
+        model.keep([1.0, 1.0])
+        moved(1.0)
+        model.keep([0.5, 1.0])
+        moved(1.0)
+        model.keep([0.7, 2.0])
+        shift = model.each(x)[..., 0] - before[..., 0]
+        torch.testing.assert_close(shift[0], torch.ones(5, 3), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(shift[1], torch.zeros(5, 3), rtol=1e-5, atol=1e-5)
+        assert model.best.tolist() == [0.5, 1.0]
+        trained = model.train().each(x)[..., 0] - before[..., 0]
+        torch.testing.assert_close(trained.detach(), torch.full((2, 5, 3), 2.0), rtol=1e-5, atol=1e-5)
+        assert not any(weight.requires_grad for weight in model.kept.parameters())
+
+    def test_its_score_is_no_worse_than_the_mean_of_its_parts(self):
+        values = wave()
+        forecasters = [made(network(seed), values) for seed in range(3)]
+        whole = made(Components([f.model for f in forecasters]), values)
+        origins = range(50, 80)
+        actual = whole.actual[torch.tensor(origins).unsqueeze(1) + torch.arange(1, 4)]
+        parts = [f.distribution(origins, samples=1, seed=0) for f in forecasters]
+        even = Mixture(torch.cat([p.means for p in parts]), torch.cat([p.sigmas for p in parts]))
+        mean = torch.stack([p.crps(actual) for p in parts]).mean(0)
+        assert bool((even.crps(actual) <= mean + 1e-12).all())
+        drawn = whole.distribution(range(50, 54), samples=1000, seed=0).cdf(actual[:4])  # within 5 standard errors
+        torch.testing.assert_close(drawn, even[:4].cdf(actual[:4]), rtol=0, atol=5 * math.sqrt(0.25 / 1000))
 
 
 class TestDistributions:

@@ -1,9 +1,8 @@
 """Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,26 @@ from bayesrnn.data.frames import gather
 from bayesrnn.data.series import Series, mauna_loa, read_csv
 from bayesrnn.data.tables import naming
 from bayesrnn.errors import UserError
-from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive, rate
+from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.tasks.forecast_model import Components, ForecastModel, GaussianHeads, Model, network, prior_cost
 from bayesrnn.tasks.forecast_plan import FRAME, SERIES, Plan
 from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
 
-_ROOT = 0.5 * math.log(2 * math.pi)
+__all__ = [
+    "Components",
+    "Data",
+    "Evaluate",
+    "Forecast",
+    "ForecastModel",
+    "GaussianHeads",
+    "Model",
+    "Plan",
+    "forecaster",
+    "prior_cost",
+    "read_series",
+]
 _SHOWN = 500  # last forecasts of the test part that the record keeps
-
-
-@dataclass(frozen=True)
-class Model:
-    """One LSTM, read at its last step. ``noise: varying``: sigma depends on the window, a head of its own says how.
-
-    ``linear`` adds a linear autoregression of the window to the means, so that the LSTM learns what is not linear.
-    ``prior_sigma`` is the standard deviation of the weights' prior in a dropout model: w^2 / (2 prior_sigma^2), summed,
-    counts like a KL, over the number of targets, so that short series hold weights tighter than long ones; 0: none.
-    """
-
-    hidden: int = positive(32)
-    layers: int = positive(1)
-    linear: bool = True
-    noise: str = choice("same", "varying")
-    input_dropout: float = rate()
-    recurrent_dropout: float = rate()
-    output_dropout: float = rate()
-    linear_dropout: float = rate()
-    prior_sigma: float = number(0.0, least=0)
 
 
 @dataclass(frozen=True)
@@ -75,69 +67,6 @@ class Evaluate:
     memory: float = number(50.0, least=0)
 
 
-class ForecastModel(nn.Module):
-    """From a window to a Gaussian for each of H steps ahead.
-
-    Args:
-        inputs: columns F. window: steps T. horizon: steps ahead H.
-        settings: sizes, noise and dropout rates: of the input, of the recurrent product, and of what the heads see.
-
-    Shape:
-        x (T, B, F) to (B, H, 2): the mean, and the log of the standard deviation.
-    """
-
-    def __init__(self, inputs: int, window: int, horizon: int, settings: Model) -> None:
-        super().__init__()
-        import bayesrnn as br
-
-        self.rnn = br.LSTM(
-            inputs,
-            settings.hidden,
-            settings.layers,
-            input_dropout=settings.input_dropout,
-            recurrent_dropout=settings.recurrent_dropout,
-        )
-        self.drop = br.SequenceDropout(settings.output_dropout)
-        self.mean = nn.Linear(settings.hidden, horizon)
-        self.log_sigma = nn.Parameter(torch.zeros(horizon))
-        self.spread = nn.Linear(settings.hidden, horizon) if settings.noise == "varying" else None
-        self.linear = nn.Linear(window * inputs, horizon) if settings.linear else None
-        self.drop_window = br.SequenceDropout(settings.linear_dropout)
-        for head in (self.spread, self.linear):  # both start as nothing
-            if head is not None:
-                nn.init.zeros_(head.weight)
-                nn.init.zeros_(head.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden, _ = self.rnn(x)
-        last = self.drop(hidden[-1:])[0]
-        mean = self.mean(last)
-        if self.linear is not None:
-            mean = mean + self.linear(self.drop_window(x.transpose(0, 1).flatten(1).unsqueeze(0))[0])
-        log_sigma = self.log_sigma.expand_as(mean)
-        if self.spread is not None:
-            log_sigma = log_sigma + 3 * torch.tanh(self.spread(last) / 3)  # at most e^3 times more or less noise
-        return torch.stack([mean, log_sigma], -1)
-
-
-class GaussianHeads(nn.Module):
-    """N(y; mean, sigma^2) with both from the model. Shapes: output (..., 2), mean and log sigma; target (...)."""
-
-    def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Sum of -log p(target)."""
-        mean, log_sigma = output.unbind(-1)
-        return (0.5 * ((target - mean) * torch.exp(-log_sigma)).square() + log_sigma + _ROOT).sum()
-
-    def count(self, target: Tensor) -> int:
-        return target.numel()
-
-
-def prior_cost(model: nn.Module, sigma: float) -> Tensor:
-    """-log N(w; 0, sigma^2), up to a constant, of all weights; the noise level is no weight."""
-    squares = [weight.square().sum() for name, weight in model.named_parameters() if name != "log_sigma"]
-    return torch.stack(squares).sum() / (2 * sigma**2)
-
-
 class Forecast(Task):
     """A CSV file, or carbon dioxide at Mauna Loa, and forecasts of it for H steps ahead."""
 
@@ -151,6 +80,8 @@ class Forecast(Task):
         settings: Data = recipe.data
         if recipe.model.prior_sigma and recipe.posterior.kind != "none":
             raise UserError("model.prior_sigma is for dropout models; a posterior has its own prior, set it to 0.")
+        if recipe.model.components > 1 and recipe.posterior.kind != "none":
+            raise UserError("model.components is for dropout models; with a posterior over weights set it to 1.")
         self.series = read_series(data, settings)
         with naming(Path(data).name) if data is not None else nullcontext():
             plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
@@ -169,7 +100,7 @@ class Forecast(Task):
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
         plan = Plan.from_json(files[FRAME])
-        plain = ForecastModel(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
+        plain = network(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
 
     def attach(self, model: nn.Module) -> None:
@@ -195,11 +126,17 @@ class Forecast(Task):
         return gather(self.features, origins, self.frame.window), targets
 
     def objective(self, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, Any, State]:
+        """Of several components the mean of their bounds, which is no less than the bound of their mixture."""
         x, y = batch
-        terms, _ = self.bound(lambda: self.model(x), y)
+        model, sigma, count = self.model, self.recipe.model.prior_sigma, self.recipe.model.components
+        if isinstance(model, Components):
+            terms, _ = self.bound(lambda: model.each(x), y.expand(count, *y.shape))
+            terms = replace(terms, nll=terms.nll / count)
+        else:
+            terms, _ = self.bound(lambda: model(x), y)
         loss = terms.loss
-        if self.recipe.model.prior_sigma:
-            loss = loss + prior_cost(self.model, self.recipe.model.prior_sigma) / self.num_data
+        if sigma:
+            loss = loss + prior_cost(model, sigma) / (count * self.num_data)
         return loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
@@ -208,14 +145,26 @@ class Forecast(Task):
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """The score of the posterior mean on the validation part, as the model gives it."""
-        from bayesrnn import mean
+        """The score of the posterior mean on the validation part, as the model gives it.
 
-        origins = self.cut.origins("valid", first=self.frame.first, horizon=self.frame.horizon)
-        with mean(self.model):
-            raw = self.forecaster.distribution(origins, samples=1, seed=0)
+        Of components, which are stopped one by one, the mean of each one's lowest score so far.
+        """
+        origins = self._origins("valid")
         actual = self.forecaster.actual[torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)]
-        return {"valid_crps": float(raw.crps(actual).mean()), "valid_nll": float(-raw.log_density(actual).mean())}
+
+        def scores(model: nn.Module) -> tuple[float, float]:
+            from bayesrnn import mean
+
+            one = forecaster(model, self.plan, self.values, self.recipe.evaluate)
+            with mean(model):
+                raw = one.distribution(origins, samples=1, seed=0)
+            return float(raw.crps(actual).mean()), float(-raw.log_density(actual).mean())
+
+        if isinstance(self.model, Components):
+            self.model.keep([scores(network)[0] for network in self.model.networks])
+            return {"valid_crps": float(self.model.best.mean()), "valid_nll": scores(self.model)[1]}
+        crps, nll = scores(self.model)
+        return {"valid_crps": crps, "valid_nll": nll}
 
     def final(self) -> dict[str, Any]:
         return self.evaluate()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.frames import Cut, Frame, gather
 from bayesrnn.errors import UserError
+from bayesrnn.tasks.forecast_model import Components
 from bayesrnn.tasks.mixture import Mixture, histogram, running_scale
 from bayesrnn.tasks.sizes import memory as machine_memory
 
@@ -209,7 +210,9 @@ def is_random(model: nn.Module) -> bool:
 
     part: Any
     for part in model.modules():
-        if isinstance(part, Bayesian) or getattr(part, "p", 0) > 0 or (hasattr(part, "rates") and part.rates.any):
+        if isinstance(part, (Bayesian, Components)) or getattr(part, "p", 0) > 0:
+            return True
+        if hasattr(part, "rates") and part.rates.any:
             return True
     return False
 
