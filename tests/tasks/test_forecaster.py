@@ -145,11 +145,11 @@ class TestComponents:
         moved(1.0)
         model.keep([0.5, 1.0])
         moved(1.0)
-        model.keep([0.7, 2.0])
+        model.keep([0.7, 0.1], patience=1)  # the second has waited for one epoch: it has stopped
         shift = model.each(x)[..., 0] - before[..., 0]
         torch.testing.assert_close(shift[0], torch.ones(5, 3), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(shift[1], torch.zeros(5, 3), rtol=1e-5, atol=1e-5)
-        assert model.best.tolist() == [0.5, 1.0]
+        assert (model.best.tolist(), model.since.tolist()) == ([0.5, 1.0], [1.0, 2.0])
         trained = model.train().each(x)[..., 0] - before[..., 0]
         torch.testing.assert_close(trained.detach(), torch.full((2, 5, 3), 2.0), rtol=1e-5, atol=1e-5)
         assert not any(weight.requires_grad for weight in model.kept.parameters())

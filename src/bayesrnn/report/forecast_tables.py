@@ -10,8 +10,14 @@ from typing import Any
 
 from bayesrnn.report.tables import Column, markdown_table
 
-RECIPES = {"forecast": "variational dropout", "forecast-bbb": "Bayes by Backprop", "forecast-plain": "plain LSTM"}
-BAYESIAN, PLAIN, PRIOR = ("forecast", "forecast-bbb"), "forecast-plain", "forecast-plain-prior"
+RECIPES = {
+    "forecast": "variational dropout",
+    "forecast-mixture": "mixture of four",
+    "forecast-bbb": "Bayes by Backprop",
+    "forecast-plain": "plain LSTM",
+}
+BAYESIAN, PLAIN = ("forecast", "forecast-mixture", "forecast-bbb"), "forecast-plain"
+PRIOR, FOUR = "forecast-plain-prior", "forecast-plain-mixture"
 _SCORES = {"test_crps_raw": "raw", "test_crps": "recalibrated"}
 NO_DIFFERENCE = "no difference within noise"
 # Student's t, two-sided 95%, for 2, 3, … pairs; for more than these the last, which is a little strict
@@ -151,8 +157,12 @@ def _findings(results: Path, recipe: str) -> list[str]:
     clear = [
         name
         for name in having("better", *_SCORES)
-        if not (results / PRIOR / name).is_dir()
-        or all(by.verdict == "better" for by in _against_prior(results, recipe, name).values())
+        if all(
+            by.verdict == "better"
+            for other in (PRIOR, FOUR)
+            if (results / other / name).is_dir()
+            for by in _against(results, recipe, other, name).values()
+        )
     ]
     every = [name for name, values in coverage.items() if all(map(_holds, values))]
     return [
@@ -229,8 +239,8 @@ def _second_choice(results: Path) -> str:
     return markdown_table(rows, columns)
 
 
-def _against_prior(results: Path, recipe: str, name: str) -> dict[str, Difference]:
-    own, plain = (_records(results / kind / name) for kind in (recipe, PRIOR))
+def _against(results: Path, recipe: str, other: str, name: str) -> dict[str, Difference]:
+    own, plain = (_records(results / kind / name) for kind in (recipe, other))
     return {key: difference(own, plain, key) for key in _SCORES}
 
 
@@ -238,7 +248,7 @@ def _long(results: Path) -> str:
     """Variational dropout against a plain LSTM with a prior, on the series that took no part in choosing."""
     rows = []
     for folder in sorted((results / PRIOR).glob("*")):
-        plain, found = _records(folder), _against_prior(results, "forecast", folder.name)
+        plain, found = _records(folder), _against(results, "forecast", PRIOR, folder.name)
         rows.append({
             "series": folder.name, "plain": _means(plain)["crps"], "pairs": found["test_crps"].pairs,
             **{key: f"{found[key]}: {found[key].verdict}" for key in _SCORES},
@@ -246,6 +256,19 @@ def _long(results: Path) -> str:
     columns = [Column("series", "series"), Column("plain", "CRPS of the plain LSTM with a prior, recalibrated")]
     columns += [Column(key, f"variational dropout against it, {label}") for key, label in _SCORES.items()]
     return markdown_table(rows, [*columns, Column("pairs", "pairs")])
+
+
+def _four(results: Path) -> str:
+    """What a mixture of four gains without masks, and what masks add to it."""
+    pairs = {"four plain LSTMs against one": (FOUR, PLAIN), "mixture of four against them": ("forecast-mixture", FOUR)}
+    rows: list[dict[str, Any]] = []
+    for name in sorted((f.name for f in (results / FOUR).glob("*")), key=lambda name: (name != "mauna_loa", name)):
+        rows.append({"series": name})
+        for label, pair in pairs.items():
+            for key, found in _against(results, *pair, name).items():
+                rows[-1] |= {f"{label}, {_SCORES[key]}": f"{found}: {found.verdict}", "pairs": found.pairs}
+    labels = [f"{label}, {how}" for label in pairs for how in _SCORES.values()]
+    return markdown_table(rows, [Column(label, label) for label in ("series", *labels, "pairs")])
 
 
 def _chosen(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -266,6 +289,7 @@ def _geometric(by_series: Mapping[str, Sequence[float]]) -> float:
 BLOCKS = {
     "forecast": _block,
     "forecast-long": _long,
+    "forecast-four": _four,
     "forecast-choice": _choice,
     "forecast-choice-second": _second_choice,
 }

@@ -1,5 +1,6 @@
 """Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -161,7 +162,8 @@ class Forecast(Task):
             return float(raw.crps(actual).mean()), float(-raw.log_density(actual).mean())
 
         if isinstance(self.model, Components):
-            self.model.keep([scores(network)[0] for network in self.model.networks])
+            found = [scores(network)[0] for network in self.model.networks]
+            self.model.keep(found, self.recipe.train.patience or math.inf)
             return {"valid_crps": float(self.model.best.mean()), "valid_nll": scores(self.model)[1]}
         crps, nll = scores(self.model)
         return {"valid_crps": crps, "valid_nll": nll}

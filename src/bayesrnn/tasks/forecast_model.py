@@ -88,8 +88,9 @@ class Components(nn.Module):
     A draw picks one of the networks, for each row of the batch or, with ``share="batch"``, for all of it, and draws
     that network's masks. The CRPS of a mixture is no higher than the mean of its parts' scores, as CRPS is convex.
 
-    Every network is stopped by itself: ``networks`` are trained, and in eval mode ``kept`` are used, which :meth:`keep`
-    sets. At the posterior mean (no draw) the output is the Gaussian with the mixture's mean and variance.
+    Every network is stopped by itself, as if it were trained alone: ``networks`` are trained, and in eval mode ``kept``
+    are used, which :meth:`keep` sets. At the posterior mean (no draw) the output is the Gaussian with the mixture's
+    mean and variance.
 
     Shape:
         x (T, B, F) to (B, H, 2), as of :class:`ForecastModel`.
@@ -97,20 +98,27 @@ class Components(nn.Module):
 
     batch_first = False
     best: Tensor
+    since: Tensor
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.networks, self.share = nn.ModuleList(networks), "sequence"
         self.kept = deepcopy(self.networks).requires_grad_(False)
         self.register_buffer("best", torch.full((len(networks),), math.inf))
+        self.register_buffer("since", torch.zeros(len(networks)))  # epochs since the best one
 
     @torch.no_grad()
-    def keep(self, scores: Sequence[float]) -> None:
-        """Keep the weights of each network whose score, of one epoch, is lower than all before."""
-        for network, kept, best, score in zip(self.networks, self.kept, self.best, scores, strict=True):
-            if score < float(best):
-                kept.load_state_dict(network.state_dict())
-                best.fill_(score)
+    def keep(self, scores: Sequence[float], patience: float = math.inf) -> None:
+        """Keep the weights of each network whose score, of one epoch, is lower than all before.
+
+        A network that was no better for ``patience`` epochs has stopped: nothing more of it is kept.
+        """
+        for k, score in enumerate(scores):
+            if float(self.since[k]) < patience and score < float(self.best[k]):
+                self.kept[k].load_state_dict(self.networks[k].state_dict())
+                self.best[k], self.since[k] = score, 0.0
+            else:
+                self.since[k] += 1
 
     def each(self, x: Tensor) -> Tensor:
         """What all networks say, (K, B, H, 2), each with masks of its own."""
