@@ -58,8 +58,8 @@ class Retraining(Language):
     """A language task whose model begins with a run's weights, some of which have mean 0 and keep it.
 
     Those keep their sigma and their KL, and rho goes on being learnt: without this noise the rest may overfit. In the
-    end it goes (:meth:`bare`). What the run had lost before has no sigma to keep, and stays as it is; the KL is then not
-    reported: log sigma of such weights is a huge number that never changes, and beside it the rest is lost.
+    end it goes (:meth:`bare`). What the run had lost before has no sigma to keep, and stays as it is; then the KL is
+    not reported: log sigma of such weights is a huge number that never changes, and beside it the rest is lost.
 
     Args:
         whole: the run's posterior.
