@@ -1,6 +1,7 @@
 """Forecasting recipes on real series: settings chosen before the test parts, then records of eight seeds.
 
     python benchmarks/forecast.py choose     # writes results/forecast-choice-second.json: every setting's score
+    python benchmarks/forecast.py average    # writes results/forecast-choice-average.json: mixtures of several runs
     python benchmarks/forecast.py run        # writes results/RECIPE/SERIES/SEED.json, those that are not there yet
 
 The series are the library's own and some that the statsmodels wheel carries; all are public domain. One setting per
@@ -26,7 +27,8 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.tasks.forecast import Data, Forecast, Plan, forecaster, read_series
-from bayesrnn.tasks.forecaster import measures
+from bayesrnn.tasks.forecaster import Walk, measures
+from bayesrnn.tasks.mixture import Mixture, running_scale
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train.launch import commit, launch
 from bayesrnn.train.run_folder import RECORD
@@ -46,6 +48,14 @@ BORROWED = {
     "unemployment": ("macrodata", "unemp"),
 }
 LONG = ("sunspots-monthly", "co2-weekly")  # take minutes, and no part in the choice
+# More series for ``average`` alone, and those of them that grow by rates
+OTHERS = {
+    "inflation": ("macrodata", "infl"),
+    "investment": ("macrodata", "realinv"),
+    "money": ("macrodata", "m1"),
+    "nile": ("nile", "volume"),
+}
+GROWING = ("investment", "money")
 RECIPES = ("forecast", "forecast-mixture", "forecast-plain", "forecast-bbb")
 # Other plain LSTMs, by the folder of their records: the runner-up of choosing, whose prior counts less the longer a
 # series is, for the long ones; and four at once, whose mean loss has a quarter of the gradient.
@@ -90,13 +100,13 @@ class Quiet:
     def epoch(self, line: dict[str, Any], epochs: int) -> None: ...
 
 
-def files(folder: Path) -> dict[str, str | None]:
+def files(folder: Path, *, others: bool = False) -> dict[str, str | None]:
     """Paths of the series by name; those of statsmodels as it has them, tables of years by months as one column."""
     import statsmodels.datasets
 
     source = Path(statsmodels.datasets.__file__).parent
     found: dict[str, str | None] = {"default": None}
-    for name, (where, column) in BORROWED.items():
+    for name, (where, column) in (BORROWED | OTHERS if others else BORROWED).items():
         path = source / where / f"{where}.csv"
         if name == "elnino":
             path = _one_column(list(csv.reader(path.open()))[1:], column, folder / "elnino.csv")
@@ -127,7 +137,8 @@ def train(
 ) -> dict[str, Any]:
     """One run, in ``folder/RECIPE/SERIES/SEED``; its record. ``measure=False``: the test part is not scored."""
     out = folder / recipe / series / str(seed)
-    target = [f"data.target={BORROWED[series][1]}"] if path is not None and series in BORROWED else []
+    target = [f"data.target={(BORROWED | OTHERS)[series][1]}"] if path is not None and series != "default" else []
+    target += ["data.log=true"] if series in GROWING else []
     words = ["bayesrnn", "train", recipe, *(["--data", Path(path).name] if path else []), "--seed", str(seed)]
     return launch(
         recipe,
@@ -148,7 +159,7 @@ def shortened(paths: dict[str, str | None], folder: Path) -> dict[str, str]:
     found = {}
     (folder / "shortened").mkdir()
     for name, path in paths.items():
-        data = Data() if path is None else Data(target=BORROWED[name][1])
+        data = Data() if path is None else Data(target=(BORROWED | OTHERS)[name][1])
         series = read_series(path, data)
         cut = Plan.of(series, data).cut
         kept = folder / "shortened" / f"{name}.csv"
@@ -157,18 +168,60 @@ def shortened(paths: dict[str, str | None], folder: Path) -> dict[str, str]:
     return found
 
 
-def scored(out: Path, path: str) -> dict[str, float]:
-    """Scores of a run on the last part of the series it was trained on, walking forward, calibrated and raw."""
+def walked(out: Path, path: str, samples: int | None = None) -> tuple[Walk, slice, Any]:
+    """A run's walk through the series it was trained on, the rows of its last part, and how it is measured."""
     cpu = torch.device("cpu")
     trained = open_run(out, cpu)
     task, settings = Forecast(trained.recipe, path, cpu), trained.recipe.evaluate
-    walk = forecaster(trained.model, task.plan, task.values, settings).walk(samples=settings.samples, seed=1)
-    rows = walk.rows(task.cut.origins("test", first=task.frame.first, horizon=task.frame.horizon))
+    walk = forecaster(trained.model, task.plan, task.values, settings).walk(samples=samples or settings.samples, seed=1)
+    return walk, walk.rows(task.cut.origins("test", first=task.frame.first, horizon=task.frame.horizon)), settings
+
+
+def scored(out: Path, path: str) -> dict[str, float]:
+    """Scores of a run on the last part of the series it was trained on, walking forward, calibrated and raw."""
+    walk, rows, settings = walked(out, path)
     found = {}
     for ending, forecast in (("", walk.forecast), ("_raw", walk.raw)):
         scores = measures(forecast[rows], walk.actual[rows], settings.level)
         found |= {f"{key}{ending}": scores[key] for key in CHOICE_KEYS}
     return found
+
+
+def mixed(walks: list[tuple[Walk, slice, Any]]) -> dict[str, float]:
+    """CRPS and coverage of the even mixture of several runs' forecasts, raw and recalibrated as one forecast is."""
+    first, rows, settings = walks[0]
+    raw = Mixture(
+        torch.cat([walk.raw.means for walk, _, _ in walks]),
+        torch.cat([walk.raw.sigmas for walk, _, _ in walks]),
+        first.raw.log,
+    )
+    scaled = raw.scaled(running_scale(raw.standardised(first.actual), memory=settings.memory))
+    found = {}
+    for ending, forecast in (("", scaled), ("_raw", raw)):
+        scores = measures(forecast[rows], first.actual[rows], settings.level)
+        found |= {f"{key}{ending}": scores[key] for key in ("crps", "coverage")}
+    return found
+
+
+def average(folder: Path, kept: Path | None) -> None:
+    """Even mixtures of 1, 2, 3 and 6 runs of two recipes, before the test parts; runs in ``kept`` are not redone."""
+    paths = shortened({n: p for n, p in files(folder, others=True).items() if n not in LONG}, folder)
+    runs = kept or folder
+    found: dict[str, Any] = {}
+    for recipe in ("forecast", "forecast-plain"):
+        for name, path in paths.items():
+            for seed in CHOICE_SEEDS:
+                if not (runs / recipe / name / str(seed) / RECORD).exists():
+                    train(recipe, name, path, seed, [], runs, measure=False)
+            walks = [walked(runs / recipe / name / str(seed), path, samples=25) for seed in CHOICE_SEEDS]
+            for size in (1, 2, 3, 6):
+                groups = [mixed(walks[k : k + size]) for k in range(0, len(walks), size)]
+                at = found.setdefault(recipe, {}).setdefault(str(size), {})
+                at[name] = {key: [group[key] for group in groups] for key in groups[0]}
+            print(recipe, name, *(f"{fmean(found[recipe][k][name]['crps']):.4g}" for k in found[recipe]), flush=True)
+    about = {"command": "python benchmarks/forecast.py average", "seeds": list(CHOICE_SEEDS), "commit": commit()}
+    text = json.dumps({"mixtures": found, **about, "torch": torch.__version__}, indent=1)
+    (ROOT / "results/forecast-choice-average.json").write_text(text + "\n", "utf-8")
 
 
 def add_seeds(row: dict[str, Any], recipe: str, seeds: tuple[int, ...], paths: dict[str, str], folder: Path) -> bool:
@@ -242,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Choose settings on validation parts, or write records of the recipes."
     )
-    parser.add_argument("what", choices=("choose", "run"))
+    parser.add_argument("what", choices=("choose", "average", "run"))
     parser.add_argument(
         "recipes",
         nargs="*",
@@ -250,6 +303,7 @@ def main() -> None:
     )
     parser.add_argument("--series", nargs="*", default=[], help="run: these alone, such as default elnino")
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS), help="run: these alone")
+    parser.add_argument("--runs", type=Path, help="average: a folder for its runs; those that are there are used")
     arguments = parser.parse_args()
     for name in arguments.recipes:
         if name not in VARIANTS:
@@ -258,6 +312,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if arguments.what == "choose":
             choose(Path(folder), arguments.recipes)
+        elif arguments.what == "average":
+            average(Path(folder), arguments.runs)
         else:
             run(Path(folder), arguments.recipes, arguments.series, arguments.seeds)
 

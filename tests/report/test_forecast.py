@@ -250,6 +250,19 @@ def test_four_are_compared_with_one_and_with_four(results):
     assert any(line.startswith("- mixture of four: better both raw and recalibrated") for line in findings(results))
 
 
+def test_mixtures_of_runs_against_one_plain_run(results):
+    with pytest.raises(SystemExit, match=r"forecast-choice-average.json is missing: make it with"):
+        BLOCKS["forecast-choice-average"](results)
+    plain = {"a": {"crps": [1.0, 3.0], "crps_raw": [4.0, 4.0]}, "b": {"crps": [10.0, 10.0], "crps_raw": [5.0, 5.0]}}
+    two = {"a": {"crps": [1.8], "crps_raw": [2.0]}, "b": {"crps": [11.0], "crps_raw": [5.0]}}
+    record = {"mixtures": {"forecast": {"2": two}, "forecast-plain": {"1": plain}}}
+    (results / "forecast-choice-average.json").write_text(json.dumps(record))
+    assert BLOCKS["forecast-choice-average"](results).splitlines()[2:] == [
+        "| variational dropout | 2 | -25.0% (-50.0 to +0.0) | +0.0% (-10.0 to +10.0) | 2 |",
+        "| plain LSTM | 1 | +0.0% (+0.0 to +0.0) | +0.0% (+0.0 to +0.0) | 2 |",
+    ]
+
+
 def test_the_second_round_of_choosing(results):
     with pytest.raises(SystemExit, match=r"forecast-choice-second.json is missing: make it with"):
         BLOCKS["forecast-choice-second"](results)

@@ -239,6 +239,32 @@ def _second_choice(results: Path) -> str:
     return markdown_table(rows, columns)
 
 
+def _average(results: Path) -> str:
+    """Even mixtures of several runs before the test parts, against one run of the plain LSTM: means over series."""
+    path = results / "forecast-choice-average.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} is missing: make it with `python benchmarks/forecast.py average` and commit it")
+    mixtures = json.loads(path.read_text("utf-8"))["mixtures"]
+    one = mixtures[PLAIN]["1"]
+
+    def against(by_series: Mapping[str, Any], key: str) -> str:
+        apart = [fmean(by_series[name][key]) / fmean(one[name][key]) - 1 for name in one]
+        low, high = min(apart), max(apart)
+        return f"{100 * fmean(apart):+.1f}% ({100 * low:+.1f} to {100 * high:+.1f})"
+
+    rows = [
+        {"model": RECIPES[recipe], "runs": int(size), "series": len(one),
+         **{key: against(by_series, key) for key in ("crps_raw", "crps")}}
+        for recipe, by_size in mixtures.items() for size, by_series in by_size.items()
+    ]  # fmt: skip
+    columns = (
+        Column("model", "model"), Column("runs", "runs in the mixture"),
+        Column("crps_raw", "CRPS against one plain LSTM, raw (series)"), Column("crps", "recalibrated (series)"),
+        Column("series", "series"),
+    )  # fmt: skip
+    return markdown_table(rows, columns)
+
+
 def _against(results: Path, recipe: str, other: str, name: str) -> dict[str, Difference]:
     own, plain = (_records(results / kind / name) for kind in (recipe, other))
     return {key: difference(own, plain, key) for key in _SCORES}
@@ -292,4 +318,5 @@ BLOCKS = {
     "forecast-four": _four,
     "forecast-choice": _choice,
     "forecast-choice-second": _second_choice,
+    "forecast-choice-average": _average,
 }
