@@ -50,6 +50,12 @@ def command(
     drop_words: Annotated[
         bool, typer.Option("--drop-words", help="Keep word dropout on in draws.", rich_help_panel=_LANGUAGE)
     ] = False,
+    test_only: Annotated[
+        bool,
+        typer.Option(
+            "--test-only", help="Draws on the test text, not on the validation text.", rich_help_panel=_LANGUAGE
+        ),
+    ] = False,
     entropy_samples: Annotated[
         int, typer.Option(min=0, help="Draws for the entropy gap.", rich_help_panel=_LANGUAGE)
     ] = 10,
@@ -179,6 +185,9 @@ def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> bool
         kept = whole.setdefault("metrics", {})
         if "dynamic_lr" in metrics:  # another choice among other rates
             for key in ("dynamic_tried", "dynamic_diverged"):
+                kept.pop(key, None)
+        if "samples" in metrics:  # another number of draws
+            for key in ("valid_perplexity_mc", "valid_perplexity_by_draws"):
                 kept.pop(key, None)
         kept.update(metrics)
     except (OSError, ValueError, AttributeError, RecursionError):

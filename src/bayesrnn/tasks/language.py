@@ -322,6 +322,7 @@ class Language(Task):
         dynamic_rule: str = "sgd",
         dynamic_decay: str | float = 0.0,
         drop_words: bool = False,
+        test_only: bool = False,
         entropy_samples: int = 10,
     ) -> dict[str, Any]:
         from bayesrnn.tasks.evaluation import evaluate
@@ -338,6 +339,7 @@ class Language(Task):
             dynamic_rule=dynamic_rule,
             dynamic_decay=dynamic_decay,
             drop_words=drop_words,
+            test_only=test_only,
             entropy_samples=entropy_samples,
             seed=seed,
             say=say,
