@@ -402,7 +402,7 @@ def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
     return {
         "best_epoch": best["epoch"],
         **figures,
-        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         speed: speeds[len(speeds) // 2],
         "train_seconds": sum(line["seconds"] for line in run.history),
     }
