@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -27,31 +26,29 @@ import torch
 from torch import Tensor
 
 import bayesrnn as br
+from bayesrnn import kernels
+from bayesrnn.errors import UserError
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks.language import Language
-from bayesrnn.train.launch import commit
+from bayesrnn.train.launch import commit, device_of
 from bayesrnn.train.step import Step
 
 EXACT = "exact"
-PATHS = {EXACT: "loop", "one launch": None, "step by step": "cells"}
+PATHS = {EXACT: "loop", "one launch": "persistent", "step by step": "cells"}
 
 
 @contextlib.contextmanager
 def on(name: str) -> Iterator[None]:
-    """Inside the block layers run on this path, products in TF32 unless exact."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, os.environ.get("BAYESRNN_KERNEL")
+    """Inside the block every layer runs on this path, or the next that can; products in TF32 unless exact."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest" if name == EXACT else "high")
     torch.backends.cudnn.allow_tf32 = name != EXACT
-    if PATHS[name] is not None:
-        os.environ["BAYESRNN_KERNEL"] = PATHS[name]
     try:
-        yield
+        with kernels.force(PATHS[name]):
+            yield
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
-        os.environ.pop("BAYESRNN_KERNEL", None)
-        if before[2] is not None:
-            os.environ["BAYESRNN_KERNEL"] = before[2]
 
 
 def trained(recipe: Any, data: str, device: torch.device, epochs: int) -> Language:
@@ -146,13 +143,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="write the record here")
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device here; name another with --device")
+    if options.windows < 1 or options.epochs < 0:
+        parser.error("--windows must be at least 1, and --epochs at least 0")
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
-    device = torch.device(options.device)
-    task = trained(override(load(options.recipe), options.set), options.data, device, options.epochs)
-    found, valid = compare(task, options.windows), perplexities(task)
+    try:
+        device = device_of(options.device)
+        task = trained(override(load(options.recipe), options.set), options.data, device, options.epochs)
+    except UserError as error:
+        parser.error(str(error))
+    windows = min(options.windows, task.steps)
+    found, valid = compare(task, windows), perplexities(task)
     for part, ways in found.items():
         for name, line in ways.items():
             figures = ", ".join(f"{key} {value:.2e}" for key, value in line.items())
@@ -163,7 +164,7 @@ def main() -> None:
             "command": " ".join(["python", *sys.argv]), "commit": commit(), "recipe": options.recipe,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else options.device,
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
-            "epochs": options.epochs, "windows": options.windows, **found, "valid_perplexity": valid,
+            "epochs": options.epochs, "windows": windows, **found, "valid_perplexity": valid,
         }  # fmt: skip
         options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 

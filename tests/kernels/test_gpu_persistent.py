@@ -229,7 +229,7 @@ def test_cases_it_refuses_run_elsewhere(cell, launches, monkeypatch):
     assert "not 'persistent': of 20000 sequences" in run(batch=20_000)
     assert "not 'persistent': the recurrent weights of 4000 units do not fit on this chip." in run(hidden=4000)
     plain = getattr(torch.nn, cell)(7, 65, device="cuda")
-    assert layered.in_one_launch(plain, torch.randn(2, 500, 7, device="cuda"))
+    assert layered.in_one_launch(plain, torch.randn(2, 512, 7, device="cuda"))
     assert not layered.in_one_launch(plain, torch.randn(2, 600, 7, device="cuda"))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert "allow_tf32 forbids." in run()

@@ -103,6 +103,21 @@ if not INTERPRETED:
                 layer.mode, device="cuda", batch=400, hidden=650
             )
         assert "path 'persistent'" not in kernels.explain(br.RNN(3, 650), device="cuda", batch=20)
+
+        def why(layer, batch):
+            return kernels.explain(layer, device="cuda", batch=batch)
+
+        plain, noisy = br.LSTM(3, 650), br.LSTM(3, 650, recurrent_dropout=0.2)  # cuDNN or single steps can run them
+        assert "path 'persistent'" in why(plain, 256)
+        assert "above 256 cuDNN's kernel is faster" in why(plain, 257)
+        assert why(plain, 257).startswith("the module (LSTM): cuDNN's kernel for whole layers: there is no noise")
+        assert "path 'persistent'" in why(noisy, 192)
+        assert "path 'cells'" in why(noisy, 193)
+        assert "above 192 single steps are faster" in why(noisy, 193)
+        assert "above 512 cuDNN's kernel is faster" in why(br.LSTM(3, 200), 513)
+        assert "path 'persistent'" in why(br.LSTM(3, 200, recurrent_dropout=0.2), 960)
+        assert "above 32 single steps are faster" in why(br.LSTM(3, 1500, recurrent_dropout=0.2), 33)
+        assert "above 96 single steps are faster" in why(br.LSTM(3, 1500, recurrent_dropout=0.2, tied=False), 97)
         small = br.GRU(3, 65, recurrent_dropout=0.2)  # in 14 groups: 9 programs of 8 units each, of 132 processors
         assert "path 'persistent'" in kernels.explain(small, device="cuda", batch=400)
         assert "of 20000 sequences 448 fit on the chip at a time" in kernels.explain(small, device="cuda", batch=20_000)

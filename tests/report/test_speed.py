@@ -87,8 +87,8 @@ def test_one_pair_has_no_standard_error_and_no_pairs_no_rows(tmp_path):
     record(tmp_path, "small/1", train=50, valid=82)
     record(tmp_path, "same-training/small-step-by-step-1", train=51, valid=80)
     rows = BLOCKS["alike"](tmp_path).splitlines()[2:]
-    assert len(rows) == 4
-    assert "| mean ± sd | step by step | 51.00 | 80.00 | 79.00 |" in rows[-1]
+    assert len(rows) == 2
+    assert "| 1 | step by step | 51.00 | 80.00 | 79.00 |" in rows[-1]
 
 
 def test_runs_with_other_settings_are_no_pair(tmp_path):
@@ -138,3 +138,14 @@ def test_many_draws_are_told_once_for_all_batches(tmp_path):
     for name in RECORDS[:3]:
         write(tmp_path, name, [training("plain", 3.0, 1.5, title=name)], [draws])
     assert BLOCKS["gpu-speed"](tmp_path).count("100 draws") == 1
+
+
+def test_a_layer_without_masks_has_cudnn_where_others_have_single_steps(tmp_path):
+    record(tmp_path, "small/1", train=50, valid=82)
+    record(tmp_path, "same-training/small-step-by-step-1", train=51, valid=80)
+    assert "| 1 | step by step |" in BLOCKS["alike"](tmp_path)
+    for rate, way in ((0.2, "step by step"), (0.0, "cuDNN")):
+        path = tmp_path / "same-training/small-step-by-step-1.json"
+        made = json.loads(path.read_text()) | {"settings": {"model": {"recurrent_dropout": rate}}}
+        path.write_text(json.dumps(made))
+        assert f"| 1 | {way} |" in BLOCKS["alike"](tmp_path)

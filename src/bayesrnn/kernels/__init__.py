@@ -45,6 +45,8 @@ class Case:
     recurrent_mask: str | None = None
     """Noise on h in the recurrent product: None, "tied" or "untied"."""
     cell_mask: bool = False
+    plain: bool = False
+    """A layer without noise, which torch's own kernel, on a GPU cuDNN's, can run whole."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _persistent_refuses(case: Case) -> str | None:
     request = asked()
     if cannot is not None or (request is not None and request[0] == "persistent"):
         return cannot  # who asks for this path gets it wherever it runs
-    slower: str | None = persistent.slower(**facts)
+    slower: str | None = persistent.slower(plain=case.plain, **facts)
     return slower
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -118,10 +118,15 @@ def _of_layer(
     whole = f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers"
     if not ours:
         return f"{whole}: torch's own layer."
-    if kernels.choose(case)[0].name == "persistent":  # then also without noise
+    case = replace(case, plain=True)
+    chosen, against = kernels.choose(case)
+    if chosen.name == "persistent":  # then also without noise
         return _paragraph(title, case)
     if rates is None or not rates.any:
-        return f"{whole}: there is no noise in the recurrence."
-    if not layer.training:
-        return f"{whole}: in eval mode it runs without noise."
-    return f"{whole}: the batch shares its noise, which is folded into the weights."
+        why = "there is no noise in the recurrence"
+    elif not layer.training:
+        why = "in eval mode it runs without noise"
+    else:
+        why = "the batch shares its noise, which is folded into the weights"
+    refused = [f"  not {row.name!r}: {reason}." for row, reason in against if row.name == "persistent"]
+    return "\n".join([f"{whole}: {why}.", *(refused if device == "cuda" else [])])

@@ -20,11 +20,15 @@ from torch import Tensor
 from bayesrnn.kernels.steps import offsets
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
-# Turns of sequences in one step up to which one launch is faster than single steps, by gates and by units per program
-# (8, or more): where gates share their mask or have none, and where each has its own. From results/gpu-layers.json,
-# LSTMs of 200, 650 and 1500 units: 4 to 6 turns won and 7 or 8 lost, of 1500 units 4 lost; untied 8 won and 16 lost, of
-# 1500 units 4 lost. GRUs were not measured: theirs are the same, but for large ones, whose other path is the loop.
-MAX_TURNS = {4: {8: (6, 12), 16: (2, 3)}, 3: {8: (6, 12), 16: (4, 4)}}
+# Turns of sequences in one step up to which one launch is the fastest, by gates and by units per program (8, or more).
+# From results/gpu-layers.json, LSTMs of 200, 650 and 1500 units. GRUs were not measured.
+# Against single steps, where gates share their mask or have none, and where each has its own: 4 to 6 turns won and 7 or
+# 8 lost, of 1500 units 4 lost, and lines through 1 and 4 cross between 1 and 2; untied 8 won and 16 lost, of 1500 units
+# 4 lost, and the lines cross at 3. Single steps of a GRU are the loop, with more launches each: large ones have 4.
+MAX_TURNS = {4: {8: (6, 12), 16: (1, 3)}, 3: {8: (6, 12), 16: (4, 4)}}
+# Against cuDNN, which can run a layer without noise: 8 turns of 650 units won and 16 lost; of 200 units 512 sequences,
+# 4 turns, were even, and 1024 lost; of 1500 units 4 lost, and the lines cross between 2 and 3.
+MAX_TURNS_PLAIN, MAX_BATCH_PLAIN = {4: {8: 8, 16: 2}, 3: {8: 4, 16: 2}}, 512
 
 
 @triton.jit
@@ -281,18 +285,21 @@ def supported(
     return None
 
 
-def slower(*, gates: int, batch: int, hidden: int, untied: bool, device: torch.device) -> str | None:
+def slower(*, gates: int, batch: int, hidden: int, untied: bool, plain: bool, device: torch.device) -> str | None:
     """None, or why another path is the faster one, where this one can run too; by the times of results/gpu-layers.json.
 
-    A step takes the sequences in turns, as many at a time as all groups of programs hold.
+    A step takes the sequences in turns, as many at a time as all groups of programs hold. `plain`: cuDNN can run it.
     """
     laid = plan(batch, hidden, gates=gates, untied=untied, **limits(device))
     assert laid is not None
-    room = laid.groups * laid.rows
-    most = room * MAX_TURNS[gates][min(laid.units, 16)][untied]
+    room, size = laid.groups * laid.rows, min(laid.units, 16)
+    if plain:
+        most, other = min(MAX_BATCH_PLAIN, room * MAX_TURNS_PLAIN[gates][size]), "cuDNN's kernel is"
+    else:
+        most, other = room * MAX_TURNS[gates][size][untied], "single steps are"
     if batch <= most:
         return None
-    return f"of {batch} sequences {room} fit on the chip at a time; above {most} single steps are faster"
+    return f"of {batch} sequences {room} fit on the chip at a time; above {most} {other} faster"
 
 
 @functools.lru_cache(maxsize=64)

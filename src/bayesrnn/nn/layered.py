@@ -206,9 +206,6 @@ def _dtype(given: torch.dtype, device: str) -> torch.dtype:
     return torch.float32 if given == _autocast(device) else given
 
 
-_CUDNN_FROM = 512  # sequences: more are faster there, however few the units: results/gpu-layers.json
-
-
 def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
     """Whether a layer takes all steps of this input in one launch, which is faster than torch's own kernel."""
     packed = isinstance(input, PackedSequence)
@@ -222,8 +219,6 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
     if dtype != _dtype(weight.dtype, "cuda") or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
         return False
     rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
-    if rows > _CUDNN_FROM and kernels.asked() is None:
-        return False
     steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
     case = kernels.Case(
         module.mode,
@@ -233,6 +228,7 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
         hidden=module.hidden_size,
         steps=steps,
         projection=module.proj_size > 0,
+        plain=True,
     )
     return kernels.choose(case)[0].name == "persistent"
 

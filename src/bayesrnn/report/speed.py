@@ -75,7 +75,7 @@ def gpu(results: Path) -> str:
 
 
 Pair = tuple[dict[str, Any], dict[str, Any]]
-_WAYS = ("one launch", "step by step")
+_MASKS = ("input_dropout", "recurrent_dropout", "cell_dropout", "weight_dropout")
 _FIGURES = (
     Column("train_perplexity", "train, last epoch"), Column("valid_perplexity", "valid"),
     Column("test_perplexity", "test"), Column("valid_perplexity_mc", "valid, MC"),
@@ -105,6 +105,13 @@ def _pair(results: Path, path: Path) -> Pair:
     return first, second
 
 
+def _ways(pair: Pair) -> tuple[str, str]:
+    """One launch, and what `BAYESRNN_KERNEL=cells` is: single steps for layers with masks, cuDNN for those without."""
+    model = pair[1].get("settings", {}).get("model")
+    plain = model is not None and not any(model.get(rate) for rate in _MASKS)
+    return "one launch", "cuDNN" if plain else "step by step"
+
+
 def _figures(record: dict[str, Any]) -> dict[str, float]:
     """Those that the run has."""
     found = {**record["metrics"], "train_perplexity": record["curves"]["train_perplexity"][-1]}
@@ -113,19 +120,21 @@ def _figures(record: dict[str, Any]) -> dict[str, float]:
 
 def _compared(pairs: list[Pair]) -> Iterator[dict[str, Any]]:
     """The runs; each way's mean and standard deviation; how far the pairs are apart."""
+    ways = _ways(pairs[0])
     for pair in pairs:
-        for way, record in zip(_WAYS, pair, strict=True):
+        for way, record in zip(ways, pair, strict=True):
             shown = {key: f"{value:.2f}" for key, value in _figures(record).items()}
             yield {"seed": record["seed"], "way": way, **shown}
     runs = [[_figures(record) for record in records] for records in zip(*pairs, strict=True)]
     keys = [column.key for column in _FIGURES if all(column.key in run for way in runs for run in way)]
-    for way, own in zip(_WAYS, runs, strict=True):
+    if len(pairs) == 1:
+        return
+    for way, own in zip(ways, runs, strict=True):
         yield {"seed": "mean ± sd", "way": way, **{key: mean([run[key] for run in own], "{:.2f}") for key in keys}}
     between = {key: [(a[key], b[key]) for a, b in zip(*runs, strict=True)] for key in keys}
-    if len(pairs) > 1:
-        for name, text in (("mean ± standard error", _difference), ("least to most", _range)):
-            differences = {key: text(values) for key, values in between.items()}
-            yield {"seed": name, "way": "one launch minus step by step", **differences}
+    for name, text in (("mean ± standard error", _difference), ("least to most", _range)):
+        differences = {key: text(values) for key, values in between.items()}
+        yield {"seed": name, "way": f"one launch minus {ways[1]}", **differences}
 
 
 def _difference(values: list[tuple[float, float]]) -> str:
