@@ -174,6 +174,7 @@ class Variant:
 
 _LARGE = {"epochs": 55, "decay": 1 / 1.15}
 _BRNN, _SHARPENED, _VARIATIONAL = "brnn-medium", "brnn-sharpened-medium", "variational-tied-medium"
+_PUBLISHED = dict.fromkeys((_BRNN, _SHARPENED), {"epochs": 70, "decay": 0.9, "decay_after": 20})  # recipes: 60, 0.87
 _TWO = "model.one_bias=false"
 _NO_NOISE = tuple(f"model.{name}_dropout=0" for name in ("input", "recurrent", "output"))
 VARIANTS = {
@@ -206,7 +207,8 @@ COMPUTED = "lua-count"
 def recipe_of(variant: Variant, size: str, epochs: int) -> tuple[Recipe, list[str]]:
     """The recipe in this width, the epochs of its schedule scaled to so many, and what was overridden for it."""
     base = recipes.load(variant.recipe)
-    plan = {key: getattr(base.train, key) for key in ("epochs", "decay", "decay_after")} | variant.schedule
+    plan = {key: getattr(base.train, key) for key in ("epochs", "decay", "decay_after")}
+    plan |= _PUBLISHED.get(variant.recipe, {}) | variant.schedule
     share = epochs / plan["epochs"]
     squeezed = [
         f"train.epochs={epochs}",
