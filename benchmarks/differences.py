@@ -174,7 +174,7 @@ class Variant:
 
 _LARGE = {"epochs": 55, "decay": 1 / 1.15}
 _BRNN, _SHARPENED, _VARIATIONAL = "brnn-medium", "brnn-sharpened-medium", "variational-tied-medium"
-_PUBLISHED = dict.fromkeys((_BRNN, _SHARPENED), {"epochs": 70, "decay": 0.9, "decay_after": 20})  # recipes: 60, 0.87
+_PUBLISHED = {name: {"epochs": 70, "decay": 0.9, "decay_after": 20} for name in (_BRNN, _SHARPENED)}  # recipes: 60, .87
 _TWO = "model.one_bias=false"
 _NO_NOISE = tuple(f"model.{name}_dropout=0" for name in ("input", "recurrent", "output"))
 VARIANTS = {
