@@ -188,7 +188,7 @@ def test_findings_go_by_the_rule(results):
     )
     assert "better on 1 (zoo); worse on 0; no difference within noise on 1 (mauna_loa)." in recalibrated
     assert both == (
-        "- variational dropout: better both raw and recalibrated than every plain LSTM of this page on 0. "
+        "- variational dropout: better both raw and recalibrated than every plain LSTM that was run on it, on 0. "
         "95% intervals, recalibrated, cover 92% to 98% "
         "in the mean of seeds on 2 (mauna_loa, zoo), with every seed on 2 (mauna_loa, zoo)."
     )
@@ -229,7 +229,7 @@ def test_the_long_series_are_compared_with_a_prior_too(results):
     assert lines[2:] == [
         "| zoo | 0.55 ± 0.07 | -35.0% ± 5.0: no difference within noise | +18.2% ± 0.0: worse | 2 |",
     ]
-    every = "better both raw and recalibrated than every plain LSTM of this page on {}. "
+    every = "better both raw and recalibrated than every plain LSTM that was run on it, on {}. "
     assert every.format("1 (mauna_loa)") in findings(results)[2]  # on zoo it is better than the other plain model alone
     for seed in (1, 2):
         path = results / "forecast-plain-prior" / "zoo" / f"{seed}.json"
