@@ -76,7 +76,8 @@ def evaluate(
     if samples and random:
         metrics["samples"] = samples
         with scoring.word_dropout(run.model, on=drop_words):
-            for split, stream in list(splits.items())[test_only:]:
+            for split in ("test",) if test_only else splits:
+                stream = splits[split]
                 say(f"{samples} draws on {split}")
                 found_mc = scoring.monte_carlo_perplexities(run.model, stream, samples=samples, seed=seed, reset=reset)
                 metrics[f"{split}_perplexity_mc"] = found_mc[samples]
