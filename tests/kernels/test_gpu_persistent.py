@@ -218,6 +218,38 @@ def test_layers_take_it(cell, training, packed, launches):
     assert max(errors(found, expected)) < 1e-3
 
 
+def test_in_a_graph_large_plain_layers_run_step_by_step(launches, monkeypatch):
+    torch.set_float32_matmul_precision("high")  # the fixture sets it back
+    torch.manual_seed(0)
+    layer, x = br.LSTM(7, 650, 2, device="cuda"), torch.randn(3, 600, 7, device="cuda", requires_grad=True)
+
+    def outcome():
+        out, (h, c) = layer(x)
+        loss = out.square().sum() + h.sin().sum() + c.cos().sum()
+        return [out, h, c, *torch.autograd.grad(loss, [x, *layer.parameters()])]
+
+    expected = outcome()
+    with kernels.recording():
+        assert "path 'cells'" in kernels.explain(layer, batch=600, graph=True)
+        taken = []
+        real = kernels._load
+        monkeypatch.setattr(kernels, "_load", lambda place: (taken.append(place), real(place))[1])
+        found = outcome()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            outcome()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = outcome()
+        graph.replay()
+    assert taken.count("lstm.cells:lstm") == 6
+    assert not launches
+    assert max(errors(found, expected)) < 2e-3
+    assert max(errors(kept, expected)) < 2e-3
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_cases_it_refuses_run_elsewhere(cell, launches, monkeypatch):
     def run(batch=3, hidden=65, dtype=torch.float32):
@@ -229,9 +261,9 @@ def test_cases_it_refuses_run_elsewhere(cell, launches, monkeypatch):
     assert "not 'persistent': of 20000 sequences" in run(batch=20_000)
     assert "not 'persistent': the recurrent weights of 4000 units do not fit on this chip." in run(hidden=4000)
     plain = getattr(torch.nn, cell)(7, 65, device="cuda")
-    assert layered.in_one_launch(plain, torch.randn(2, 512, 7, device="cuda"))
-    assert not layered.in_one_launch(plain, torch.randn(2, 600, 7, device="cuda"))
+    assert layered.beats_torch(plain, torch.randn(2, 512, 7, device="cuda"))
+    assert not layered.beats_torch(plain, torch.randn(2, 600, 7, device="cuda"))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert "allow_tf32 forbids." in run()
     assert not launches
-    assert not layered.in_one_launch(getattr(torch.nn, cell)(7, 65), torch.randn(2, 3, 7, device="cuda"))
+    assert not layered.beats_torch(getattr(torch.nn, cell)(7, 65), torch.randn(2, 3, 7, device="cuda"))

@@ -121,6 +121,24 @@ if not INTERPRETED:
         small = br.GRU(3, 65, recurrent_dropout=0.2)  # in 14 groups: 9 programs of 8 units each, of 132 processors
         assert "path 'persistent'" in kernels.explain(small, device="cuda", batch=400)
         assert "of 20000 sequences 448 fit on the chip at a time" in kernels.explain(small, device="cuda", batch=20_000)
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        recorded = kernels.explain(plain, device="cuda", batch=257, graph=True)  # many launches cost little there
+        assert "path 'cells'" in recorded
+        assert "above 192 single steps are faster" in recorded
+        assert "path 'persistent'" in kernels.explain(plain, device="cuda", batch=192, graph=True)
+        for layer, facts in (
+            (br.LSTM(3, 400), {"batch": 2000}),  # not measured
+            (br.GRU(3, 650), {"batch": 600}),
+            (plain, {"batch": 257, "autocast": torch.bfloat16}),
+        ):
+            text = kernels.explain(layer, device="cuda", graph=True, **facts)
+            assert "cuDNN's kernel for whole layers: there is no noise" in text
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+        assert "cuDNN's kernel for whole" in kernels.explain(plain, device="cuda", batch=257, graph=True)
+        monkeypatch.setenv("BAYESRNN_KERNEL", "cells")
+        assert "path 'cells' (BAYESRNN" in why(plain, 20)
+        monkeypatch.setenv("BAYESRNN_KERNEL", "triton")
+        assert "cuDNN's kernel for whole layers" in why(plain, 20)
         monkeypatch.setenv("BAYESRNN_KERNEL", "persistent")  # slower, but asked for
         assert "path 'persistent' (BAYESRNN" in kernels.explain(small, device="cuda", batch=20_000)
 

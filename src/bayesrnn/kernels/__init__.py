@@ -47,6 +47,8 @@ class Case:
     cell_mask: bool = False
     plain: bool = False
     """A layer without noise, which torch's own kernel, on a GPU cuDNN's, can run whole."""
+    graph: bool = False
+    """Launched from a CUDA graph, where many small launches cost no time of the CPU."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _persistent_refuses(case: Case) -> str | None:
     request = asked()
     if cannot is not None or (request is not None and request[0] == "persistent"):
         return cannot  # who asks for this path gets it wherever it runs
-    slower: str | None = persistent.slower(plain=case.plain, **facts)
+    slower: str | None = persistent.slower(cudnn=case.plain and not _cells_beat_cudnn(case), **facts)
     return slower
 
 
@@ -113,7 +115,22 @@ def _cells_refuse(case: Case) -> str | None:
         return f"it needs a CUDA device, and this is {case.device}"
     if case.projection:
         return "torch's fused cell has no projection"
-    return "torch's fused cell has no mask on the cell state" if case.cell_mask else None
+    if case.cell_mask:
+        return "torch's fused cell has no mask on the cell state"
+    request = asked()
+    if not case.plain or (request is not None and request[0] == "cells") or _cells_beat_cudnn(case):
+        return None
+    return "cuDNN's kernel for whole layers, which this layer can take, is faster or was not measured against it"
+
+
+def _cells_beat_cudnn(case: Case) -> bool:
+    """For layers without noise, by results/gpu-layers.json: in TF32 and in a CUDA graph, LSTMs of 650 and 1500 units.
+
+    Those of 200 units lost above 256 sequences, where one launch has lost too.
+    """
+    allowed = torch.get_float32_matmul_precision() != "highest"
+    in_tf32 = case.dtype == torch.float32 and case.autocast is None and allowed
+    return case.graph and in_tf32 and case.kernel == "LSTM" and not case.projection and (case.hidden or 0) >= 512
 
 
 def _triton_refuses(case: Case) -> str | None:
@@ -196,6 +213,7 @@ _TABLE = (
 )
 _NAMES = tuple(row.name for row in _TABLE)
 _forced: ContextVar[str | None] = ContextVar("bayesrnn_kernel", default=None)
+_recording: ContextVar[bool] = ContextVar("bayesrnn_recording", default=False)
 
 
 @contextmanager
@@ -209,6 +227,20 @@ def force(path: str) -> Iterator[None]:
         yield
     finally:
         _forced.reset(token)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """What runs inside the block is recorded into a CUDA graph, or warms up for that."""
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def is_recording() -> bool:
+    return _recording.get()
 
 
 def _check(path: str) -> str:
@@ -275,4 +307,18 @@ def kernel(name: str, device: str = "cpu", **facts: Any) -> Callable[..., Any]:
 
 from bayesrnn.kernels.explanation import explain  # noqa: E402  (it reads the table)
 
-__all__ = ["Case", "Path", "able", "asked", "choose", "explain", "force", "forced", "interpreted", "kernel", "path"]
+__all__ = [
+    "Case",
+    "Path",
+    "able",
+    "asked",
+    "choose",
+    "explain",
+    "force",
+    "forced",
+    "interpreted",
+    "is_recording",
+    "kernel",
+    "path",
+    "recording",
+]

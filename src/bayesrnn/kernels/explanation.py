@@ -120,7 +120,7 @@ def _of_layer(
         return f"{whole}: torch's own layer."
     case = replace(case, plain=True)
     chosen, against = kernels.choose(case)
-    if chosen.name == "persistent":  # then also without noise
+    if chosen.name in ("persistent", "cells"):  # then also without noise
         return _paragraph(title, case)
     if rates is None or not rates.any:
         why = "there is no noise in the recurrence"
@@ -128,5 +128,5 @@ def _of_layer(
         why = "in eval mode it runs without noise"
     else:
         why = "the batch shares its noise, which is folded into the weights"
-    refused = [f"  not {row.name!r}: {reason}." for row, reason in against if row.name == "persistent"]
+    refused = [f"  not {row.name!r}: {reason}." for row, reason in against if row.name in ("persistent", "cells")]
     return "\n".join([f"{whole}: {why}.", *(refused if device == "cuda" else [])])

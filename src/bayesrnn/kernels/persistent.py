@@ -285,15 +285,18 @@ def supported(
     return None
 
 
-def slower(*, gates: int, batch: int, hidden: int, untied: bool, plain: bool, device: torch.device) -> str | None:
+def slower(*, gates: int, batch: int, hidden: int, untied: bool, cudnn: bool, device: torch.device) -> str | None:
     """None, or why another path is the faster one, where this one can run too; by the times of results/gpu-layers.json.
 
-    A step takes the sequences in turns, as many at a time as all groups of programs hold. `plain`: cuDNN can run it.
+    A step takes the sequences in turns, as many at a time as all groups of programs hold.
+
+    Args:
+        cudnn: the other path is cuDNN's kernel for whole layers, not single steps.
     """
     laid = plan(batch, hidden, gates=gates, untied=untied, **limits(device))
     assert laid is not None
     room, size = laid.groups * laid.rows, min(laid.units, 16)
-    if plain:
+    if cudnn:
         most, other = min(MAX_BATCH_PLAIN, room * MAX_TURNS_PLAIN[gates][size]), "cuDNN's kernel is"
     else:
         most, other = room * MAX_TURNS[gates][size][untied], "single steps are"

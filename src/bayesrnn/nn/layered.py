@@ -206,8 +206,8 @@ def _dtype(given: torch.dtype, device: str) -> torch.dtype:
     return torch.float32 if given == _autocast(device) else given
 
 
-def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
-    """Whether a layer takes all steps of this input in one launch, which is faster than torch's own kernel."""
+def beats_torch(module: nn.RNNBase, input: Any) -> bool:
+    """Whether a path of ours is faster on this input than torch's own kernel, for a layer that could take either."""
     packed = isinstance(input, PackedSequence)
     x = input.data if packed else input
     if module.mode not in ("LSTM", "GRU") or torch.compiler.is_compiling():
@@ -227,22 +227,24 @@ def in_one_launch(module: nn.RNNBase, input: Any) -> bool:
         batch=rows,
         hidden=module.hidden_size,
         steps=steps,
+        autocast=_autocast("cuda"),
         projection=module.proj_size > 0,
         plain=True,
+        graph=kernels.is_recording(),
     )
-    return kernels.choose(case)[0].name == "persistent"
+    return kernels.choose(case)[0].name in ("persistent", "cells")
 
 
 def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    """`module(input, hx)`; a plain layer of torch's own runs in one launch per layer where that is faster."""
+    """`module(input, hx)`; a plain layer of torch's own takes a path of ours where that is faster."""
     plain = type(module) in (nn.LSTM, nn.GRU, nn.RNN) and "forward" not in module.__dict__
     result: tuple[Any, Any] = torch_forward(module, input, hx) if plain else module(input, hx)  # type: ignore[arg-type]
     return result
 
 
 def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    """The forward of a layer of torch's own, in one launch per layer where that is faster."""
-    if in_one_launch(module, input):
+    """The forward of a layer of torch's own, on a path of ours where that is faster."""
+    if beats_torch(module, input):
         return run(module, Rates(), input, hx, source(module) if module.dropout > 0 else None)
     result: tuple[Any, Any] = type(module).forward(module, input, hx)
     return result

@@ -85,7 +85,7 @@ class _Noisy(_Base):
         noisy = source is not None and (self.rates.any or (self.dropout > 0 and source is not draws.FRESH))
         if not torch.compiler.is_dynamo_compiling() and kernels.forced():
             return layered.run(self, self.rates, input, hx, source)
-        if (source is None or not noisy or self.rates.folds_into_weights) and layered.in_one_launch(self, input):
+        if (source is None or not noisy or self.rates.folds_into_weights) and layered.beats_torch(self, input):
             return layered.run(self, self.rates, input, hx, source)
         if source is None or not noisy:
             return self._fused(input, hx, None, quiet=source is None)

@@ -265,7 +265,7 @@ class Step:
         stream: Any = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), kernels.recording():
                 for _ in range(_WARM_UP):
                     self()
                     self.position.zero_()  # an epoch may have fewer steps than these
@@ -273,7 +273,7 @@ class Step:
             graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece != self._exchange}
             pool = torch.cuda.graph_pool_handle()  # one for both: they are replayed in the order of recording
             for piece, graph in graphs.items():
-                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                with torch.cuda.graph(graph, pool=pool, stream=stream), kernels.recording():
                     piece()
             self.pieces = [graphs[piece].replay if piece in graphs else piece for piece in self.pieces]
             self.graph = graphs
