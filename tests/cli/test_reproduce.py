@@ -99,6 +99,20 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
     assert ran == [("brnn-sharpened-medium", 1)]
 
 
+def test_copies_of_a_record_are_one_seed(reproduced, tmp_path):
+    """A record of a run folder beside that of results/, and a copied file."""
+    folder = shutil.copytree(reproduced / "results" / "brnn-medium", tmp_path / "brnn-medium")
+    shutil.copy(reproduced / "runs" / "brnn-medium" / "1" / "record.json", folder / "record.json")
+    shutil.copy(folder / "1.json", folder / "1 (copy).json")
+    lines = reproduce.compared("brnn-medium", recipes.load("brnn-medium"), reproduce.records_of(folder))
+    assert [line["seeds"] for line in lines] == [1] * 6
+    assert not any("±" in line["ours"] for line in lines)
+    two = json.loads((folder / "1.json").read_text())
+    (folder / "2.json").write_text(json.dumps({**two, "seed": 2}))
+    lines = reproduce.compared("brnn-medium", recipes.load("brnn-medium"), reproduce.records_of(folder))
+    assert [line["seeds"] for line in lines] == [2] * 6
+
+
 def test_where_a_record_goes(tmp_path):
     row = row_of(tmp_path)
     row.folder.mkdir()

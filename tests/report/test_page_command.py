@@ -111,6 +111,22 @@ def test_fast_takes_what_is_recorded(report):
     assert invoke("report", report / "brnn-medium", "--out", report / "fast", "--fast").exit_code == 0  # its own again
 
 
+def test_a_run_that_is_named_twice_is_one(report, tmp_path):
+    """Its folder, a copy of its record with one more figure, and the folder again: one run, its weights, all figures."""
+    folder = report / "brnn-medium"
+    kept = json.loads((folder / "record.json").read_text())
+    kept["metrics"]["entropy_gap"] = 0.25
+    (tmp_path / "1.json").write_text(json.dumps(kept))
+    for paths in ((folder, tmp_path, folder), (tmp_path, folder)):
+        ((label, runs),) = [(group.label, group.runs) for group in groups(r for path in paths for r in read(path))]
+        assert (label, len(runs)) == ("brnn-medium", 1)
+        assert runs[0].folder == folder
+        assert runs[0].metrics["entropy_gap"] == 0.25
+        assert runs[0].pruning
+    (tmp_path / "2.json").write_text(json.dumps({**kept, "seed": 2}))
+    assert [len(group.runs) for group in groups([*read(folder), *read(tmp_path)])] == [2]
+
+
 def test_data_that_is_gone_is_said(report, tmp_path):
     run = shutil.copytree(report / "brnn-medium", tmp_path / "run")
     config = json.loads((run / "config.json").read_text())

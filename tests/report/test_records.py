@@ -18,6 +18,23 @@ def test_by_seed_and_nothing_without_a_folder(tmp_path):
     assert [record["seed"] for record in records.read(tmp_path / "r")] == [1, 9, 10]
 
 
+BEGUN = {"recipe": "a", "data": "ptb", "settings": {}, "started": "2026-01-01T00:00:00Z", "curves": {"x": [2.0, 1.0]}}
+
+
+def test_a_run_counts_once_however_often_its_record_is_there(tmp_path):
+    """A copy, a copy that was evaluated since, and runs that are not copies though much is the same."""
+    write(tmp_path, "1.json", **BEGUN, seed=1, commit="c", metrics={"test": 1.0})
+    write(tmp_path, "copy.json", **BEGUN, seed=1, commit="c", metrics={"test": 1.0})
+    write(tmp_path, "evaluated.json", **BEGUN, seed=1, commit="d", metrics={"test": 1.0, "gap": 0.5})
+    (alone,) = records.read(tmp_path)
+    assert alone["metrics"] == {"test": 1.0, "gap": 0.5}
+    for key, other in (("seed", 2), ("data", "b"), ("settings", {"lr": 1}), ("started", "2"), ("curves", {"x": [3]})):
+        write(tmp_path, f"{key}.json", **{**BEGUN, "seed": 1, "metrics": {"test": 1.0}, key: other})
+    assert len(records.read(tmp_path)) == 6
+    short = [{"seed": 1, "metrics": {"test": value}} for value in (1.0, 1.0, 2.0)]  # of an unknown beginning
+    assert records.once(short) == short[1:]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"metrics": 1}', '{"metrics": {"error": null}}', '{"metrics": {"error": []}}', "[" * 100_000],

@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,22 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         key = json.dumps([run.recipe, settings, _data(run)], sort_keys=True, default=str)
         found.setdefault(key, (_Told(run, settings), []))[1].append(run)
     labels = _labels([told for told, _ in found.values()])
-    return [Group(label, members) for label, (_, members) in zip(labels, found.values(), strict=True)]
+    return [Group(label, _once(members)) for label, (_, members) in zip(labels, found.values(), strict=True)]
+
+
+def _once(runs: Iterable[Run]) -> list[Run]:
+    """Each run once, though its folder and a copy of its record, or one of them twice, were named.
+
+    Of copies the one with the most figures counts; where a folder is among them, its weights belong to it.
+    """
+    found: dict[str, Run] = {}
+    for run in runs:
+        started = run.environment.get("started")
+        key = json.dumps([run.seed, started, run.curves, None if started else run.metrics], default=str)
+        other = found.get(key, run)
+        more, less = (run, other) if len(run.metrics) > len(other.metrics) else (other, run)
+        found[key] = replace(more, folder=more.folder or less.folder, pruning=more.pruning or less.pruning)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

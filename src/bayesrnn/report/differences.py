@@ -9,7 +9,7 @@ from typing import Any
 
 from bayesrnn import recipes
 from bayesrnn.report.changes import changed_settings, other_text
-from bayesrnn.report.records import devices
+from bayesrnn.report.records import devices, once
 from bayesrnn.report.tables import Column, markdown_table
 
 COMPUTED = "lua-count"
@@ -185,8 +185,7 @@ _FALL = (
 def first_fall(results: Path, name: str = "zaremba-medium") -> str:
     """Whole runs of a recipe that differ in nothing but the epoch after which the rate falls; the recipe's first."""
     groups: dict[int, Records] = {}
-    for path in sorted((results / name).glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
+    for record in once(json.loads(path.read_text("utf-8")) for path in sorted((results / name).glob("*.json"))):
         changed = changed_settings(record)
         if not other_text(record) and all(setting.startswith("train.decay_after=") for setting in changed):
             groups.setdefault(record["settings"]["train"]["decay_after"], []).append(record)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from bayesrnn.report.records import once
 from bayesrnn.report.tables import Column, markdown_table
 
 RECIPES = {
@@ -35,7 +36,7 @@ def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]
 
 
 def _records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    return once(json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json")))
 
 
 def comparison_table(results: Path) -> str:

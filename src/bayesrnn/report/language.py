@@ -12,6 +12,7 @@ from bayesrnn.report import pruning
 from bayesrnn.report.changes import changed_settings, other_text
 from bayesrnn.report.figures import drawn, look, write
 from bayesrnn.report.plots import COLOURS
+from bayesrnn.report.records import once
 from bayesrnn.report.sweep import heat_map
 from bayesrnn.report.tables import Column, markdown_table
 
@@ -37,7 +38,7 @@ def load(results: Path) -> dict[str, list[dict[str, Any]]]:
     for name in recipes.names():
         if recipes.load(name).task == "language" and (results / name).is_dir():
             records = [json.loads(p.read_text("utf-8")) for p in sorted((results / name).glob("*.json"))]
-            records = [record for record in records if not other_text(record)]
+            records = once(record for record in records if not other_text(record))
             found[name] = sorted(records, key=lambda record: (bool(changed_settings(record)), record["seed"]))
     return {name: records for name, records in found.items() if records}
 

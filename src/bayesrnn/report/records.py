@@ -2,17 +2,18 @@
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bayesrnn.errors import UserError
 
 Record = Mapping[str, Any]
+R = TypeVar("R", bound=Record)
 
 
 def read(folder: Path, *, what: str = "a record of a run", needs: Sequence[str] = ("metrics",)) -> list[Record]:
-    """All records of a folder, by seed; none where there is no such folder.
+    """All records of a folder, by seed, each run once; none where there is no such folder.
 
     Args:
         what: what a file should be, for the message when it is not.
@@ -29,7 +30,22 @@ def read(folder: Path, *, what: str = "a record of a run", needs: Sequence[str] 
         if not sound:
             raise UserError(f"{path} is not {what}.")
         records.append(record)
-    return sorted(records, key=lambda record: record.get("seed") or 0)
+    return sorted(once(records), key=lambda record: record.get("seed") or 0)
+
+
+def once(records: Iterable[R]) -> list[R]:
+    """Each run once, in the order given: of copies of its record the one with the most figures.
+
+    Two records are of one run where it began at the same second and went the same way. Evaluating a run adds to the
+    figures of one copy alone, so these may differ. Where it is not known when a run began, all must be the same.
+    """
+    found: dict[str, R] = {}
+    for record in records:
+        ran = {key: record.get(key) for key in ("recipe", "seed", "data", "settings", "started", "curves")}
+        key = json.dumps(ran if record.get("started") else record, sort_keys=True)
+        if key not in found or len(record["metrics"]) > len(found[key]["metrics"]):
+            found[key] = record
+    return list(found.values())
 
 
 def at(record: Record, path: str) -> Any:
