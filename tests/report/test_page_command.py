@@ -112,7 +112,7 @@ def test_fast_takes_what_is_recorded(report):
 
 
 def test_a_run_that_is_named_twice_is_one(report, tmp_path):
-    """Its folder, a copy of its record with one more figure, and the folder again: one run, its weights, all figures."""
+    """Its folder, a copy of its record with one more figure, the folder again: one run, its weights, all figures."""
     folder = report / "brnn-medium"
     kept = json.loads((folder / "record.json").read_text())
     kept["metrics"]["entropy_gap"] = 0.25
