@@ -174,7 +174,7 @@ def _why_not_finite(model: nn.Module, output: Tensor | None, count: int, lr: flo
     """`model` is as it was before learning: a step is to blame only where one was taken from finite weights."""
     sound = all(bool(torch.isfinite(p).all()) for p in model.parameters())
     if sound and lr > 0 and count > 0:
-        return f"dynamic evaluation diverged after {count} targets: lower lr (now {lr:g})"
+        return f"dynamic evaluation diverged after {count} target{'s' * (count != 1)}: lower lr (now {lr:g})"
     if output is not None and not bool(torch.isfinite(output).all()):
         return "the model's output has NaN or infinite values, not by dynamic evaluation: check its weights"
     return "the negative log-likelihood is not finite, not by dynamic evaluation: the model's output is too far off"

@@ -111,7 +111,7 @@ class Prediction:
         return ((low + high) / 2).to(self.mean.dtype)
 
     def __repr__(self) -> str:
-        return f"Prediction({self.kind}, {self.count} draws, shape {tuple(self.mean.shape)})"
+        return f"Prediction({self.kind}, {self.count} draw{'s' * (self.count != 1)}, shape {tuple(self.mean.shape)})"
 
 
 class Summary:

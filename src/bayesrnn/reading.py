@@ -196,6 +196,11 @@ def data_name(data: str) -> str:
     return Path(os.path.abspath(data)).name if data else ""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words, as a message says it: 1 word, 1,200 words."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Without line ends and control characters: what a file says must not steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

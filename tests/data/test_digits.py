@@ -57,17 +57,17 @@ def read(tmp_path, content, dimensions=3):
         (b"", "is not an idx file"),
         (b"\x89PNG\r\n", "is not an idx file"),
         (b"\0\0\x0d\x03", r"entries of type 0x0d; only unsigned bytes"),
-        (b"\0\0\x08\x01", "has 1 axes where 3 are expected"),
+        (b"\0\0\x08\x01", "has 1 axis and by its name should have 3"),
         (b"\0\0\x08\x03\0\0", "is cut short within its header"),
-        (b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + b"1234567", "announces 8 bytes, but 7 bytes are there"),
+        (b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + b"1234567", "announces 8 bytes, but it has 7"),
         (b"\0\0\x08\x03" + struct.pack(">3I", 2, 2, 2) + b"123456789", "is longer than the 8 bytes"),
         (b"\0\0\x08\x03" + struct.pack(">3I", 2**32 - 1, 2**32 - 1, 2**32 - 1), "its header is damaged"),
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
 def test_what_is_wrong_is_said(tmp_path, content, message, zipped):
-    if zipped and "7 bytes are there" in message:
-        message = "is cut short: 7 of 8 bytes are there"
+    if zipped and "it has 7" in message:
+        message = "is cut short: it has 7 of 8 bytes"
     with pytest.raises(UserError, match=message):
         read(tmp_path, gzip.compress(content) if zipped else content)
 
@@ -129,11 +129,11 @@ def test_files_that_do_not_go_together(folder, images):
         (folder / f"{labels}.gz").write_bytes(gzip.compress(idx(content)))
         digits.read_folder(folder)
 
-    with pytest.raises(UserError, match="5 train images but 4 labels"):
+    with pytest.raises(UserError, match="The train files hold 5 images but 4 labels"):
         replaced(torch.zeros(4, dtype=torch.uint8))
     with pytest.raises(UserError, match="train labels go up to 12; digits are 0 to 9"):
         replaced(torch.full((5,), 12, dtype=torch.uint8))
-    with pytest.raises(UserError, match="has 3 axes where 1 are expected"):
+    with pytest.raises(UserError, match="has 3 axes and by its name should have 1"):
         replaced(images)
     (folder / f"{labels}.gz").unlink()
     with pytest.raises(UserError, match=f"has no {labels}.gz or {labels}"):

@@ -221,6 +221,14 @@ def test_small_gaps_are_filled_and_it_is_said(tmp_path, missing):
     assert one.notes == ["2 missing values of a (longest gap: 2) were filled by straight lines."]
 
 
+def test_one_of_anything_is_said_as_one(tmp_path):
+    one = read_csv(write(tmp_path, "date,a\n2000,\n2001,1\n2002,2\n2003,NA\n2004,4\n2005,9\n2006,3\n"))
+    assert one.notes == [
+        "1 step without a at the ends was left out.",
+        "1 missing value of a (longest gap: 1) was filled by a straight line.",
+    ]
+
+
 def test_large_gaps_are_refused(tmp_path):
     labels = [*days(20), *days(20, "2020-01-25")]
     path = write(tmp_path, "date,a\n" + rows(labels))

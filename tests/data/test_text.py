@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bayesrnn.data.text import EOS, UNK, Corpus, Vocabulary, batchify, python_docs, read_folder, windows
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +157,11 @@ class TestStreams:
 def test_corpus_checks_itself():
     with pytest.raises(UserError, match="only one word"):
         Corpus(train=["a", EOS], valid=["a"], test=["a"])
+
+
+def test_one_of_anything_is_said_as_one():
+    with pytest.raises(UserError, match="seen at least 1 time in the training text"):
+        Vocabulary(["a", "a"], min_count=1)
+    with pytest.raises(UserError, match="The text has 1 token, too few for 1 stream of"):
+        batchify(torch.tensor([1]), 1)
+    assert [counted(n, "word") for n in (0, 1, 2, 1200)] == ["0 words", "1 word", "2 words", "1,200 words"]

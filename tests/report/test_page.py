@@ -22,7 +22,7 @@ def test_a_language_run_beside_its_paper(tmp_path):
     at = page.cells.index("test perplexity")
     assert page.cells[at + 1] == "77.12paper 75.50"
     assert "test perplexity 77.12 (paper 75.50)" in text
-    assert "0.610 with 0 draws, 0.630 with 1 draws, 0.660 with 10 draws" in text
+    assert "0.610 with 0 draws, 0.630 with 1 draw, 0.660 with 10 draws" in text
     assert "6.3%" in text  # (30 * 0.05 + 10 * 0.1) / 40
     assert set(pictures) == {
         "curve-valid-perplexity.png", "curve-train-perplexity.png", "curve-kl-per-sequence.png", "reliability.png",

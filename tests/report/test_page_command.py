@@ -75,7 +75,7 @@ def test_metrics_of_a_run_that_was_killed(tmp_path):
     assert metrics_lines(tmp_path / "metrics.jsonl") == [{"epoch": 1, "valid_perplexity": 9.5}]
     (tmp_path / "config.json").write_text(json.dumps({"recipe": "mine", "seed": 1, "settings": {}, "data": "x"}))
     text, _ = build(groups(read(tmp_path)), {}, title="t")
-    assert "not finished, 1 epochs so far" in text
+    assert "not finished, 1 epoch so far" in text
 
 
 @pytest.fixture(scope="module")

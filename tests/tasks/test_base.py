@@ -42,7 +42,7 @@ def test_an_epoch_of_minibatches_has_every_example_once(last, steps):
 
 def test_minibatches_of_more_than_there_is():
     assert Minibatches(torch.arange(3), batch_size=7, last="wrap")(torch.tensor(0))[0].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    with pytest.raises(UserError, match="3 examples to train on, fewer than one batch of 7"):
+    with pytest.raises(UserError, match="training data have 3 examples, fewer than one batch of 7"):
         Minibatches(torch.arange(3), batch_size=7)
     with pytest.raises(ValueError, match="different numbers"):
         Minibatches(torch.arange(3), torch.arange(4), batch_size=1)

@@ -52,6 +52,7 @@ def forecast(
 
     from bayesrnn.data.series import Series
     from bayesrnn.errors import UserError
+    from bayesrnn.reading import counted
     from bayesrnn.tasks.forecast import forecaster, read_series
     from bayesrnn.tasks.forecast_plan import FRAME, Plan, kept_series
 
@@ -68,7 +69,8 @@ def forecast(
             )
         if len(series) < plan.frame.first + 1:
             raise UserError(
-                f"{file}: The series has {len(series)} steps; the model looks back on {plan.frame.first + 1}."
+                f"{file}: The series has {counted(len(series), 'step')}; the model looks back on "
+                f"{plan.frame.first + 1}."
             )
         plan = plan.moved(own.grid.step(series.grid.start))
     values = torch.from_numpy(series.values).unsqueeze(1)

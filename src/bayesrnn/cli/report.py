@@ -17,6 +17,7 @@ def command(
 ) -> None:
     """Compare runs: curves, measures beside the paper's, calibration, uncertainty, weights, settings, environment."""
     from bayesrnn.cli.console import plain_console
+    from bayesrnn.reading import counted
     from bayesrnn.report.collect import LeftOut, groups, read
     from bayesrnn.report.measured import Measured, measure
     from bayesrnn.report.page import build, heading
@@ -39,7 +40,7 @@ def command(
     page, pictures = build(together, measured, title=title or heading(together))
     _write(out, page, pictures)
     size = (out / "index.html").stat().st_size / 1e6
-    console.print(f"{out / 'index.html'} ({size:.1f} MB, everything inside) and {len(pictures)} pictures.")
+    console.print(f"{out / 'index.html'} ({size:.1f} MB, everything inside) and {counted(len(pictures), 'picture')}.")
 
 
 def _check(out: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 SIDE = 28
 CLASSES = 10
@@ -48,7 +49,7 @@ class Digits:
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
             if len(images) != len(labels):
                 raise UserError(
-                    f"There are {len(images):,} {split} images but {len(labels):,} labels; "
+                    f"The {split} files hold {counted(len(images), 'image')} but {counted(len(labels), 'label')}; "
                     "the two files do not belong together."
                 )
             if not len(images):
@@ -102,9 +103,9 @@ def read_idx(path: str | Path, *, dimensions: int) -> Tensor:
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
     if len(entries) < count:
-        raise UserError(f"{file} is cut short: {len(entries):,} of {count:,} bytes are there; fetch it again.")
+        raise UserError(f"{file} is cut short: it has {len(entries):,} of {counted(count, 'byte')}; fetch it again.")
     if more:
-        raise UserError(f"{file} is longer than the {count:,} bytes its header announces; fetch it again.")
+        raise UserError(f"{file} is longer than the {counted(count, 'byte')} its header announces; fetch it again.")
     flat = torch.frombuffer(entries, dtype=torch.uint8) if count else torch.empty(0, dtype=torch.uint8)
     return flat.view(shape)
 
@@ -116,7 +117,8 @@ def _header(file: Path, stream: BinaryIO, dimensions: int) -> tuple[int, ...]:
     if magic[2] != _UNSIGNED_BYTE:
         raise UserError(f"{file} holds entries of type 0x{magic[2]:02x}; only unsigned bytes (0x08) are read.")
     if magic[3] != dimensions:
-        raise UserError(f"{file} has {magic[3]} axes where {dimensions} are expected; its name says otherwise.")
+        axes = "1 axis" if magic[3] == 1 else f"{magic[3]} axes"
+        raise UserError(f"{file} has {axes} and by its name should have {dimensions}; see that it is the right file.")
     sizes = stream.read(4 * dimensions)
     if len(sizes) < 4 * dimensions:
         raise UserError(f"{file} is cut short within its header; fetch it again.")
@@ -127,10 +129,10 @@ def _check_size(file: Path, count: int, available: int, *, exact: bool) -> None:
     if count > _LARGEST:
         raise UserError(f"{file} announces {count:,} bytes, more than a set of digits has; its header is damaged.")
     if available < count:
-        held = f"{max(available, 0):,} bytes are there" if exact else "so much cannot be in it"
-        raise UserError(f"{file} is cut short: it announces {count:,} bytes, but {held}; fetch it again.")
+        held = f"it has {max(available, 0):,}" if exact else "so much cannot be in it"
+        raise UserError(f"{file} is cut short: it announces {counted(count, 'byte')}, but {held}; fetch it again.")
     if exact and available > count:
-        raise UserError(f"{file} is longer than the {count:,} bytes its header announces; fetch it again.")
+        raise UserError(f"{file} is longer than the {counted(count, 'byte')} its header announces; fetch it again.")
 
 
 def _read(stream: BinaryIO, count: int) -> bytearray:

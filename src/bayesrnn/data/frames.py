@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 _LEAST = 20  # training windows
 _SOME = 5  # validation and test windows
@@ -97,8 +98,9 @@ class Frame:
         train = cut.origins("train", first=bare.first, horizon=horizon)
         if len(train) < _LEAST:
             raise UserError(
-                f"The series is too short: {max(len(train), 0)} training windows with differences at lag {lag}, and "
-                f"{_LEAST} are needed; use a longer series, a smaller data.window, or another data.difference."
+                f"The series is too short: {counted(max(len(train), 0), 'training window')} with differences at lag "
+                f"{lag}, and {_LEAST} are needed; use a longer series, a smaller data.window, or another "
+                "data.difference."
             )
         inputs = bare.features(values)[lag : cut.train, 0]
         targets = bare.targets(values, _long(train))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 AUTHORS = ("Dennis+Schwartz", "James+Berardinelli", "Scott+Renshaw", "Steve+Rhodes")
 ARCHIVE = "scale_data.tar.gz"
@@ -238,7 +239,9 @@ def cut(
         test=chunks.of(slice(rest, len(chunks))),
     )
     if len(parts.train) < 2 or len(parts.test) < 1 or (valid and not len(parts.valid)) or parts.sd == 0:
-        raise UserError(f"{len(reviews)} reviews are too few (or too alike) to train, validate and test with.")
+        raise UserError(
+            f"The data have {counted(len(reviews), 'review')}, too few (or too alike) to train, validate and test with."
+        )
     return parts
 
 

@@ -18,6 +18,7 @@ from bayesrnn.data import dates as when
 from bayesrnn.data.dates import Grid
 from bayesrnn.data.tables import LOOK, MAX_ROWS, MISSING, Table, naming, number, read_bytes, table_of, text_of
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
 _COUNTERS = {"", "row", "index", "unnamed: 0"}
@@ -284,7 +285,8 @@ def _trimmed(grid: Grid, values: Array, name: str, notes: list[str]) -> tuple[Gr
         raise UserError(f"The column {name} has no numbers.")
     first, last = int(known[0]), int(known[-1])
     if first or last + 1 < len(values):
-        notes.append(f"{first + len(values) - 1 - last} steps without {name} at the ends were left out.")
+        lost = first + len(values) - 1 - last
+        notes.append(f"{counted(lost, 'step')} without {name} at the ends {'was' if lost == 1 else 'were'} left out.")
         start = grid.start if grid.unit == "row" else grid.date(first)
         grid = replace(grid, start=start)
     return grid, values[first : last + 1]
@@ -303,14 +305,14 @@ def _filled(values: Array, names: list[str], grid: Grid, max_gap: int, notes: li
         start, length = _longest(missing)
         if length > limit:
             raise UserError(
-                f"{name} has no value for {length} steps from {grid.label(start)} on, and gaps of up to {limit} are "
-                f"filled; cut the series there, fill it yourself, or allow it with data.max_gap={length}."
+                f"{name} has no value for {counted(length, 'step')} from {grid.label(start)} on, and gaps of up to "
+                f"{limit} are filled; cut the series there, fill it yourself, or allow it with data.max_gap={length}."
             )
         steps = np.arange(len(values))
         filled[missing, j] = np.interp(steps[missing], steps[~missing], values[~missing, j])
-        notes.append(
-            f"{int(missing.sum())} missing values of {name} (longest gap: {length}) were filled by straight lines."
-        )
+        many = int(missing.sum())
+        lines = "was filled by a straight line" if many == 1 else "were filled by straight lines"
+        notes.append(f"{counted(many, 'missing value')} of {name} (longest gap: {length}) {lines}.")
     return filled
 
 

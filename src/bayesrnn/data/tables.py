@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bayesrnn.data import dates as when
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 MAX_BYTES = 50_000_000
 MAX_ROWS = 1_000_000
@@ -47,8 +48,7 @@ def table_of(text: str, file: str) -> Table:
         raise UserError(f"{file} has two columns called {twice!r}; give each its own name.")
     body, where = (rows[1:], lines[1:]) if header else (rows, lines)
     if len(body) < 2:
-        rows_of = "1 row" if len(body) == 1 else f"{len(body)} rows"
-        raise UserError(f"{file} has {rows_of} of data; a series needs many more.")
+        raise UserError(f"{file} has {counted(len(body), 'row')} of data; a series needs many more.")
     if len(body) > MAX_ROWS:
         raise UserError(f"{file} has {len(body):,} rows; at most {MAX_ROWS:,} are read.")
     return Table({name: [row[i] for row in body] for i, name in enumerate(names)}, where, comma)

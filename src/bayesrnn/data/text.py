@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 
 EOS = "<eos>"
 UNK = "<unk>"
@@ -163,7 +164,7 @@ class Vocabulary:
         kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
         if len(kept) < 2:
             raise UserError(
-                f"Fewer than two words are seen at least {min_count} times in the training text; "
+                f"Fewer than two words are seen at least {counted(min_count, 'time')} in the training text; "
                 "use more text or a lower min_count."
             )
         self.words: list[str] = [UNK, *kept]
@@ -228,7 +229,7 @@ def batchify(ids: Tensor, batch_size: int) -> Tensor:
     length = len(ids) // batch_size
     if length < 2:
         raise UserError(
-            f"The text has {len(ids)} tokens, too few for {batch_size} streams of at least two; "
+            f"The text has {counted(len(ids), 'token')}, too few for {counted(batch_size, 'stream')} of at least two; "
             "use more text or a smaller batch size."
         )
     return ids[: length * batch_size].view(batch_size, length).t().contiguous()
@@ -249,8 +250,8 @@ def windows(stream: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
     steps = len(stream) - 1
     if steps < length:
         raise UserError(
-            f"A stream of {len(stream)} steps is shorter than one window of {length} (and the word after it); "
-            "use more text, fewer streams or a shorter window."
+            f"A stream of {counted(len(stream), 'step')} is shorter than one window of {length} (and the word after "
+            "it); use more text, fewer streams or a shorter window."
         )
     # Checked here, not in the generator, so that the error comes from the call and not from the first next().
     return ((stream[i : min(i + length, steps)], stream[i + 1 : i + 1 + length]) for i in range(0, steps, length))

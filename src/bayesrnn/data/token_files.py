@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bayesrnn.data.text import EOS, Vocabulary, split_files
 from bayesrnn.errors import UserError
-from bayesrnn.reading import MB, read_bytes, read_json, shown
+from bayesrnn.reading import MB, counted, read_bytes, read_json, shown
 
 ABOUT = "tokens.json"
 VOCABULARY = "vocabulary.txt"
@@ -150,7 +150,7 @@ def tokenize(
         for split in _SPLITS:
             count, unknown = _encode(files[split], folder / f"{split}.tokens", vocabulary, kind)
             about["tokens"][split], about["unknown"][split] = count, unknown
-            say(f"{split}: {count:,} words, {unknown:,} of them unknown")
+            say(f"{split}: {counted(count, 'word')}, {unknown:,} of them unknown")
         if about["tokens"]["train"] != total:
             raise UserError(f"{files['train']} has changed while it was read; start again.")
         for name, content in ((VOCABULARY, "\n".join(vocabulary.words)), (ABOUT, json.dumps(about, indent=2))):

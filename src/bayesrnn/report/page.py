@@ -3,6 +3,7 @@
 import html
 from collections.abc import Mapping, Sequence
 
+from bayesrnn.reading import counted
 from bayesrnn.report import forecast_sections as forecasts
 from bayesrnn.report import html as pages
 from bayesrnn.report import sections
@@ -74,7 +75,7 @@ def build(groups: Sequence[Group], measured: Mapping[str, Measured], *, title: s
             body.append(f'<h2 class="chapter">{html.escape(page.chapter.capitalize())}</h2>')
         body += [_section(*section, level=3 if several else 2) for section in page.sections]
     count = sum(len(group.runs) for group in groups)
-    footer = f"Made by bayesrnn report from {count} run{'s' if count > 1 else ''}."
+    footer = f"Made by bayesrnn report from {counted(count, 'run')}."
     pictures = {name: png for page in chapters for name, png in page.pictures.items()}
     return pages.page(title, body, footer=footer), pictures
 

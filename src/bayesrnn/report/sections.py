@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bayesrnn.reading import counted
 from bayesrnn.report import figures
 from bayesrnn.report import html as pages
 from bayesrnn.report.collect import Group, completed
@@ -46,7 +47,7 @@ def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured
         elif best:
             figures_said.append(f"best epochs {', '.join(f'{epoch:g}' for epoch in best)}")
         if not run.finished:
-            figures_said.append(f"not finished, {epochs} epochs so far")
+            figures_said.append(f"not finished, {counted(epochs, 'epoch')} so far")
         if len(group.runs) > 1:
             figures_said.append(f"{len(group.runs)} seeds")
         if run.overrides and not group.label.endswith(")"):

@@ -187,7 +187,7 @@ def entropy_gap(page: Page, groups: Sequence[Group], measured: Mapping[str, Meas
             if isinstance(value, (int, float)):
                 levels[f"paper, {name}"] = float(value)
     said = "; ".join(
-        f"{label}: " + ", ".join(f"{value + 0.0:.3f} with {n:g} draws" for n, value in points)
+        f"{label}: " + ", ".join(f"{value + 0.0:.3f} with {n:g} draw{'s' * (n != 1)}" for n, value in points)
         for label, points in named.items()
     )
     ticks = sorted({n for points in named.values() for n, _ in points})

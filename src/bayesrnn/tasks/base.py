@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes.schema import Posterior, Recipe, Sections
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class Task:
 
     def describe(self) -> str:
         """One line on the data, said at the start."""
-        return f"{self.steps:,} steps of {self.examples_per_step:,} {self.unit} per epoch on {self.device}."
+        return f"{counted(self.steps, 'step')} of {self.examples_per_step:,} {self.unit} per epoch on {self.device}."
 
     def about(self) -> dict[str, Any]:
         """More keys for the record: what the data is made of."""
@@ -277,7 +278,7 @@ class Minibatches:
         self.steps = self.count // batch_size if last == "drop" else math.ceil(self.count / batch_size)
         if self.steps == 0:
             raise UserError(
-                f"There are {self.count} examples to train on, fewer than one batch of {batch_size}; "
+                f"The training data have {counted(self.count, 'example')}, fewer than one batch of {batch_size}; "
                 "use more data or a smaller data.batch_size."
             )
         self.rows = slice(None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bayesrnn.data.captions import CaptionedImages, References, words
 from bayesrnn.data.text import UNK
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.tasks import caption_scores, caption_search, scoring
 from bayesrnn.tasks.base import Say, weights_digest
 from bayesrnn.tasks.caption_consensus import most_typical
@@ -177,7 +178,7 @@ def _found(
         for consensus, held in ways:
             for beam in beams:
                 for length_penalty in length_penalties:
-                    way = f"{len(held) or 'no'} draws{', consensus' * consensus}"
+                    way = f"{counted(len(held), 'draw') if held else 'no draws'}{', consensus' * consensus}"
                     say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
                     about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
                     if consensus:

@@ -18,6 +18,7 @@ from bayesrnn.data.image_features import feature_file, features_of
 from bayesrnn.data.text import EOS, Vocabulary
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, number, positive, rate
 from bayesrnn.tasks import caption_search
@@ -162,7 +163,8 @@ class Captioning(Task):
         tokens = [word for captions in train.values() for caption in captions for word in (*caption, EOS)]
         self.vocabulary = Vocabulary(tokens, min_count=settings.min_count)
         if EOS not in self.vocabulary:
-            raise UserError(f"There are fewer than {settings.min_count} captions to train on; use a lower min_count.")
+            least = counted(settings.min_count, "caption")
+            raise UserError(f"There are fewer than {least} to train on; use a lower min_count.")
         (self.end,) = self.vocabulary.encode([EOS]).tolist()
         self.splits: dict[str, Split] = {}
         for name in SPLITS:
@@ -315,9 +317,9 @@ class Captioning(Task):
         unknown = ", ".join(f"{count:,} in {split}" for split, count in self.unknown.items())
         images = ", ".join(f"{len(s.names):,} {name}" for name, s in self.splits.items())
         return (
-            f"{images} images; {self.captions:,} captions to train on, {self.words_per_caption:.1f} words each with "
-            f"its end; {len(self.vocabulary):,} word types; unknown words: {unknown}. {self.steps:,} steps of "
-            f"{self.batch_size} captions per epoch on {self.device}."
+            f"{images} images; {counted(self.captions, 'caption')} to train on, {self.words_per_caption:.1f} words "
+            f"each with its end; {len(self.vocabulary):,} word types; unknown words: {unknown}. "
+            f"{counted(self.steps, 'step')} of {counted(self.batch_size, 'caption')} per epoch on {self.device}."
         )
 
     def about(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data import digits as data_
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes.schema import Paper as AnyPaper
 from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive, rate
 from bayesrnn.tasks import digit_measures as measures
@@ -169,7 +170,7 @@ class Digits(Task):
         kept = len(digits.train_images) - recipe.data.valid
         if kept < recipe.data.batch_size:
             raise UserError(
-                f"Of {len(digits.train_images):,} training images, {recipe.data.valid:,} for validation leave "
+                f"Of {counted(len(digits.train_images), 'training image')}, {recipe.data.valid:,} for validation leave "
                 f"{max(kept, 0):,}, fewer than one batch; lower data.valid or data.batch_size."
             )
         images, labels = digits.train_images.to(device), digits.train_labels.to(device).long()
@@ -242,7 +243,7 @@ class Digits(Task):
         found: dict[str, Any] = {"samples": draws if len(ways) > 1 else 0}
         unfamiliar = measures.unfamiliar(self.test[0])
         for suffix, count in ways.items():
-            passes = f"{count} draws" if count else "the mean"
+            passes = counted(count, "draw") if count else "the mean"
             for split, (images, labels) in self._splits().items():
                 say(f"{passes} on {split}")
                 on_split = self._beliefs(images, count, seed)
@@ -281,8 +282,9 @@ class Digits(Task):
 
     def describe(self) -> str:
         return (
-            f"{self.minibatches.count:,} images to train on, {len(self.valid[1]):,} to validate, {len(self.test[1]):,} "
-            f"to test. {self.steps:,} batches of {self.batch_size} per epoch on {self.device}."
+            f"{counted(self.minibatches.count, 'image')} to train on, {len(self.valid[1]):,} to validate, "
+            f"{len(self.test[1]):,} to test. "
+            f"{self.steps:,} batch{'es' * (self.steps != 1)} of {self.batch_size} per epoch on {self.device}."
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.text import batchify
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
 
@@ -78,7 +79,7 @@ def evaluate(
         with scoring.word_dropout(run.model, on=drop_words):
             for split in ("test",) if test_only else splits:
                 stream = splits[split]
-                say(f"{samples} draws on {split}")
+                say(f"{counted(samples, 'draw')} on {split}")
                 found_mc = scoring.monte_carlo_perplexities(run.model, stream, samples=samples, seed=seed, reset=reset)
                 metrics[f"{split}_perplexity_mc"] = found_mc[samples]
                 metrics[f"{split}_perplexity_by_draws"] = [
@@ -247,7 +248,7 @@ def _reversed(
         reverse = scoring.scores(run.model, backwards, reset=reset)
         found |= {"entropy_gap_mean": reverse.entropy - forward.entropy, "reversed_entropy_mean": reverse.entropy}
         if samples:
-            say(f"reversed text, {samples} draw{'s' * (samples != 1)}")
+            say(f"reversed text, {counted(samples, 'draw')}")
             forward = scoring.scores(run.model, test, samples=samples, seed=seed, reset=reset)
             reverse = scoring.scores(run.model, backwards, samples=samples, seed=seed, reset=reset)
             gaps = [r - f for r, f in zip(reverse.entropies, forward.entropies, strict=True)]

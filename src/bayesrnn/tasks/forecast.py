@@ -14,6 +14,7 @@ from bayesrnn.data.frames import gather
 from bayesrnn.data.series import Series, mauna_loa, read_csv
 from bayesrnn.data.tables import naming
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.tasks.forecast_model import Components, ForecastModel, GaussianHeads, Model, network, prior_cost
@@ -244,8 +245,9 @@ class Forecast(Task):
         season = f"a season of {self.plan.season}" if self.plan.season > 1 else "no season"
         lines = [
             f"{series.columns[0]}: {len(series):,} steps of one {series.grid.name}, {season}: {spans}.",
-            f"{self.num_data // frame.horizon:,} training windows of {frame.window} steps on {self.device}; "
-            f"{frame.horizon} steps ahead, {change}{', in logarithms' if frame.log else ''}.",
+            f"{counted(self.num_data // frame.horizon, 'training window')} of {counted(frame.window, 'step')} on "
+            f"{self.device}; "
+            f"{counted(frame.horizon, 'step')} ahead, {change}{', in logarithms' if frame.log else ''}.",
         ]
         return "\n".join([*series.notes, *lines])
 

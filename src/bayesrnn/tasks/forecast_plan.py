@@ -13,7 +13,7 @@ import torch
 from bayesrnn.data.frames import Cut, Frame, choose_lag, season_of
 from bayesrnn.data.series import Series, parse_csv
 from bayesrnn.errors import UserError
-from bayesrnn.reading import parse_json, shown
+from bayesrnn.reading import counted, parse_json, shown
 
 if TYPE_CHECKING:
     from bayesrnn.tasks.base import Files
@@ -89,7 +89,7 @@ def kept_series(files: "Files", plan: Plan, *, name: str) -> Series:
     except UserError as error:
         raise _damaged(SERIES, str(error).rstrip(".")) from None
     if tuple(series.columns) != plan.columns or len(series) != plan.cut.length:
-        here, there = (f"{n:,} steps of {', '.join(columns)[:200]}" for n, columns in (
+        here, there = (f"{counted(n, 'step')} of {', '.join(columns)[:200]}" for n, columns in (
             (len(series), series.columns), (plan.cut.length, plan.columns)))  # fmt: skip
         raise _damaged(SERIES, f"it has {here}, and {FRAME} is for {there}")
     return series
@@ -125,7 +125,7 @@ def _wrong(about: Any) -> str:
     for key, length in lengths.items():
         numbers = frame[key]
         if not isinstance(numbers, list) or len(numbers) != length or not all(map(_is_number, numbers)):
-            return f"frame.{key} should be {length:,} numbers"
+            return f"frame.{key} should be {counted(length, 'number')}"
         if key.endswith("spread") and min(numbers) <= 0:
             return f"frame.{key} should be above 0"
     return ""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data.frames import Cut, Frame, gather
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.tasks.forecast_model import Components
 from bayesrnn.tasks.mixture import Mixture, histogram, running_scale
 from bayesrnn.tasks.sizes import memory as machine_memory
@@ -132,8 +133,8 @@ class Forecaster:
         horizon = self.frame.horizon
         if steps > horizon and self.values.shape[-1] > 1:
             raise UserError(
-                f"The model has covariates, whose future is not known, so it forecasts at most {horizon} steps; "
-                "ask for no more, or train with a larger data.horizon."
+                f"The model has covariates, whose future is not known, so it forecasts at most "
+                f"{counted(horizon, 'step')}; ask for no more, or train with a larger data.horizon."
             )
         walk = self.walk(samples=samples, seed=seed)
         last = walk.forecast[len(walk.origins) - 1 :]
@@ -178,7 +179,7 @@ def _check_memory(draws: int, needed: int) -> None:
     """Refuse more draws than this machine can hold the forecasts of; ``needed`` is in bytes."""
     if needed > machine_memory():
         raise UserError(
-            f"Forecasts of {draws:,} draws take {needed / 1e9:,.0f} GB, and this machine has "
+            f"Forecasts of {counted(draws, 'draw')} take {needed / 1e9:,.0f} GB, and this machine has "
             f"{machine_memory() / 1e9:,.0f}; use fewer draws, with --samples or evaluate.samples, or fewer steps."
         )
 

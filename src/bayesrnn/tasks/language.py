@@ -12,6 +12,7 @@ from bayesrnn.data.text import Corpus, Vocabulary, batchify, python_docs, read_f
 from bayesrnn.data.token_files import DiskStreams, TokenFolder, sampled
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes import schema
 from bayesrnn.recipes.schema import Recipe, Sections, positive, rate
 from bayesrnn.tasks.base import Bound, Files, Say, State, Task, posterior
@@ -143,11 +144,12 @@ def _long_enough(streams: Streams) -> Streams:
     for split in ("train", "valid", "test"):
         length, window = len(getattr(streams, split)), streams.window
         if length <= window:
-            each = f" in each of {streams.train.shape[1]} streams" if split == "train" else ""
+            rows = streams.train.shape[1] if split == "train" else 1
+            each = f" in each of {rows} streams" if rows > 1 else ""
             smaller = "data.window or data.batch_size" if split == "train" else "data.window"
             raise UserError(
-                f"The {split} text has {length} words{each}, fewer than one window of {window} and the word after it; "
-                f"use more text, or a smaller {smaller}."
+                f"The {split} text has {counted(length, 'word')}{each}, fewer than one window of {window} and the word "
+                f"after it; use more text, or a smaller {smaller}."
             )
     return streams
 
@@ -349,9 +351,9 @@ class Language(Task):
         s, train = self.streams, len(self.streams.train) * self.batch_size
         unknown = ", ".join(f"{count:,} in {split}" for split, count in s.unknown.items())
         return (
-            f"{train:,} words to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
+            f"{counted(train, 'word')} to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
             f"{len(s.vocabulary):,} word types; unknown words: {unknown}. "
-            f"{s.windows:,} windows of {s.window} per epoch on {self.device}."
+            f"{counted(s.windows, 'window')} of {s.window} per epoch on {self.device}."
         )
 
     def about(self) -> dict[str, Any]:

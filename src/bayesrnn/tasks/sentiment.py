@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bayesrnn.data import reviews
 from bayesrnn.errors import UserError
+from bayesrnn.reading import counted
 from bayesrnn.recipes.schema import choice, number, positive, rate
 from bayesrnn.tasks import regression, scoring
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, Sections, State, Task, posterior
@@ -328,15 +329,15 @@ class Sentiment(Task):
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
         count = (self.recipe.evaluate.samples if samples is None else samples) if self.random else 0
-        say(f"{count or 'no'} draws on {len(self.ratings):,} pieces of reviews")
+        say(f"{counted(count, 'draw') if count else 'no draws'} on {counted(len(self.ratings), 'piece')} of reviews")
         found = self.measures(self.predictions(count, seed), self.with_all_words(count, seed))
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
     def describe(self) -> str:
         p = self.parts
         return (
-            f"{len(p.train):,} pieces of reviews to train on, {len(p.valid):,} to validate, {len(p.test):,} to test, "
-            f"divided by {self.recipe.data.split}; {len(p.words):,} word types. {super().describe()}"
+            f"{counted(len(p.train), 'piece')} of reviews to train on, {len(p.valid):,} to validate, {len(p.test):,} "
+            f"to test, divided by {self.recipe.data.split}; {len(p.words):,} word types. {super().describe()}"
         )
 
     def about(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import nn
 from bayesrnn import recipes
 from bayesrnn.data.text import Vocabulary
 from bayesrnn.errors import UserError
-from bayesrnn.reading import MB, read_bytes, read_json
+from bayesrnn.reading import MB, counted, read_bytes, read_json
 from bayesrnn.tasks import language, sizes
 from bayesrnn.tasks.base import Files, Task, file_digests, task_class
 
@@ -67,8 +67,8 @@ def check_files(task: Task, before: Files, *, advice: str) -> None:
         if content != before[name]:
             here, there = (part.count(b"\n") for part in (content, before[name]))
             raise UserError(
-                f"The {Path(name).stem} of this {task.source} ({here:,} lines) is not that of the run ({name}, "
-                f"{there:,} lines); {advice}."
+                f"The {Path(name).stem} of this {task.source} ({counted(here, 'line')}) is not that of the run "
+                f"({name}, {counted(there, 'line')}); {advice}."
             )
 
 

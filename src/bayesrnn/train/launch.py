@@ -13,7 +13,7 @@ import torch
 
 from bayesrnn import kernels, recipes
 from bayesrnn.errors import UserError
-from bayesrnn.reading import data_name, lack_of_memory, read_json
+from bayesrnn.reading import counted, data_name, lack_of_memory, read_json
 from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import Task, task_class
 from bayesrnn.tasks.trained import check_digests, check_files
@@ -93,7 +93,7 @@ def launch(
         )
         if ranks.several:
             each = "one draw for all" if task.recipe.train.shared_draw else "a draw of its own each"
-            reporter.say(f"{ranks.count} processes, {task.batch_size // ranks.count} rows and {each}.")
+            reporter.say(f"{ranks.count} processes, {counted(task.batch_size // ranks.count, 'row')} and {each}.")
         reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
         if going_on:
             go_on(run)
