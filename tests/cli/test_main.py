@@ -55,3 +55,21 @@ def test_errors_are_one_line(error, status, line):
     assert line in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
+    """Ctrl-C at the moment at which `typer` is imported, before any subcommand is known."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from bayesrnn.__main__ import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "bayesrnn: interrupted.\n")
+
+
+def test_the_package_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "bayesrnn", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"bayesrnn {__version__}\n"
