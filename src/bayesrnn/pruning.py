@@ -97,14 +97,11 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
     if not is_number(fraction) or not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be a number in [0, 1], got {fraction!r}: 0.8 removes 80% of the weights")
     fraction, inner = float(fraction), gaussian_of(q)
-    ratios = {n: r.nan_to_num(nan=0.0, posinf=math.inf) for n, r in signal_to_noise(inner).items()}
-    names = list(ratios)
+    ratios = _ordered(inner)
     if per_tensor:
-        masks = {n: _lowest(ratios[n].flatten(), fraction) for n in names}
+        masks = {name: _masks({name: ratio}, fraction)[name] for name, ratio in ratios.items()}
     else:
-        flat = _lowest(torch.cat([ratios[n].flatten() for n in names]), fraction)
-        masks = dict(zip(names, flat.split([ratios[n].numel() for n in names]), strict=True))
-    masks = {n: masks[n].view_as(ratios[n]) for n in names}
+        masks = _masks(ratios, fraction)
     remove(inner, masks)
     threshold, report = 0.0, []
     for name, mask in masks.items():
@@ -113,6 +110,16 @@ def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tens
             threshold = max(threshold, float(ratios[name][mask].max()))
         report.append(Pruned(name, count, mask.numel()))
     return PruneReport(fraction, threshold, tuple(report))
+
+
+def lowest(q: BayesByBackprop | PosteriorSharpening, fraction: float) -> dict[str, Tensor]:
+    """Which weights `br.prune` would take away, by parameter name: true for the fraction of lowest |mean| / sigma."""
+    return _masks(_ordered(q), fraction)
+
+
+def _ordered(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
+    """|mean| / sigma with 0 for what is no number: that goes first."""
+    return {name: ratio.nan_to_num(nan=0.0, posinf=math.inf) for name, ratio in signal_to_noise(q).items()}
 
 
 @torch.no_grad()
@@ -133,15 +140,22 @@ def removed(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
     return {name: (mean == 0) & (rhos[name] == gone_rho(rhos[name].dtype)) for name, mean in inner.means.items()}
 
 
+def count_of(fraction: float, total: int) -> int:
+    """How many weights a fraction of them is; of two numbers as near, the larger."""
+    return math.floor(fraction * total + 0.5)
+
+
 def gone_rho(dtype: torch.dtype) -> float:
     """rho of a weight that was taken away; its sigma is near exp(rho)."""
     return _GONE_HALF if dtype == torch.float16 else _GONE
 
 
-def _lowest(values: Tensor, fraction: float) -> Tensor:
-    """A mask of exactly round(fraction * n) entries, the lowest (of equal ones, the first)."""
-    count = math.floor(fraction * values.numel() + 0.5)
+def _masks(ratios: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
+    """True for exactly :func:`count_of` entries of all together, the lowest (of equal ones, the first)."""
+    values = torch.cat([ratio.flatten() for ratio in ratios.values()])
+    count = count_of(fraction, values.numel())
     mask = torch.zeros_like(values, dtype=torch.bool)
     if count:
         mask[torch.argsort(values, stable=True)[:count]] = True
-    return mask
+    parts = mask.split([ratio.numel() for ratio in ratios.values()])
+    return {name: part.view_as(ratio) for (name, ratio), part in zip(ratios.items(), parts, strict=True)}

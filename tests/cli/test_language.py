@@ -126,9 +126,11 @@ def zeros(file):
 
 
 def test_prune_and_train_again(bayesian):
-    result = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 2, "--retrain-at", "0,0.9", "--device", "cpu")
+    result = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 4, "--retrain-at", "0,0.9", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "60% removed, 2 epochs from rate 0.3:" in result.stdout
+    assert "\n0% removed, 4 epochs from rate 0.3:" in f"\n{result.stdout}"
+    assert "60% removed in 2 steps, 4 epochs from rate 0.3:" in result.stdout
+    assert result.stdout.count(", removed 0.52") == 1  # 0.6 (1 - 1 / 8), in the first epoch
     assert f"a run of its own, {bayesian / 'pruned-0.6'}" in result.stdout
     summary = json.loads((bayesian / "prune.json").read_text())
     again = summary["retrained"]
@@ -137,7 +139,7 @@ def test_prune_and_train_again(bayesian):
     whole = summary["curve"][0]["valid_perplexity"]
     assert all(row["rise"] == pytest.approx(row["valid_perplexity"] / whole - 1) for row in again["curve"])
     assert again["valid_perplexity"] == pytest.approx(again["curve"][1]["valid_perplexity"])
-    assert (again["epochs"], again["lr"]) == (2, 0.3)
+    assert (again["epochs"], again["steps"], again["lr"]) == (4, 2, 0.3)
     assert again["valid_perplexity"] != summary["valid_perplexity"]
     run = bayesian / "pruned-0.6"
     assert invoke("evaluate", run, "--samples", 2).exit_code == 0
@@ -147,12 +149,13 @@ def test_prune_and_train_again(bayesian):
     assert invoke("predict", run, text="w1 w2\n").exit_code == 0
     for words, file in ((["export", run], run), (["export", bayesian, "--pruned"], bayesian)):
         assert invoke(*words).exit_code == 0
-        removed = {name: part["removed"] for name, part in summary["tensors"].items()}
+        removed = {name: part["removed"] for name, part in again["tensors"].items()}
+        assert sum(removed.values()) == sum(part["removed"] for part in summary["tensors"].values())
         held = {"rnn.bias_hh_l0": 32, "rnn.bias_hh_l1": 32}  # a gate has one bias
         assert zeros(file / "model.safetensors") == {"decoder.bias": 0, **held, **removed}
-    done = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 2, "--device", "cpu")
+    done = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 4, "--device", "cpu")
     assert done.exit_code == 0, done.output
-    assert "epoch 1/2" not in done.stdout
+    assert "epoch 1/4" not in done.stdout
     refused = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 3, "--device", "cpu")
     assert refused.exit_code == 2
     assert "replace it with --force" in refused.stderr
@@ -252,6 +255,14 @@ def test_pruned_with_other_data_nothing_is_kept(bayesian, text_folder, tmp_path)
         (["--retrain-lr", "0.5"], "add --retrain EPOCHS"),
         (["--retrain", "1", "--retrain-at", "0.5,x"], "--retrain-at is 0.5,x; it must be shares"),
         (["--retrain", "1", "--retrain-at", "1.5"], "--retrain-at is 1.5"),
+        (
+            ["--retrain", "1", "--fraction", "1"],
+            "With 100% of the weights removed none is left to train; remove fewer.",
+        ),
+        (
+            ["--retrain", "1", "--retrain-at", "0.9999999"],
+            "With 99.99999% of the weights removed none is left to train",
+        ),
         (["--retrain", "1", "--retrain-lr", "0"], "--retrain-lr is 0; it must be a finite number above 0"),
         (["--retrain", "1", "--retrain-lr", "inf"], "--retrain-lr is inf"),
     ],

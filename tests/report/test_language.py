@@ -51,6 +51,9 @@ def test_curves_of_what_was_trained_again(tmp_path):
         ["brnn-medium, seed 1, trained again for 6 epochs", "79.68", "–", "–", "+0.6%", "+2.0%", "80% removed"]
     ]
     assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
+    for steps, way in ((1, "for 6 epochs"), (3, "for 6 epochs, removed in 3 steps")):
+        file.write_text(json.dumps(record | {"retrained": {**record["retrained"], "steps": steps}}))
+        assert lines(pruning.table(tmp_path))[2][0] == f"brnn-medium, seed 1, trained again {way}"
     record["retrained"]["curve"] = [{"fraction": 0.9, "valid_perplexity": 90.0, "rise": 0.1}]
     file.write_text(json.dumps(record))
     assert lines(pruning.table(tmp_path))[2][1:] == ["–", "–", "–", "–", "+10.0%", "–"]

@@ -1,8 +1,9 @@
-"""Pruned weights that are trained again: what is gone stays zero, what is left learns."""
+"""Weights removed by steps while the rest is trained: what is gone stays zero, what is left learns."""
 
 import copy
 import json
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipi
 TINY = ["hidden=8", "batch_size=4", "window=6"]
 # Sigmas that are small against the weights, so that two epochs are enough to learn from.
 LEARNS = [
-    "hidden=8", "layers=1", "batch_size=20", "window=10", "init=0.3", "epochs=2", "prior=normal",
+    "hidden=8", "layers=1", "batch_size=20", "window=10", "init=0.3", "epochs=2", "prior=normal", "save_every=20",
     *(f"{key}=0.05" for key in ("lstm_low", "lstm_high", "other_low", "other_high")),
 ]  # fmt: skip
 CASES = {
@@ -37,14 +38,17 @@ CASES = {
 
 
 class Quiet:
-    def __init__(self, stop=None):
-        self.said, self.lines, self.stop = [], [], stop
+    """Stops the run after an epoch, or within one, after its last step and before its checkpoint."""
+
+    def __init__(self, stop=None, within=None):
+        self.said, self.lines, self.stop, self.within = [], [], stop, within
 
     def say(self, text):
         self.said.append(text)
 
     def step(self, progress):
-        pass
+        if progress.epoch == self.within:
+            raise InterruptedError
 
     def epoch(self, line, epochs):
         self.lines.append(line)
@@ -106,6 +110,25 @@ class TestHeldEntries:
             step()
         assert all(torch.equal(a, b) for a, b in zip(ours.params, theirs.params, strict=True))
 
+    @pytest.mark.parametrize("case", CASES)
+    def test_others_are_held_from_some_step_on(self, case, text_folder):
+        """Moments of their earlier gradients do not move them; those that are let go move again."""
+        step, task = stepper(text_folder, CASES[case], lambda model: some(model, share=0.3))
+        places = [t.data_ptr() for t in (*step.held.free, *step.held.values)]
+        first, later = some(task.model, share=0.3), some(task.model, share=0.5)
+        later = {name: mask & ~first[name] for name, mask in later.items()}
+        for _ in range(2):
+            step()
+        before = {n: p.detach().clone() for n, p in task.model.named_parameters()}
+        step.held.hold(later)
+        for _ in range(3):
+            step()
+        assert [t.data_ptr() for t in (*step.held.free, *step.held.values)] == places  # a CUDA graph reads these
+        for name, p in task.model.named_parameters():
+            if name in later:
+                assert torch.equal(p[later[name]], before[name][later[name]])
+                assert (p != before[name])[first[name]].float().mean() > 0.5
+
     def test_a_name_that_the_model_has_not(self, text_folder):
         _, task = stepper(text_folder, [])
         with pytest.raises(ValueError, match="'nothing' is no trained parameter"):
@@ -141,9 +164,8 @@ def pruned_of(run, fraction=0.8):
 
 def again(folder, out, fraction=0.8, plan=None, told=None, device="cpu", **options):
     run = open_run(folder, torch.device(device))
-    plan = plan or Schedule(3, 0.1)
-    reporter = told or Quiet()
-    return retrain(run, pruned_of(run, fraction), plan, fraction=fraction, out=out, reporter=reporter, **options)
+    plan, reporter = plan or Schedule(4, 0.1), told or Quiet()
+    return retrain(run, plan, fraction=fraction, out=out, reporter=reporter, **options)
 
 
 def perplexity(model, text, recipe):
@@ -154,18 +176,21 @@ def perplexity(model, text, recipe):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["brnn-medium", "brnn-sharpened-medium"])
 def test_what_is_gone_stays_zero_and_the_rest_makes_up_for_it(name, device, runs, text, tmp_path):
+    """On CUDA in one graph, while what is held changes between the epochs."""
     run = open_run(runs / name, CPU)
-    before = pruned_of(run)
-    gone = pruning.removed(before)
-    assert sum(int(g.sum()) for g in gone.values()) == round(0.8 * sum(g.numel() for g in gone.values()))
+    before = pruning.gaussian_of(run.model)
     told = Quiet()
     again(runs / name, tmp_path / "r", told=told, device=device)
     assert ("One step is one CUDA graph." in told.said) is (device == "cuda")
     made = open_run(tmp_path / "r", CPU)
     q = made.model
     assert type(q) is br.BayesByBackprop
+    gone = pruning.removed(q)
+    total = sum(g.numel() for g in gone.values())
+    assert sum(int(g.sum()) for g in gone.values()) == round(0.8 * total)
+    assert [line["removed"] for line in told.lines] == [round(share * total) / total for share in (0.7, 0.8, 0.8, 0.8)]
     for key, mask in gone.items():
-        assert (q.means[key][mask] == 0).all()
+        assert torch.equal(q.means[key] == 0, mask)
         assert (q.posterior.rho[key][mask] == pruning.gone_rho(torch.float32)).all()
         moved = [(a != b)[~mask].float() for a, b in (
             (q.means[key], before.means[key]), (q.posterior.rho[key], before.posterior.rho[key])
@@ -175,7 +200,7 @@ def test_what_is_gone_stays_zero_and_the_rest_makes_up_for_it(name, device, runs
     with br.draw(q, seed=1):
         drawn = q._drawn()
     assert all(drawn[key][mask].abs().max() < 1e-15 for key, mask in gone.items() if mask.any())
-    whole, cut, mended = (perplexity(m, text, made.recipe) for m in (run.model, before, q))
+    whole, cut, mended = (perplexity(m, text, made.recipe) for m in (run.model, pruned_of(run), q))
     assert cut > 1.2 * whole
     assert mended - whole < 0.2 * (cut - whole)
 
@@ -184,13 +209,67 @@ def test_the_run_folder_that_it_leaves(runs, tmp_path):
     told = Quiet()
     again(runs / "brnn-medium", tmp_path / "r", told=told, command="bayesrnn prune X")
     record = json.loads((tmp_path / "r" / "record.json").read_text())
-    assert record["pruned"]["fraction"] == 0.8
+    assert (record["pruned"]["fraction"], record["pruned"]["steps"]) == (0.8, 2)
     assert record["command"] == "bayesrnn prune X"
     assert record["settings"]["posterior"]["kind"] == "bayes_by_backprop"
     assert "test_perplexity" not in record["metrics"]  # the test text was not looked at
-    assert [line["lr"] for line in told.lines] == pytest.approx([0.1, 0.1 * 30**-0.5, 0.1 / 30])
+    assert [line["lr"] for line in told.lines] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert (
+        record["curves"]["removed"] == [line["removed"] for line in lines] == [line["removed"] for line in told.lines]
+    )
     task = open_run(tmp_path / "r", CPU).task(None, CPU)
     assert task.evaluate(samples=2)["valid_perplexity"] > 1
+
+
+class TestSteps:
+    def test_the_shares_of_a_schedule(self):
+        plan = Schedule(12, 0.1)
+        shares = [plan.share(epoch, 0.8) for epoch in range(1, 13)]
+        assert shares == pytest.approx([0.8 * (1 - (1 - min(e, 6) / 6) ** 3) for e in range(1, 13)])
+        assert shares[5:] == [0.8] * 7
+        assert Schedule(6, 0.1).share(1, 0.9, before=0.8) == pytest.approx(0.8 + 0.1 * (1 - (2 / 3) ** 3))
+        assert [Schedule(n, 1).steps for n in (1, 2, 3, 4, 30)] == [1, 1, 1, 2, 15]
+        assert [Schedule(n, 1).share(1, 0.8) for n in (1, 2, 3)] == [0.8] * 3
+
+    def test_those_of_lowest_ratio_go_and_those_that_are_gone_stay_gone(self, runs, text):
+        run = open_run(runs / "brnn-medium", CPU)
+        task = Retraining(run.recipe, str(text), CPU, whole=run.model, plan=Schedule(6, 0.1), fraction=0.8)
+        task.attach(task.build(run.recipe, task.files()))
+        q, gone = task.model, {}
+        for epoch in (1, 2, 3, 4):
+            ratios = torch.cat([ratio.flatten() for ratio in br.signal_to_noise(q).values()])
+            task.start_epoch(epoch)
+            now = torch.cat([mean.detach().flatten() == 0 for mean in q.means.values()])
+            share = Schedule(6, 0.1).share(epoch, 0.8)
+            assert now.sum() == round(share * now.numel())
+            assert task.removed() == pytest.approx(share, abs=1e-3)
+            assert ratios[now].max() <= ratios[~now].min()
+            assert all(now[before].all() for before in gone.values())
+            gone[epoch] = now
+            with torch.no_grad():  # as training would, what is left moves
+                for mean in q.means.values():
+                    mean.mul_(torch.rand_like(mean))
+        assert torch.equal(gone[3], gone[4])
+
+    @pytest.mark.parametrize("epochs", [1, 2])
+    def test_few_epochs_begin_with_all_of_it(self, epochs, runs, tmp_path):
+        told = Quiet()
+        again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(epochs, 0.1), told=told)
+        assert [line["lr"] for line in told.lines] == pytest.approx([0.1, 0.001][:epochs])
+        assert [line["removed"] for line in told.lines] == pytest.approx([0.8] * epochs, abs=1e-3)
+        assert removed_share(tmp_path / "r") == pytest.approx(0.8, abs=1e-3)
+
+    def test_the_best_epoch_has_all_of_it_gone(self, runs, tmp_path):
+        """Though an earlier one was better."""
+        told = Quiet()
+        again(runs / "brnn-medium", tmp_path / "r", fraction=0.9, plan=Schedule(6, 1e-6), told=told)
+        figures = [line["valid_perplexity"] for line in told.lines]
+        assert min(figures) == figures[0]
+        metrics = json.loads((tmp_path / "r" / "record.json").read_text())["metrics"]
+        assert metrics["best_epoch"] >= 3
+        assert metrics["valid_perplexity"] == min(figures[2:])
+        assert removed_share(tmp_path / "r") == pytest.approx(0.9, abs=1e-3)
 
 
 class TestNoise:
@@ -198,8 +277,8 @@ class TestNoise:
 
     def test_a_weight_that_is_gone_has_mean_zero_and_a_sigma_that_learns(self, runs, tmp_path):
         run = open_run(runs / "brnn-medium", CPU)
-        gone = pruning.removed(pruned_of(run))
         again(runs / "brnn-medium", tmp_path / "r")
+        gone = pruning.removed(open_run(tmp_path / "r", CPU).model)
         last = checkpoint.load(tmp_path / "r" / checkpoint.LAST)[0]
         for key, mask in gone.items():
             assert (last[f"model.module.{key}"][mask] == 0).all()
@@ -209,12 +288,12 @@ class TestNoise:
 
     def test_a_draw_and_its_kl_are_the_runs_with_means_of_zero(self, runs, text):
         run = open_run(runs / "brnn-medium", CPU)
-        pruned = pruned_of(run)
-        task = Retraining(run.recipe, str(text), CPU, whole=run.model, pruned=pruned)
+        task = Retraining(run.recipe, str(text), CPU, whole=run.model, plan=Schedule(1, 0.1), fraction=0.8)
         task.attach(task.build(run.recipe, task.files()))
+        task.start_epoch(1)
         wanted = run.model
         with torch.no_grad():
-            for key, mask in pruning.removed(pruned).items():
+            for key, mask in pruning.removed(pruned_of(run)).items():
                 wanted.means[key][mask] = 0
         terms, drawn = [], []
         for q in (task.model, wanted):
@@ -235,9 +314,13 @@ class TestNoise:
         record = json.loads((tmp_path / "r" / "record.json").read_text())
         assert record["curves"]["kl_per_sequence"] == [line["kl_per_sequence"] for line in told.lines]
 
-    def test_an_unfinished_run_is_the_pruned_model_too(self, runs, tmp_path):
+    def test_an_unfinished_run_is_the_pruned_model_too_or_none(self, runs, tmp_path):
         with pytest.raises(InterruptedError):
             again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
+        with pytest.raises(UserError, match=r"no checkpoint .*best\.safetensors"):
+            open_run(tmp_path / "r", CPU)
+        with pytest.raises(InterruptedError):
+            again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=2))
         assert removed_share(tmp_path / "r") == pytest.approx(0.8, abs=1e-3)
 
     def test_what_a_pruned_run_had_lost_before_stays_lost(self, runs, tmp_path):
@@ -246,6 +329,7 @@ class TestNoise:
         first, told = open_run(tmp_path / "r", CPU).model, Quiet()
         again(tmp_path / "r", tmp_path / "s", fraction=0.9, told=told)
         assert removed_share(tmp_path / "s") == pytest.approx(0.9, abs=1e-3)
+        assert [line["removed"] for line in told.lines] == pytest.approx([0.8875, 0.9, 0.9, 0.9], abs=1e-3)
         assert "kl_per_sequence" not in told.lines[0]
         last = checkpoint.load(tmp_path / "s" / checkpoint.LAST)[0]
         for key, mask in pruning.removed(first).items():
@@ -261,28 +345,58 @@ def removed_share(folder):
     return sum(int(g.sum()) for g in gone) / sum(g.numel() for g in gone)
 
 
-def same(ours, theirs):
-    (a, _), (b, _) = checkpoint.load(ours), checkpoint.load(theirs)
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+@pytest.mark.parametrize(
+    ("stopped", "at"),
+    [
+        ({"stop": 1}, "epoch 2, after step 0"),
+        ({"within": 1}, "epoch 1, after step 40"),  # what is gone is read off the weights
+        ({"within": 2}, "epoch 2, after step 40"),
+        ({"stop": 4}, "epoch 5, after step 0"),
+    ],
+)
+def test_stopped_and_gone_on_with_is_bit_identical(stopped, at, runs, whole, tmp_path):
+    resumed(runs, tmp_path / "r", stopped, at)
+    assert_same(tmp_path / "r", whole)
 
 
-@pytest.mark.parametrize(("epoch", "best"), [(1, True), (3, True), (3, False)])
-def test_stopped_and_gone_on_with_is_bit_identical(epoch, best, runs, tmp_path):
-    """Also where it was killed between the checkpoint to go on from and the best weights: those are made again."""
-    again(runs / "brnn-medium", tmp_path / "whole")
-    with pytest.raises(InterruptedError):
-        again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=epoch))
-    if not best:
-        assert json.loads((tmp_path / "r" / "state.json").read_text())["best"]["epoch"] == epoch
+@pytest.mark.parametrize("epoch", [2, 4])
+def test_killed_before_the_best_weights_were_written(epoch, runs, whole, tmp_path):
+    """They are made again of the checkpoint to go on from."""
+
+    def lose(folder):
+        assert json.loads((folder / "state.json").read_text())["best"]["epoch"] == epoch
         for name in (checkpoint.BEST, checkpoint.BEST_COPY):
-            (tmp_path / "r" / name).unlink()
+            (folder / name).unlink()
+
+    resumed(runs, tmp_path / "r", {"stop": epoch}, f"epoch {epoch + 1}, after step 0", lose)
+    assert_same(tmp_path / "r", whole)
+
+
+@pytest.fixture(scope="module")
+def whole(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "r"
+    again(runs / "brnn-medium", out)
+    return out
+
+
+def resumed(runs, out, stopped, at, meanwhile=lambda folder: None):
+    with pytest.raises(InterruptedError):
+        again(runs / "brnn-medium", out, told=Quiet(**stopped))
+    meanwhile(out)
     told = Quiet()
-    again(runs / "brnn-medium", tmp_path / "r", told=told)
-    assert f"Resumed in epoch {epoch + 1}, after step 0." in told.said
+    again(runs / "brnn-medium", out, told=told)
+    assert f"Resumed in {at}." in told.said
+
+
+def assert_same(ours, theirs):
     for name in (checkpoint.BEST, checkpoint.LAST):
-        ours, theirs = (checkpoint.load(tmp_path / folder / name)[0] for folder in ("r", "whole"))
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        (a, _), (b, _) = checkpoint.load(ours / name), checkpoint.load(theirs / name)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    shares = [
+        [json.loads(line)["removed"] for line in (r / "metrics.jsonl").read_text().splitlines()] for r in (ours, theirs)
+    ]
+    assert shares[0] == shares[1]
 
 
 def test_done_is_not_done_again_and_another_one_is_refused(runs, tmp_path):
@@ -303,7 +417,7 @@ def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
         again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
     with pytest.raises(UserError, match="begun with other weights: pruned ones are trained on by bayesrnn prune"):
         again(runs / "brnn-medium", tmp_path / "r", fraction=0.7)
-    settings = Schedule(3, 0.1).settings()
+    settings = Schedule(4, 0.1).settings()
     with pytest.raises(UserError, match="begun with other weights"):
         launch(
             "brnn-medium", out=tmp_path / "r", reporter=Quiet(), data=str(text), device="cpu", resume=True,
@@ -311,8 +425,23 @@ def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(("stop", "what"), [(1, "an unfinished"), (None, "a")])
+def test_one_by_an_earlier_version_is_refused(stop, what, runs, tmp_path):
+    """Its config.json says nothing of steps."""
+    folder = tmp_path / "r"
+    with pytest.raises(InterruptedError) if stop else nullcontext():
+        again(runs / "brnn-medium", folder, told=Quiet(stop=stop))
+    config = json.loads((folder / "config.json").read_text())
+    del config["pruned"]["steps"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"holds {what} retraining by an earlier version.*--force, or keep it"):
+        again(runs / "brnn-medium", folder)
+    again(runs / "brnn-medium", folder, force=True, plan=Schedule(1, 0.1))
+    assert json.loads((folder / "record.json").read_text())["pruned"]["steps"] == 1
+
+
 def test_a_rate_that_is_too_high_is_said(runs, tmp_path):
-    with pytest.raises(UserError, match=r"With 80% removed: The loss .* Here the rate is --retrain-lr"):
+    with pytest.raises(UserError, match=r"With 80% to be removed: The loss .* Here the rate is --retrain-lr"):
         again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(1, 1e30))
 
 

@@ -31,7 +31,11 @@ def command(
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     retrain: Annotated[
         int | None,
-        typer.Option(min=1, help="Epochs to train what is left; what is gone stays zero.", rich_help_panel=_RETRAINING),
+        typer.Option(
+            min=1,
+            help="Epochs to train on; in the first half of them the weights go, by steps.",
+            rich_help_panel=_RETRAINING,
+        ),
     ] = None,
     retrain_at: Annotated[
         str | None,
@@ -43,7 +47,8 @@ def command(
     retrain_lr: Annotated[
         float | None,
         typer.Option(
-            help="First rate, which falls to a thirtieth. Default: 0.3 of the recipe's.", rich_help_panel=_RETRAINING
+            help="Rate while weights go; then it falls to a hundredth. Default: 0.3 of the recipe's.",
+            rich_help_panel=_RETRAINING,
         ),
     ] = None,
     force: Annotated[
@@ -54,13 +59,13 @@ def command(
 
     Of an unfinished run, or with another text than the run's, the figures are shown and nothing is written.
 
-    With --retrain what is left is trained on, in a run folder of its own inside this one, pruned-FRACTION. Stopped, the
-    same command goes on.
+    With --retrain the weights go by steps, at the beginning of an epoch each, and the rest is trained on, in a run
+    folder of its own inside this one, pruned-FRACTION. Stopped, the same command goes on.
     """
     import bayesrnn as br
     from bayesrnn.cli.console import plain_console
     from bayesrnn.errors import UserError
-    from bayesrnn.pruning import gaussian_of
+    from bayesrnn.pruning import gaussian_of, removed
     from bayesrnn.report.pruning import picture
     from bayesrnn.tasks.trained import check_task, open_run
     from bayesrnn.train import checkpoint
@@ -75,7 +80,7 @@ def command(
     set_precision(trained.recipe.train.precision, where)
     if trained.recipe.posterior.kind == "none":
         raise UserError(f"{run} has no posterior over weights; only Bayes by Backprop recipes have signal-to-noise.")
-    plan, more = _plan(trained, retrain, retrain_at, retrain_lr)
+    plan, more = _plan(trained, fraction, retrain, retrain_at, retrain_lr)
     task: Any = trained.task(data, where)
     not_kept = trained.other_data(task)
     if unfinished:
@@ -88,8 +93,6 @@ def command(
         _check_replaced(run)
     streams, q, perplexity = task.streams, task.model, _measure(trained)
     rows = _curve(q, {*FRACTIONS, fraction, *more}, lambda model: perplexity(model, streams.valid))
-    # One value per weight and tensor, before the weights go.
-    ratios = {name: ratio.cpu() for name, ratio in br.signal_to_noise(q).items()}
     again: list[Row] = []
     weights: Any = None
     if plan is not None:
@@ -100,14 +103,13 @@ def command(
             again.append({"fraction": share, "valid_perplexity": valid, "rise": rise})
             weights = smaller.state_dict() if share == fraction else weights
     report = br.prune(q, fraction)
-    kept = {name: ratio > report.threshold for name, ratio in ratios.items()}
     summary = {
         **_about(trained, where, data),
         "fraction": fraction,
         "threshold": report.threshold,
         "valid_perplexity": perplexity(q, streams.valid),
         "test_perplexity": perplexity(q, streams.test),
-        "tensors": {t.name: {"removed": t.removed, "total": t.total} for t in report.tensors},
+        "tensors": _tensors(q),
         "curve": rows,
     }
     told = f"With {_percent(fraction)} removed: {_figures(summary)}."
@@ -115,9 +117,11 @@ def command(
         gaussian_of(q).load_state_dict(weights)
         summary["retrained"] = {
             "epochs": plan.epochs,
+            "steps": plan.steps,
             "lr": plan.lr,
             "valid_perplexity": perplexity(q, streams.valid),
             "test_perplexity": perplexity(q, streams.test),
+            "tensors": _tensors(q),
             "curve": again,
         }
         told += f" Trained again: {_figures(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
@@ -131,6 +135,7 @@ def command(
         }
         checkpoint.save_file(run / "pruned.safetensors", tensors, about)
         write_file(run / "prune.json", as_json(summary))
+        kept = {name: ~mask.cpu() for name, mask in removed(q).items()}
         write_file(run / "prune.png", picture(rows, kept, again))
     _show(console, rows, again)
     console.print(f"{told} {'Nothing was written.' if not_kept else f'Written to {run}'}", soft_wrap=True)
@@ -155,10 +160,11 @@ def _check_replaced(run: Path) -> None:
 
 
 def _plan(
-    trained: "Trained", epochs: int | None, at: str | None, lr: float | None
+    trained: "Trained", fraction: float, epochs: int | None, at: str | None, lr: float | None
 ) -> "tuple[Schedule | None, list[float]]":
     """How to train again, and with which further shares removed; None: not at all."""
     from bayesrnn.errors import UserError
+    from bayesrnn.pruning import count_of, removed
     from bayesrnn.train.retrain import schedule
 
     if epochs is None:
@@ -175,6 +181,11 @@ def _plan(
         )
     if lr is not None and not 0 < lr < float("inf"):
         raise UserError(f"--retrain-lr is {lr:g}; it must be a finite number above 0.")
+    model: Any = trained.model
+    total = sum(mask.numel() for mask in removed(model).values())
+    most = max([fraction, *more])
+    if count_of(most, total) == total:
+        raise UserError(f"With {_percent(most)} of the weights removed none is left to train; remove fewer.")
     return schedule(trained.recipe, epochs, lr), more
 
 
@@ -222,10 +233,9 @@ def _percent(share: float) -> str:
 def _trained_again(
     trained: "Trained", plan: "Schedule", share: float, data: str | None, force: bool, console: "Console"
 ) -> Any:
-    """The run's posterior with this share removed and the rest trained again, in eval mode."""
+    """The run's posterior with this share removed by steps and the rest trained, in eval mode."""
     import copy
 
-    import bayesrnn as br
     from bayesrnn.cli.train import reporter
     from bayesrnn.pruning import gaussian_of
     from bayesrnn.train import checkpoint
@@ -233,12 +243,12 @@ def _trained_again(
 
     model: Any = trained.model
     smaller, out = copy.deepcopy(gaussian_of(model)), _folder(trained.path, share)
-    br.prune(smaller, share)
-    console.print(f"{_percent(share)} removed, {plan.epochs} epochs from rate {plan.lr:g}:", style="bold")
+    steps = f" in {plan.steps} steps" if share and plan.steps > 1 else ""
+    console.print(f"{_percent(share)} removed{steps}, {plan.epochs} epochs from rate {plan.lr:g}:", style="bold")
     with reporter(console) as told:
         try:
             found = retrain(
-                trained, smaller, plan, fraction=share, out=out, reporter=told, data=data, force=force,
+                trained, plan, fraction=share, out=out, reporter=told, data=data, force=force,
                 command=shlex.join(["bayesrnn", *sys.argv[1:]]),
             )  # fmt: skip
         except KeyboardInterrupt:
@@ -246,6 +256,12 @@ def _trained_again(
             raise
     checkpoint.load_model(smaller, found, out / checkpoint.BEST)
     return smaller.eval()
+
+
+def _tensors(q: Any) -> Row:
+    from bayesrnn.pruning import removed
+
+    return {name: {"removed": int(mask.sum()), "total": mask.numel()} for name, mask in removed(q).items()}
 
 
 def _figures(summary: Row) -> str:

@@ -113,8 +113,14 @@ def curves(results: Path) -> dict[str, list[dict[str, float]]]:
     for name, record in load(results).items():
         found[name] = record["curve"]
         if again := record.get("retrained"):
-            found[f"{name}, trained again for {again['epochs']} epochs"] = again["curve"]
+            found[f"{name}, {_way(again)}"] = again["curve"]
     return found
+
+
+def _way(again: Mapping[str, Any]) -> str:
+    """How the rest was trained; earlier records, and few epochs, had all weights removed at once."""
+    steps = again.get("steps", 1)
+    return f"trained again for {again['epochs']} epochs{f', removed in {steps} steps' if steps > 1 else ''}"
 
 
 def table(results: Path) -> str:

@@ -148,7 +148,11 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        return min(self.history, key=lambda line: line[self.task.metric], default=None)
+        return min(filter(self._counts, self.history), key=lambda line: line[self.task.metric], default=None)
+
+    def _counts(self, line: dict[str, Any]) -> bool:
+        """Whether the weights of the line's epoch may be the best ones."""
+        return True
 
     def resume(self) -> None:
         """Go on from the folder's last whole checkpoint, as if nothing had happened."""
@@ -223,14 +227,11 @@ class Run:
             self.step.lr.fill_(settings.lr * settings.decay ** max(0, self.epoch - settings.decay_after))
             self.step.averaging.fill_(float(settings.average_from is not None and self.epoch >= settings.average_from))
             if self.done == 0:
-                self.step.start_epoch()
-                with self._alike():
-                    self.task.start_epoch(self.epoch)
-                self.seconds = 0.0
+                self._start_epoch()
             self._epoch()
             with self.step.averaged():
                 line = self._validated()
-                improved = self.best is None or line[metric] < self.best[metric]
+                improved = self._counts(line) and (self.best is None or line[metric] < self.best[metric])
             self.history.append(line)
             self.epoch, self.done = self.epoch + 1, 0
             self._save()
@@ -239,6 +240,12 @@ class Run:
                 with self.step.averaged():
                     self.ranks.from_first(partial(self._save_best, line))
             self.reporter.epoch(line, settings.epochs)
+
+    def _start_epoch(self) -> None:
+        self.step.start_epoch()
+        with self._alike():
+            self.task.start_epoch(self.epoch)
+        self.seconds = 0.0
 
     @contextmanager
     def _alike(self) -> Iterator[None]:

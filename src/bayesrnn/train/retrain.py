@@ -1,4 +1,4 @@
-"""Pruned weights trained again: what is left learns to do without what is gone, whose mean stays exactly zero."""
+"""Weights removed by steps while the rest trains on: it learns to do without what is gone, whose mean is zero."""
 
 import copy
 import json
@@ -25,24 +25,42 @@ from bayesrnn.train.launch import describe, go_on, recorded
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
 
 _ELSEWHERE = "prune a copy of the run"
-RATE, LAST = 0.3, 1 / 30  # the first rate as a part of the recipe's, the last as a part of the first
+RATE, LAST = 0.3, 1 / 100  # the first rate as a part of the recipe's, the last as a part of the first
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs of retraining, and the rate of the first; it falls to a thirtieth of that in the last."""
+    """Epochs of retraining, and the rate while weights go.
+
+    That is the first half of the epochs. In the second the rate falls, to a hundredth in the last epoch.
+    """
 
     epochs: int
     lr: float
 
+    @property
+    def steps(self) -> int:
+        """Epochs that begin with the removal of weights."""
+        return max(1, self.epochs // 2)
+
+    def share(self, epoch: int, fraction: float, before: float = 0.0) -> float:
+        """Which share of the weights is gone in an epoch (from 1), of which ``before`` were from the beginning.
+
+        Most go at first, where they cost least, and few in the end (arXiv 1710.01878, Eq. 1).
+        """
+        if epoch >= self.steps:
+            return fraction
+        return fraction - (fraction - before) * (1 - epoch / self.steps) ** 3
+
     def settings(self) -> list[str]:
         """As overrides of a recipe. Weights are not averaged, and no epoch is saved by stopping early."""
-        decay = LAST ** (1 / max(1, self.epochs - 1))
+        falling = self.epochs - self.steps
+        decay = LAST ** (1 / falling) if falling else 1.0
         return [
             f"train.epochs={self.epochs}",
             f"train.lr={self.lr:g}",
             f"train.decay={decay:.10g}",
-            "train.decay_after=1",
+            f"train.decay_after={self.steps}",
             "train.inverse_gamma=0",
             "train.average_from=null",
             "train.patience=null",
@@ -55,45 +73,64 @@ def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
 
 
 class Retraining(Language):
-    """A language task whose model begins with a run's weights, some of which have mean 0 and keep it.
+    """A language task whose model begins with a run's weights, of which more and more are removed.
 
-    Those keep their sigma and their KL, and rho goes on being learnt: without this noise the rest may overfit. In the
-    end it goes (:meth:`bare`). What the run had lost before has no sigma to keep, and stays as it is; then the KL is
-    not reported: log sigma of such weights is a huge number that never changes, and beside it the rest is lost.
+    A removed weight has mean 0 and keeps it; no other mark is needed, and a checkpoint has it. It keeps its sigma and
+    its KL, and rho goes on being learnt: without this noise the rest may overfit. In the end it goes (:meth:`bare`).
+    What the run had lost before has no sigma to keep, and stays as it is; then the KL is not reported: log sigma of
+    such weights is a huge number that never changes, and beside it the rest is lost.
 
     Args:
-        whole: the run's posterior.
-        pruned: the same after `br.prune`.
+        whole: the run's posterior; it is not changed.
+        plan: when they go.
+        fraction: the share that is gone in the end.
     """
 
     def __init__(
-        self, recipe: Recipe, data: str | None, device: torch.device, *, whole: BayesByBackprop, pruned: BayesByBackprop
+        self,
+        recipe: Recipe,
+        data: str | None,
+        device: torch.device,
+        *,
+        whole: BayesByBackprop,
+        plan: Schedule,
+        fraction: float,
     ) -> None:
         super().__init__(recipe, data, device)
-        self.gone, self._before = pruning.removed(pruned), pruning.removed(whole)
-        self._gone_before = any(bool(mask.any()) for mask in self._before.values())
-        self.start = copy.deepcopy(pruned)
-        self.start.posterior.rho.load_state_dict(whole.posterior.rho.state_dict())
+        self.start, self.plan, self.fraction = copy.deepcopy(whole), plan, fraction
+        self._before = pruning.removed(whole)
+        self._share_before = _share(self._before)
 
     def attach(self, model: nn.Module) -> None:
         model.load_state_dict(self.start.state_dict())
         super().attach(model)
 
-    def held(self) -> dict[str, Tensor]:
-        """Which entries of mean and rho stay, by the model's names of them."""
-        q = self.start
+    @torch.no_grad()
+    def start_epoch(self, epoch: int) -> None:
+        """The weights of lowest |mean| / sigma go; those that are gone have the lowest there is."""
+        if epoch > self.plan.steps:
+            return
+        q = cast(BayesByBackprop, self.model)
+        for name, mask in pruning.lowest(q, self.plan.share(epoch, self.fraction, self._share_before)).items():
+            q.means[name].masked_fill_(mask, 0.0)
+
+    def removed(self) -> float:
+        """The share of the weights that is gone."""
+        return _share(_gone(cast(BayesByBackprop, self.model)))
+
+    def held(self, q: BayesByBackprop) -> dict[str, Tensor]:
+        """Which entries of mean and rho stay as they are in this model of the task, by its names of them."""
         names = {id(p): name for name, p in q.named_parameters()}
-        means = [(names[id(mean)], self.gone[n]) for n, mean in q.means.items()]
-        rhos = [(names[id(q.posterior.rho[n])], self._before[n]) for n in q.means]
-        return {name: mask for name, mask in (*means, *rhos) if mask.any()}
+        means = {names[id(q.means[n])]: mask for n, mask in _gone(q).items()}
+        return means | {names[id(q.posterior.rho[n])]: mask for n, mask in self._before.items() if mask.any()}
 
     @contextmanager
     def bare(self) -> Iterator[None]:
         """What is gone has no noise either, inside the block: the model is the pruned one."""
-        assert isinstance(self.model, BayesByBackprop)
-        rho = self.model.posterior.rho
+        q = cast(BayesByBackprop, self.model)
+        rho = q.posterior.rho
         kept = {name: tensor.clone() for name, tensor in rho.state_dict().items()}
-        pruning.remove(self.model, self.gone)
+        pruning.remove(q, _gone(q))
         try:
             yield
         finally:
@@ -101,15 +138,46 @@ class Retraining(Language):
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         figures = super().training(totals)
-        if self._gone_before:
+        if self._share_before:
             del figures["kl_per_sequence"]
         return figures
 
 
+@torch.no_grad()
+def _gone(q: BayesByBackprop) -> dict[str, Tensor]:
+    return {name: mean == 0 for name, mean in q.means.items()}
+
+
+def _share(masks: Mapping[str, Tensor]) -> float:
+    return sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
+
+
 class _Run(engine.Run):
-    """The best weights are written as those of the pruned model; the checkpoint to go on from has the noise."""
+    """Weights go at the beginning of an epoch, and are held at zero from there.
+
+    The best epoch is one of those with the whole share gone. Its weights are written as those of the pruned model; the
+    checkpoint to go on from has the noise.
+    """
 
     task: Retraining
+
+    def _start_epoch(self) -> None:
+        super()._start_epoch()
+        self._hold()
+
+    def resume(self) -> None:
+        super().resume()
+        self._hold()
+
+    def _hold(self) -> None:
+        assert self.step.held is not None
+        self.step.held.hold(self.task.held(cast(BayesByBackprop, self.model)))
+
+    def _validated(self) -> dict[str, Any]:
+        return {**super()._validated(), "removed": self.task.removed()}
+
+    def _counts(self, line: dict[str, Any]) -> bool:
+        return bool(line["epoch"] >= self.task.plan.steps)
 
     def _save_best(self, line: dict[str, Any]) -> None:
         with self.task.bare():
@@ -118,7 +186,6 @@ class _Run(engine.Run):
 
 def retrain(
     run: Trained,
-    pruned: BayesByBackprop,
     plan: Schedule,
     *,
     fraction: float,
@@ -129,37 +196,37 @@ def retrain(
     force: bool = False,
     graph: bool = True,
 ) -> dict[str, Tensor]:
-    """Train what is left of a run's weights, on the run's data; returns those of the epoch best on validation.
+    """Train a run's weights on, on its data, while this fraction of them is removed by steps.
 
-    ``out`` is a run folder of its own, for evaluate, predict and export. A finished one of the same weights and
-    settings is not trained again; an unfinished one is gone on with. The test data is not looked at. Sharpening is left
-    out: its second level gives noise to all weights, those that are gone too.
+    Returns the weights of the epoch best on validation, of those without the whole fraction. ``out`` is a run folder of
+    its own, for evaluate, predict and export. A finished one of the same weights and settings is not trained again; an
+    unfinished one is gone on with. The test data is not looked at. Sharpening is left out: its second level gives noise
+    to all weights, those that are gone too.
 
     Args:
-        run: the run, whole.
-        pruned: a copy of its posterior, after `br.prune`; on the device. It is not changed.
-        fraction: what was removed, for the record.
+        run: the run, whole, on the device to train on. It is not changed.
         force: start over whatever is in ``out``.
     """
     overrides = ["posterior.kind=bayes_by_backprop", *plan.settings()]
-    device = next(pruned.parameters()).device
+    whole = pruning.gaussian_of(cast(BayesByBackprop, run.model))
+    device = next(whole.parameters()).device
     source = data or run.config["data"]
     given = None if source == Language.default_data else source
-    whole = pruning.gaussian_of(cast(BayesByBackprop, run.model))
-    task = Retraining(recipes.override(run.recipe, overrides), given, device, whole=whole, pruned=pruned)
+    recipe = recipes.override(run.recipe, overrides)
+    task = Retraining(recipe, given, device, whole=whole, plan=plan, fraction=fraction)
     check_files(task, run.files, advice=f"name the {task.source} it was trained on with --data")
     files = task.files()
     config = engine.config(
-        task.recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
+        recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
-    config["pruned"] = {"fraction": fraction, "weights": weights_digest(task.start)}
+    config["pruned"] = {"fraction": fraction, "steps": plan.steps, "weights": weights_digest(task.start)}
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
         names = (*engine.FILES, *files)
         with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
             describe(folder, config, task, resume=resume)
-            started = time.time()
-            trained = _Run(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=task.held())
+            started, held = time.time(), task.held(task.start)
+            trained = _Run(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=held)
             step = trained.step
             reporter.say("One step is one CUDA graph." if step.graph else f"Steps run eagerly: {step.reason}.")
             if resume:
@@ -174,15 +241,27 @@ def _train(run: engine.Run, fraction: float) -> None:
     try:
         run.train()
     except engine.Diverged as error:
-        raise UserError(f"With {fraction:.0%} removed: {error} Here the rate is --retrain-lr, with --force.") from None
+        raise UserError(
+            f"With {100 * fraction:.10g}% to be removed: {error} Here the rate is --retrain-lr, with --force."
+        ) from None
 
 
 def _done(out: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder has this very retraining, whole; another one is refused."""
-    if (out / MARKER).exists() or not (out / RECORD).exists():
+    """Whether the folder has this very retraining, whole; another one is refused, and one of an earlier version."""
+    unfinished = (out / MARKER).exists()
+    if not (out / ("config.json" if unfinished else RECORD)).exists():
         return False
     before, wanted = read_json(out / "config.json"), json.loads(json.dumps(config))
     said = before if isinstance(before, dict) else {}
+    pruned = said.get("pruned")
+    if isinstance(pruned, dict) and "steps" not in pruned:
+        what = "an unfinished" if unfinished else "a"
+        raise UserError(
+            f"{out} holds {what} retraining by an earlier version, which removed all weights at once; now they go by "
+            "steps. Replace it with --force, or keep it: give the folder another name."
+        )
+    if unfinished:
+        return False
     said = {"file_digests": wanted["file_digests"], **said, "data": wanted["data"]}  # earlier versions have no digests
     if said != wanted:
         raise UserError(f"{out} holds a retraining of other weights, or with other settings; replace it with --force.")

@@ -290,7 +290,8 @@ class Step:
 class Held:
     """Entries of parameters that stay what they are now: pruned weights.
 
-    Their gradients count for nothing, in the norm that is clipped neither; and what decay or L2 would move is put back.
+    Their gradients count for nothing, in the norm that is clipped neither; and what decay, L2 or a moment of earlier
+    gradients would move is put back. Which entries those are may change between steps (:meth:`hold`).
 
     Args:
         model: its parameters are named in ``masks``.
@@ -303,10 +304,19 @@ class Held:
         place = {names[id(p)]: k for k, p in enumerate(params)}
         if unknown := sorted(masks.keys() - place.keys()):
             raise ValueError(f"{unknown[0]!r} is no trained parameter of the model, of which entries could be held")
+        self.names = list(masks)
         self.places = [place[name] for name in masks]
         self.params = [params[k] for k in self.places]
-        self.free = [(~mask.to(p.device)).to(p.dtype) for p, mask in zip(self.params, masks.values(), strict=True)]
-        self.values = [p.detach() * (1 - free) for p, free in zip(self.params, self.free, strict=True)]
+        # With a fixed place: a CUDA graph reads them.
+        self.free, self.values = _zeros(self.params), _zeros(self.params)
+        self.hold(masks)
+
+    @torch.no_grad()
+    def hold(self, masks: Mapping[str, Tensor]) -> None:
+        """From now on these entries, at what they are now; the names are those of the first masks."""
+        for name, p, free, values in zip(self.names, self.params, self.free, self.values, strict=True):
+            free.copy_(~masks[name].to(p.device))
+            values.copy_(p * (1 - free))
 
     def without(self, gradients: list[Tensor]) -> list[Tensor]:
         """New gradients, zero where an entry is held: autograd may hand out one tensor for two parameters."""
