@@ -15,8 +15,10 @@ from bayesrnn.errors import UserError
 from bayesrnn.tasks import forecast as task_file
 from bayesrnn.tasks.forecast import Forecast, GaussianHeads, Plan, prior_cost
 from bayesrnn.tasks.forecast_plan import kept_series
+from bayesrnn.tasks.mixture import Mixture
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train.launch import launch
+from bayesrnn.train.sweep import sweep
 
 CPU = torch.device("cpu")
 RECIPES = [name for name in recipes.names() if recipes.load(name).task == "forecast"]
@@ -270,10 +272,30 @@ class TestRuns:
         actual = task.values[:, 0, 0][torch.tensor(origins).unsqueeze(1) + torch.arange(1, 4)]
         for kept, best in zip(trained.model.kept, trained.model.best, strict=True):
             one = task_file.forecaster(kept, task.plan, task.values, trained.recipe.evaluate)
-            with br.mean(kept):
-                score = one.distribution(origins, samples=1, seed=0).crps(actual).mean()
+            score = one.distribution(origins, samples=1, seed=0).crps(actual).mean()
             assert float(score) == pytest.approx(float(best), rel=1e-5)
         assert min(curve) == pytest.approx(float(trained.model.best.mean()), rel=1e-6)
+        parts = [task_file.forecaster(n, task.plan, task.values, trained.recipe.evaluate) for n in trained.model.kept]
+        said = [one.distribution(origins, samples=1, seed=0) for one in parts]
+        both = Mixture(torch.cat([m.means for m in said]), torch.cat([m.sigmas for m in said]), said[0].log)
+        at = record["metrics"]["best_epoch"] - 1
+        own = record["curves"]["valid_crps_mixture"]
+        assert own[at] == pytest.approx(float(both.crps(actual).mean()), rel=1e-5)
+        assert own[at] < curve[at]  # CRPS is convex
+
+    def test_a_sweep_compares_mixtures_and_not_their_parts(self, series, tmp_path):
+        """Each run's figure is that of what it kept; where a setting makes one network, its own."""
+        pytest.importorskip("optuna")
+        found = sweep(
+            "forecast-mixture", out=tmp_path, say=lambda text: None, grid=["components=1,3"], data=series,
+            overrides=[*SMALL, "epochs=3", "lr=0.02"], device="cpu",
+        )  # fmt: skip
+        assert found["metric"] == "valid_crps_mixture"
+        for row in found["trials"]:
+            run = json.loads((tmp_path / row["folder"] / "record.json").read_text())
+            key = "valid_crps_mixture" if row["settings"]["model.components"] == 3 else "valid_crps"
+            assert row["value"] == run["curves"][key][run["metrics"]["best_epoch"] - 1]
+            assert (row["value"] < min(run["curves"]["valid_crps"])) == (key == "valid_crps_mixture")
 
     def test_covariates(self, tmp_path):
         path = csv_of(tmp_path / "two.csv", wave(columns=2))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bayesrnn.tasks.mixture import Mixture, crps_of_samples, histogram, running_scale
+from bayesrnn.tasks.mixture import Mixture, crps_of_samples, histogram, running_scale, together
 
 
 def mixture(log=False, draws=5, shape=(4, 3), seed=0):
@@ -131,6 +131,16 @@ def test_scaling_widens_both_parts_about_the_mean():
 def test_rows_of_a_mixture():
     many = mixture()
     torch.testing.assert_close(many[1:3].mean, many.mean[1:3])
+
+
+def test_mixtures_together():
+    """Moments of the whole by the law of total variance."""
+    one, other = mixture(seed=1), mixture(seed=2)
+    both = together([one, other])
+    torch.testing.assert_close(both.mean, (one.mean + other.mean) / 2)
+    between = ((one.mean - other.mean) / 2).square()
+    torch.testing.assert_close(both.variance, (one.variance + other.variance) / 2 + between)
+    torch.testing.assert_close(both.cdf(one.mean), (one.cdf(one.mean) + other.cdf(one.mean)) / 2)
 
 
 def test_the_running_scale_uses_only_errors_that_are_known():

@@ -105,6 +105,11 @@ class Task:
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
 
+    @classmethod
+    def compared(cls, recipe: Recipe) -> str:
+        """Which figure of :meth:`validate`, at the best epoch, says which settings are best: what a sweep compares."""
+        return cls.metric
+
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
         """The model with its initial weights from torch's global generator, on the CPU.

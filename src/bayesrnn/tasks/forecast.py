@@ -20,6 +20,7 @@ from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, pos
 from bayesrnn.tasks.forecast_model import Components, ForecastModel, GaussianHeads, Model, network, prior_cost
 from bayesrnn.tasks.forecast_plan import FRAME, SERIES, Plan
 from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
+from bayesrnn.tasks.mixture import Mixture, together
 
 __all__ = [
     "Components",
@@ -34,6 +35,7 @@ __all__ = [
     "prior_cost",
     "read_series",
 ]
+MIXTURE = "valid_crps_mixture"
 _SHOWN = 500  # last forecasts of the test part that the record keeps
 
 
@@ -105,6 +107,11 @@ class Forecast(Task):
         plain = network(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
 
+    @classmethod
+    def compared(cls, recipe: Recipe) -> str:
+        """Of a mixture its own score, which what its parts have in common makes worse; it is never above theirs."""
+        return MIXTURE if recipe.model.components > 1 else cls.metric
+
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
         likelihood: Any = GaussianHeads()
@@ -147,27 +154,30 @@ class Forecast(Task):
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """The score of the posterior mean on the validation part, as the model gives it.
+        """The score of one draw on the validation part, as the model gives it; its masks are the same in every epoch.
 
-        Of components, which are stopped one by one, the mean of each one's lowest score so far.
+        Of components, which are stopped one by one, the mean of each one's lowest score so far; and the score of the
+        mixture of those that are kept, with one draw of each.
         """
         origins = self._origins("valid")
         actual = self.forecaster.actual[torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)]
 
-        def scores(model: nn.Module) -> tuple[float, float]:
-            from bayesrnn import mean
-
+        def said(model: nn.Module) -> Mixture:
             one = forecaster(model, self.plan, self.values, self.recipe.evaluate)
-            with mean(model):
-                raw = one.distribution(origins, samples=1, seed=0)
-            return float(raw.crps(actual).mean()), float(-raw.log_density(actual).mean())
+            return one.distribution(origins, samples=1, seed=0)
 
+        def crps(raw: Mixture) -> float:
+            return float(raw.crps(actual).mean())
+
+        found = {}
         if isinstance(self.model, Components):
-            found = [scores(network)[0] for network in self.model.networks]
-            self.model.keep(found, self.recipe.train.patience or math.inf)
-            return {"valid_crps": float(self.model.best.mean()), "valid_nll": scores(self.model)[1]}
-        crps, nll = scores(self.model)
-        return {"valid_crps": crps, "valid_nll": nll}
+            scores = [crps(said(network)) for network in self.model.networks]
+            self.model.keep(scores, self.recipe.train.patience or math.inf)
+            whole = together([said(network) for network in self.model.kept])
+            found = {"valid_crps": float(self.model.best.mean()), MIXTURE: crps(whole)}
+        raw = said(self.model)
+        own = {"valid_crps": crps(raw), "valid_nll": float(-raw.log_density(actual).mean())}
+        return {**own, **found}
 
     def final(self) -> dict[str, Any]:
         return self.evaluate()

@@ -1,6 +1,7 @@
 """Predictive distributions of a forecast: mixtures of Gaussians, their scores, and how they are calibrated."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -132,6 +133,11 @@ class Mixture:
 
     def _modelled(self, y: Tensor) -> Tensor:
         return y.log() if self.log else y
+
+
+def together(parts: Sequence[Mixture]) -> Mixture:
+    """The even mixture of several with as many draws each."""
+    return Mixture(torch.cat([p.means for p in parts]), torch.cat([p.sigmas for p in parts]), parts[0].log)
 
 
 def _absolute(m: Tensor, s: Tensor) -> Tensor:

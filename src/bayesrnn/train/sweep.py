@@ -2,7 +2,8 @@
 
 The trials live in an SQL database. Any number of processes, on any number of machines, that name the same study take
 trials from it until none is left. A trial that was killed goes back into the queue, and goes on from its checkpoint
-where that is at hand. What is compared is the best validation figure of each run; the test data is never looked at.
+where that is at hand. What is compared is the validation figure of each run at its best epoch, of a mixture its own and
+not that of its parts; the test data is never looked at.
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ def sweep(
     about = {
         "recipe": Path(name).stem,
         "task": recipe.task,
-        "metric": task_class(recipe.task).metric,
+        "metric": task_class(recipe.task).compared(recipe),
         "data": data_name(data or task_class(recipe.task).default_data),
         "seed": seed,
         "settings": dataclasses.asdict(recipe),
@@ -171,8 +172,9 @@ class _Work:
         trial.set_user_attr("folder", folder)
         changes = [f"{key}={value}" for key, value in values.items()]
         self.say(f"trial {trial.number}: {', '.join(changes)}")
+        metric = self._metric(changes)
         try:
-            record = self._record(trial, self.out / folder, changes)
+            record = self._record(trial, self.out / folder, changes, metric)
         except Busy:  # its process was taken for dead, but lives: as after a jump of the clock
             trial.set_user_attr("error", _SURPLUS)
             raise _Surplus from None
@@ -180,13 +182,17 @@ class _Work:
             trial.set_user_attr("error", str(error).splitlines()[0])
             self.say(f"trial {trial.number}: {str(error).splitlines()[0]}")
             raise
-        metric = self.about["metric"]
-        best = min(record["curves"][metric])
+        best: float = record["curves"][metric][record["metrics"]["best_epoch"] - 1]
         trial.set_user_attr("best_epoch", record["metrics"]["best_epoch"])
         trial.set_user_attr("epochs", len(record["curves"][metric]))
         trial.set_user_attr("train_seconds", record["metrics"]["train_seconds"])
         self.say(f"trial {trial.number}: {metric} {best:.6g}")
         return best
+
+    def _metric(self, changes: list[str]) -> str:
+        """What the run is compared by; settings of a trial may make a mixture, or none."""
+        recipe = recipes.override(self.options["recipe"], changes)
+        return task_class(recipe.task).compared(recipe)
 
     def _check_surplus(self, trial: Any) -> None:
         """Two processes can take the last trial at the same moment: the later one gives way."""
@@ -213,13 +219,13 @@ class _Work:
             values[key] = (trial.suggest_int if whole else trial.suggest_float)(key, r.low, r.high, log=r.log)
         return values
 
-    def _record(self, trial: Any, folder: Path, changes: list[str]) -> dict[str, Any]:
+    def _record(self, trial: Any, folder: Path, changes: list[str], metric: str) -> dict[str, Any]:
         with suppress(OSError, ValueError):  # killed between the end of the run and the news of it
             record: dict[str, Any] = json.loads((folder / RECORD).read_text("utf-8"))
             if not (folder / MARKER).exists():
                 return record
         resume = (folder / MARKER).exists() and checkpoint.any_saved(folder)
-        told = _Told(trial, self.about["metric"], self.options["prune"], self.optuna)
+        told = _Told(trial, metric, self.options["prune"], self.optuna)
         if resume:
             with suppress(OSError):
                 for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
