@@ -250,10 +250,17 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="storage cannot be opened"):
         swept(grid=["hidden=2"], storage=f"sqlite:///{tmp_path}/no/such/folder.db")
     swept(grid=["hidden=2"])
-    with pytest.raises(UserError, match="study line was started with another space; choose another --study or --out"):
+    with pytest.raises(UserError, match="line was started with other values to try; choose another --study or --out"):
         swept(grid=["hidden=3"])
-    with pytest.raises(UserError, match="started with another settings"):
+    with pytest.raises(UserError, match=r"was started with other settings \(train\.epochs=\d+, not 2\); choose"):
         swept(grid=["hidden=2"], overrides=["epochs=2"])
+    with pytest.raises(UserError, match="was started as a grid, not as a search; choose"):
+        swept(search=["lr=1:2"], trials=1)
+    with pytest.raises(UserError, match="was started with another seed; choose"):
+        swept(grid=["hidden=2"], seed=2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file cannot be made \(File exists\); choose another --out"):
+        swept("file", grid=["hidden=2"])
     assert swept(grid=["hidden=3"], study="another")[0]["best"] is not None
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match="pip install optuna"):

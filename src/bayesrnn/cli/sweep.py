@@ -93,10 +93,12 @@ def _short(value: Any) -> str:
 
 
 def _summary(record: dict[str, Any], where: Path) -> str:
+    from bayesrnn.reading import counted
+
     running = sum(row["state"] == "running" for row in record["trials"])
     text = f"Written to {where}"
     if running:
-        text = f"{running} still running elsewhere; run the command again to see them. {text}"
+        text = f"{counted(running, 'run')} still under way elsewhere; the same command shows more later. {text}"
     if record["best"] is None:
         return f"No run has ended well. {text}"
     settings = " ".join(f"{key}={value}" for key, value in record["best"]["settings"].items())

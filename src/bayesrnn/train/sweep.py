@@ -87,7 +87,10 @@ def sweep(
             for key, v in space.items()
         },
     }
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out} cannot be made ({error.strerror}); choose another --out.") from None
     with _quiet(optuna):
         found = _open(optuna, storage or f"sqlite:///{out / DATABASE}", study or str(about["recipe"]), about)
         if prune:
@@ -333,7 +336,7 @@ def _open(optuna: Any, url: str, name: str, about: dict[str, Any]) -> Any:
             study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
             break
         except ModuleNotFoundError as error:
-            raise UserError(f"This storage needs the Python package {error.name}.") from None
+            raise UserError(f"This storage needs the Python package {error.name}; install it.") from None
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
             # Another process makes the tables at this moment: in a moment they are there.
@@ -349,9 +352,32 @@ def _open(optuna: Any, url: str, name: str, about: dict[str, Any]) -> Any:
     if before is None:
         study.set_user_attr("about", plain)
     elif before != plain:
-        differs = next(key for key in plain if before.get(key) != plain[key])
-        raise UserError(f"The study {name} was started with another {differs}; choose another --study or --out.")
+        raise UserError(f"The study {name} was started {_otherwise(before, plain)}; choose another --study or --out.")
     return study
+
+
+_OTHER = {
+    "recipe": "with another recipe",
+    "task": "with a recipe of another task",
+    "metric": "with another measure",
+    "data": "with other data",
+    "seed": "with another seed",
+    "space": "with other values to try",
+}
+
+
+def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """How a study was started, where it was not like this."""
+    from bayesrnn.report.collect import flat
+
+    differs = next((key for key in now if before.get(key) != now[key]), "")
+    if differs == "kind":
+        return f"as a {before.get('kind')}, not as a {now['kind']}"
+    if differs == "settings":
+        old, new = (flat(each.get("settings") or {}) for each in (before, now))
+        key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
+        return f"with other settings ({key}={old.get(key)}, not {new.get(key)})" if key else "with other settings"
+    return _OTHER.get(differs, "by another version")
 
 
 def _machine() -> str:
