@@ -115,6 +115,16 @@ class TestEvaluate:
         agreed = caption_evaluation._agreed({"split": "test", "captions": captions})
         assert agreed == {"split": "test", "captions": {name: {"caption": text[2]} for name in captions}}
 
+    def test_captions_of_someone_else_are_not_replaced(self, copies):
+        file = copies["caption-bbb"] / "captions.json"
+        file.write_text('{"annotations": []}')
+        result = run("evaluate", copies["caption-bbb"], *GRID)
+        assert result.exit_code == 2
+        assert result.stderr == (
+            f"bayesrnn: {file} was not written by bayesrnn evaluate, and will not be replaced; move it away.\n"
+        )
+        assert file.read_text() == '{"annotations": []}'
+
     def test_captions_of_an_older_program(self, copies):
         """Files without a consensus are scored as they are."""
         pytest.importorskip("pycocoevalcap.bleu.bleu")

@@ -96,6 +96,25 @@ def test_what_was_made_of_the_replaced_run_goes_with_it(tmp_path):
     assert run.note == f"Removed with the earlier run in {tmp_path}: evaluation.json, pruned.safetensors."
 
 
+def test_captions_go_with_the_run_if_they_are_its_own(tmp_path):
+    """Those that say that this program wrote them; a data set's file of the same name stays, and is in nobody's way."""
+    mine = '{"images": [{"caption": "a dog", "program": "bayesrnn"}]}'
+    (tmp_path / "captions.json").write_text(mine)
+    RunFolder(tmp_path, files=["a.txt"], force=True).finish({})
+    for content in (mine, "not JSON", '["program", "bayesrnn"]', '{"program": "another"}'):
+        (tmp_path / "captions.json").write_text(content)
+        run = RunFolder(tmp_path, files=["a.txt"], force=True)
+        run.finish({})
+        assert run.note == ""
+        assert (tmp_path / "captions.json").read_text() == content
+    (tmp_path / "captions.json").write_text('{"program": "bayesrnn", "found": []}')
+    (tmp_path / ".captions.json.12.tmp").write_text("torn")
+    run = RunFolder(tmp_path, files=["a.txt"], force=True)
+    assert run.note == f"Removed with the earlier run in {tmp_path}: captions.json."
+    run.finish({})
+    assert {p.name for p in tmp_path.iterdir()} == {"record.json"}
+
+
 def exported(path):
     path.write_text("weights")
     path.with_name(path.name + ".json").write_text('{"written_by": "bayesrnn 0.1.0"}')

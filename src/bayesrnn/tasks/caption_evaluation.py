@@ -17,12 +17,11 @@ from bayesrnn.tasks import caption_scores, caption_search, scoring
 from bayesrnn.tasks.base import Say, weights_digest
 from bayesrnn.tasks.caption_consensus import most_typical
 from bayesrnn.tasks.caption_search import Found
-from bayesrnn.train.run_folder import write_file
+from bayesrnn.train.run_folder import CAPTIONS, is_own, write_file
 
 if TYPE_CHECKING:
     from bayesrnn.tasks.captioning import Captioning
 
-CAPTIONS = "captions.json"
 WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus"}
 """Endings of figures' names to the captions they are of: the posterior mean's, the draws' average, their consensus."""
 _KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -62,6 +61,8 @@ def evaluate(
         "ways": _WAYS,
     }
     file = None if task.folder is None else task.folder / CAPTIONS
+    if file is not None and file.exists() and not is_own(file):
+        raise UserError(f"{file} was not written by bayesrnn evaluate, and will not be replaced; move it away.")
     kept = None if again or file is None else _kept(file, asked)
     if kept is None:
         kept = {

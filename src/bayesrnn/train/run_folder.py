@@ -27,7 +27,9 @@ except ImportError:  # not on Windows
 MARKER = ".unfinished"
 RECORD = "record.json"
 # What other commands make of a run's weights: gone with the run that is replaced.
-DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors", "captions.json")
+DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors")
+CAPTIONS = "captions.json"
+"""Of `bayesrnn evaluate`, where it says so itself: data sets have files of this name too."""
 EXPORTS = ("model.safetensors", "model.pt2", "model.onnx")
 """Default names of `bayesrnn export`; only with the description that it writes beside them are they its own."""
 LOCK = ".lock"
@@ -97,7 +99,8 @@ class RunFolder:
 
     def _claim(self, own: list[str], denied: OSError | None, *, force: bool, resume: bool) -> None:
         found = {p.name for p in self.path.iterdir()} - {LOCK}
-        torn = {name for name in found if name.endswith(".tmp") and name.startswith(tuple(f".{o}." for o in own))}
+        written = tuple(f".{name}." for name in (*own, CAPTIONS))
+        torn = {name for name in found if name.endswith(".tmp") and name.startswith(written)}
         present = found - torn
         if resume:
             self._check_unfinished()
@@ -107,6 +110,7 @@ class RunFolder:
             raise denied
         replaced = not resume and (MARKER in present or RECORD in present)
         made = [*(name for name in DERIVED if name in present), *_exports(self.path)] if replaced else []
+        made += _captions(self.path) if replaced else []
         inside = list(_retrainings(self.path)) if replaced else []
         with ExitStack() as locks:
             for folder in inside:
@@ -119,7 +123,7 @@ class RunFolder:
                 torn |= (set(own) & present) - {MARKER}
             # What was made of the run goes before the run itself: stopped in between, it cannot be taken for a new one.
             for folder in inside:
-                _remove(folder, [*_exports(folder), *own])
+                _remove(folder, [*_exports(folder), *_captions(folder), *own])
             _remove(self.path, made)
             _remove(self.path, torn)
         for folder in inside:
@@ -186,8 +190,7 @@ class RunFolder:
             )
 
     def _has_record(self) -> bool:
-        record = _read(self.path / RECORD)
-        return isinstance(record, dict) and record.get("program") == "bayesrnn"
+        return is_own(self.path / RECORD)
 
     def write(self, name: str, content: Content) -> Path:
         """Write one file, atomically; not where the folder has been taken from this process."""
@@ -258,6 +261,17 @@ def _exports(folder: Path) -> list[str]:
         if isinstance(about, dict) and str(about.get("written_by")).startswith("bayesrnn "):
             found += [part for part in (name, beside) if (folder / part).is_file()]
     return found
+
+
+def _captions(folder: Path) -> list[str]:
+    """The captions of `bayesrnn evaluate`, if they are there."""
+    return [CAPTIONS] if is_own(folder / CAPTIONS) else []
+
+
+def is_own(path: Path) -> bool:
+    """Whether a JSON file says that this program wrote it."""
+    content = _read(path)
+    return isinstance(content, dict) and content.get("program") == "bayesrnn"
 
 
 def _read(path: Path) -> Any:
