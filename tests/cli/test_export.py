@@ -1,6 +1,7 @@
 """``bayesrnn export``: files that give the run's numbers without bayesrnn."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -211,3 +213,32 @@ def test_a_forecaster_is_exported_for_windows_of_its_length(tmp_path):
     x = torch.randn(steps, 5, columns)
     model = open_run(tmp_path / "run", torch.device("cpu")).model
     torch.testing.assert_close(torch.export.load(tmp_path / "f.pt2").module()(x), model(x))
+
+
+def test_of_a_mixture_only_the_networks_in_use_are_exported(tmp_path):
+    """Those that are kept, not those trained on, nor the scores that chose them; the numbers are the run's."""
+    onnx = pytest.importorskip("onnx")
+    result = invoke("train", "forecast-mixture", "--out", tmp_path / "run", "--device", "cpu", "epochs=2", "hidden=4",
+                    "components=2", "train.lr=0.05", "evaluate.samples=2")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    model = open_run(tmp_path / "run", torch.device("cpu")).model
+    kept = {f"networks.{name}": p for name, p in model.kept.named_parameters()}
+    count = sum(p.numel() for p in kept.values())
+    window = torch.randn(24, 3, 1)
+    with torch.no_grad():
+        expected = model(window)
+    for form, name in (("torch", "m.safetensors"), ("exported", "m.pt2"), ("onnx", "m.onnx")):
+        result = invoke("export", tmp_path / "run", "--format", form, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+        assert f"forecast-mixture, {count:,} weights at the posterior mean: " in result.stdout
+        about = json.loads((tmp_path / f"{name}.json").read_text())
+        assert about["parameters"] == {name: list(p.shape) for name, p in kept.items()}
+        assert all(layer.startswith(("networks.0.", "networks.1.")) for layer in about["layers"])
+    weights = load_file(tmp_path / "m.safetensors")
+    assert weights.keys() == kept.keys()
+    assert all(torch.equal(weights[name], p) for name, p in kept.items())
+    program = torch.export.load(tmp_path / "m.pt2")
+    assert program.state_dict.keys() == kept.keys()
+    torch.testing.assert_close(program.module()(window), expected)
+    inside = sum(math.prod(each.dims) for each in onnx.load(tmp_path / "m.onnx").graph.initializer)
+    assert inside < 1.2 * count  # a few constants beside them

@@ -81,10 +81,10 @@ def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool
 
     from bayesrnn import export
     from bayesrnn.errors import UserError
-    from bayesrnn.tasks.signatures import signature
+    from bayesrnn.tasks.signatures import in_use, signature
     from bayesrnn.train.run_folder import write_file
 
-    plain = export.to_torch(run.model)
+    plain = export.to_torch(in_use(run))
     about = description(run, plain)
     if form == "torch":
         from safetensors.torch import save

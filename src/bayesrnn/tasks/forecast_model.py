@@ -124,15 +124,35 @@ class Components(nn.Module):
         """What all networks say, (K, B, H, 2), each with masks of its own."""
         return torch.stack([network(x) for network in (self.networks if self.training else self.kept)])
 
+    def at_mean(self) -> "Merged":
+        """Those that are used, as they are used without a draw; they are shared, not copied."""
+        return Merged(self.kept).train(self.training)
+
     def forward(self, x: Tensor) -> Tensor:
         found, source, rows = self.each(x), draws.source(self), x.shape[1]
         if source is None:
-            mean, sigma = found[..., 0], found[..., 1].exp()
-            spread = (sigma.square().mean(0) + mean.var(0, correction=0)).sqrt()
-            return torch.stack([mean.mean(0), spread.log()], -1)
+            return _merged(found)
         # Which of K equally distributed numbers is largest: each as likely, and held as all noise of a draw is.
         noise = source.units("component", _ANY, (len(found),), found, rows=rows, shared=self.share == "batch")
         return found[noise.argmax(-1).expand(rows), torch.arange(rows, device=x.device)]
+
+
+class Merged(nn.Module):
+    """An even mixture at its posterior mean, as one Gaussian: nothing but the networks it is of. Shapes as there."""
+
+    def __init__(self, networks: nn.ModuleList) -> None:
+        super().__init__()
+        self.networks = networks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _merged(torch.stack([network(x) for network in self.networks]))
+
+
+def _merged(found: Tensor) -> Tensor:
+    """Of Gaussians (K, B, H, 2), equally likely, the one (B, H, 2) with the mean and the variance of all."""
+    mean, sigma = found[..., 0], found[..., 1].exp()
+    spread = (sigma.square().mean(0) + mean.var(0, correction=0)).sqrt()
+    return torch.stack([mean.mean(0), spread.log()], -1)
 
 
 class GaussianHeads(nn.Module):

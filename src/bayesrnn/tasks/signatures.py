@@ -64,9 +64,19 @@ class _WithFeatures(nn.Module):
         return self.captioner(tokens, features=features)
 
 
+def in_use(run: Trained) -> nn.Module:
+    """The run's model without what it was trained with and is not used any more: of a mixture the kept networks."""
+    if run.recipe.task == "forecast":
+        from bayesrnn.tasks.forecast_model import Components
+
+        if isinstance(run.model, Components):
+            return run.model.at_mean()
+    return run.model
+
+
 def signature(run: Trained) -> Signature:
     """Of the run's model; UserError for a task that has none here."""
-    task, model = run.recipe.task, run.model
+    task, model = run.recipe.task, in_use(run)
     device = next(model.parameters()).device
     if task == "language":
         m = run.recipe.model
