@@ -106,7 +106,10 @@ def _pair(results: Path, path: Path) -> Pair:
 
 
 def _ways(pair: Pair) -> tuple[str, str]:
-    """One launch, and what `BAYESRNN_KERNEL=cells` is: single steps for layers with masks, cuDNN for those without."""
+    """One launch, and what `BAYESRNN_KERNEL=cells` was when these records were made: for layers without masks cuDNN.
+
+    Since then it reaches such LSTM layers too: pairs made now are step by step, and need another mark than their masks.
+    """
     model = pair[1].get("settings", {}).get("model")
     plain = model is not None and not any(model.get(rate) for rate in _MASKS)
     return "one launch", "cuDNN" if plain else "step by step"
