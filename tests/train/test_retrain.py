@@ -462,5 +462,5 @@ def test_messages_name_what_the_command_has(runs, tmp_path):
 def test_the_rate_where_none_is_given():
     recipe = override(load("brnn-medium"), ["train.lr=0.5", "train.average_from=3", "train.patience=2"])
     assert schedule(recipe, 4) == Schedule(4, 0.15)
-    made = override(recipe, schedule(recipe, 1, 0.3).settings()).train
-    assert (made.lr, made.epochs, made.average_from, made.patience) == (0.3, 1, None, None)
+    made = override(recipe, schedule(recipe, 1, 1 / 3).settings()).train
+    assert (made.lr, made.epochs, made.average_from, made.patience) == (1 / 3, 1, None, None)

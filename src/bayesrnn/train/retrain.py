@@ -58,7 +58,7 @@ class Schedule:
         decay = LAST ** (1 / falling) if falling else 1.0
         return [
             f"train.epochs={self.epochs}",
-            f"train.lr={self.lr:g}",
+            f"train.lr={self.lr!r}",
             f"train.decay={decay:.10g}",
             f"train.decay_after={self.steps}",
             "train.inverse_gamma=0",
