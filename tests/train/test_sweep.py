@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -184,11 +185,11 @@ def test_a_run_that_lives_is_left_alone(swept, tmp_path):
 
 def test_a_run_is_not_tried_for_ever(swept, monkeypatch):
     def launch(*args, **kwargs):
-        raise KeyboardInterrupt
+        raise RuntimeError("of no known reason")
 
     monkeypatch.setattr(module, "launch", launch)
     for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(RuntimeError, match="of no known reason"):
             swept(grid=["hidden=2"])
     record, said = swept(grid=["hidden=2"])
     assert said == []
@@ -265,6 +266,33 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match="pip install optuna"):
         swept(grid=["hidden=2"])
+
+
+def test_data_that_are_wrong_leave_no_study_behind(text_folder, tmp_path):
+    """With the right ones the same command begins; a study that has a run is kept, and refuses other data."""
+    common = {"say": lambda text: None, "grid": ["hidden=2,3"], "device": "cpu"}
+    common["overrides"] = ["batch_size=4", "window=6", "epochs=1"]
+    for data in ("nowhere", str(text_folder)):
+        with pytest.raises(UserError, match="nowhere is not a folder") if data == "nowhere" else nullcontext():
+            record = sweep("small-plain", out=tmp_path, data=data, **common)
+    assert [row["state"] for row in record["trials"]] == ["complete"] * 2
+    with pytest.raises(UserError, match="was started with other data; choose another"):
+        sweep("small-plain", out=tmp_path, data="nowhere", **common)
+
+
+def test_a_run_stopped_by_hand_may_be_stopped_often(swept, monkeypatch):
+    """It is not given up as one that is killed again and again is."""
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "launch", stop)
+        for _ in range(module._TRIES + 1):
+            with pytest.raises(KeyboardInterrupt):
+                swept(grid=["hidden=2"])
+    record, _ = swept(grid=["hidden=2"])
+    assert [row["state"] for row in record["trials"]] == ["complete"]
 
 
 def test_a_device_that_is_full_is_a_result(swept, monkeypatch):

@@ -99,7 +99,11 @@ def sweep(
             found, about, space, recipe=recipe, name=name, out=out, say=say, trials=trials, data=data, seed=seed,
             overrides=overrides or [], device=str(where), prune=prune, graph=graph, command=command,
         )  # fmt: skip
-        return work.run()
+        try:
+            return work.run()
+        except UserError:
+            work.forget()
+            raise
 
 
 class _Work:
@@ -121,6 +125,11 @@ class _Work:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return self.write()
+
+    def forget(self) -> None:
+        """Without a study of which nothing has come: what was wrong is mended, and it begins again."""
+        if all(t.state == self.states.FAIL and not t.user_attrs.get("error") for t in self.study.get_trials()):
+            self.optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
 
     def _left(self) -> bool:
         """Whether there is a trial to take; those of dead processes are put back first."""
@@ -184,6 +193,9 @@ class _Work:
         except (engine.Diverged, torch.OutOfMemoryError) as error:
             trial.set_user_attr("error", str(error).splitlines()[0])
             self.say(f"trial {trial.number}: {str(error).splitlines()[0]}")
+            raise
+        except KeyboardInterrupt:
+            trial.set_user_attr("tries", trial.user_attrs.get("tries", 1) - 1)  # stopped by hand, which is no failure
             raise
         best: float = record["curves"][metric][record["metrics"]["best_epoch"] - 1]
         trial.set_user_attr("best_epoch", record["metrics"]["best_epoch"])
