@@ -55,6 +55,12 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text() == kept
     (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
     assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
+    (tmp_path / "file").write_text("{}")
+    refused = invoke("reproduce", "fortunato2017", "--results", tmp_path / "file")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        f"bayesrnn: {tmp_path / 'file'} is a file; name the folder of records with --results.\n",
+    )
     refused = invoke("reproduce", "sentiment").stderr
     assert "There is no table sentiment; choose gal2016 (dropout in recurrent networks, arXiv 1512.05287) or" in refused
     assert "fortunato2017 (Bayes by Backprop" in refused
@@ -86,6 +92,7 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
         "": {"seed": 1, "metrics": metrics},
         "no figure": {**own, "metrics": {k: v for k, v in metrics.items() if k != "entropy_gap"}},
         "null": {**own, "metrics": {**metrics, "test_perplexity_dynamic": None}},
+        "no number": {**own, "metrics": {**metrics, "test_perplexity": "low"}},
     }
     for name, record in cases.items():
         ran.clear()

@@ -60,6 +60,8 @@ def command(
 
     if table not in TABLES:
         raise UserError(f"There is no table {table}; choose {_CHOICE}.")
+    if data is None and results.is_file():
+        raise UserError(f"{results} is a file; name the folder of records with --results.")
     console = plain_console()
     rows: list[dict[str, Any]] = []
     for name in recipes.names():
@@ -121,7 +123,7 @@ class _Row:
 
     def lacking(self, metrics: "Metrics") -> list[str]:
         """What the paper has figures of, and these have not."""
-        return [published for published, key, _ in _measures(self.wanted) if metrics.get(key) is None]
+        return [published for published, key, _ in _measures(self.wanted) if _number(metrics.get(key)) is None]
 
     def record(self) -> "tuple[Path, Record] | None":
         """The row's record and its file; of several the one that lacks least."""
@@ -185,12 +187,17 @@ def _measures(recipe: "Recipe") -> list[tuple[str, str, str]]:
     return [(p, f"{key}_bound", f"{label} (bound)") if p in bounds else (p, key, label) for p, key, label in there]
 
 
+def _number(value: Any) -> float | None:
+    """A figure of a record; None where there is none, or what is there is no number."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
     import statistics
 
     lines = []
     for published, key, label in _measures(recipe):
-        ours = [r["metrics"][key] for r in records if r["metrics"].get(key) is not None]
+        ours = [value for r in records if (value := _number(r["metrics"].get(key))) is not None]
         text = None
         if ours:
             spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 from bayesrnn.errors import UserError
@@ -24,7 +25,8 @@ def read(folder: Path, *, what: str = "a record of a run", needs: Sequence[str] 
     for path in sorted(folder.glob("*.json")):
         try:
             record = json.loads(path.read_text("utf-8"))
-            sound = isinstance(record["metrics"], dict) and all(at(record, need) not in (None, []) for need in needs)
+            sound = isinstance(record["metrics"], dict) and isinstance(record.get("seed"), (int, NoneType))
+            sound = sound and all(at(record, need) not in (None, []) for need in needs)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             sound = False
         if not sound:
