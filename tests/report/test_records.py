@@ -47,7 +47,7 @@ def test_a_run_counts_once_however_often_its_record_is_there(tmp_path):
         "[" * 100_000,
         '{"metrics": {"error": 1.0}, "seed": "one"}',
         '{"metrics": {"error": 1.0}, "seed": [1]}',
-    ],  # fmt: skip
+    ],
 )
 def test_what_is_no_such_record(tmp_path, text):
     (tmp_path / "1.json").write_text(text)
