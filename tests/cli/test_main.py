@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -68,6 +69,15 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "bayesrnn: interrupted.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_an_output_that_is_full_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "bayesrnn", "recipes"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "bayesrnn: the output cannot be written (No space left on device); send it elsewhere.\n"
 
 
 def test_the_package_is_the_command():

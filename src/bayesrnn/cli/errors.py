@@ -1,9 +1,12 @@
 """How a subcommand ends when something goes wrong: one line on stderr and an exit status."""
 
+import errno
 import functools
+import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -13,10 +16,14 @@ from bayesrnn.reading import first_line, lack_of_memory, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def one_line(command: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a subcommand: a :class:`UserError` or a lack of memory is one line and status 2, an interrupt is 130."""
+    """Wraps a subcommand: a :class:`UserError`, a lack of memory or an output that is full is one line and status 2.
+
+    An interrupt is status 130.
+    """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -28,6 +35,12 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
             raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
         except KeyboardInterrupt:
             raise _ended("interrupted.", 130) from None
+        except OSError as error:
+            if error.errno not in _FULL or error.filename is not None:
+                _fault(error)
+                raise
+            _discard_output()
+            raise _ended(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
         except Exception as error:
             asked = lack_of_memory(error)
             if asked is None:
@@ -46,6 +59,12 @@ def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
         typer.echo(line, err=True)
     _end_among_others(line, status)
     return typer.Exit(status)
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere: Python would try again at its end, and complain in its own words."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fault(error: Exception) -> None:
