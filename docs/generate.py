@@ -23,7 +23,9 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     distributed  results/distributed.json                     python benchmarks/distributed.py --out RECORD
     distributed-model   results/RECIPE/*.json                 speeds of links, in report/distributed.py
     gpu-speed    results/gpu-SIZE.json, gpu-SIZE-bf16.json    bayesrnn bench --device cuda --size SIZE --out RECORD
-    gpu-layers   results/gpu-layers.json                      python benchmarks/recurrent.py --batch 20 128 …
+    gpu-layers   results/gpu-layers*.json                     python benchmarks/recurrent.py --batch 20 128 …
+    alike        results/same-training/*.json                 bayesrnn train, and again with BAYESRNN_KERNEL
+    chance       results/chance/*.json                        bayesrnn train RECIPE train.lr=1.000001
     gradients    results/gradients/RECIPE.json                python benchmarks/gradients.py --recipe RECIPE …
     torture      results/torture.json                         python -m bayesrnn.train.torture
 

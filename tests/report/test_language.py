@@ -48,12 +48,20 @@ def test_curves_of_what_was_trained_again(tmp_path):
     file.write_text(json.dumps(record))
     rows = lines(pruning.table(tmp_path))[1:]
     assert rows[1:] == [
-        ["brnn-medium, seed 1, trained again for 6 epochs", "79.68", "–", "–", "+0.6%", "+2.0%", "80% removed"]
+        [
+            "brnn-medium, seed 1, trained again for 6 epochs from rate 0.1",
+            "79.68",
+            "–",
+            "–",
+            "+0.6%",
+            "+2.0%",
+            "80% removed",
+        ]
     ]
     assert pruning.figures(tmp_path)["ptb-pruning.png"].startswith(b"\x89PNG")
-    for steps, way in ((1, "for 6 epochs"), (3, "for 6 epochs, removed in 3 steps")):
+    for steps, way in ((1, "from rate 0.1"), (3, "from rate 0.1, removed in 3 steps")):
         file.write_text(json.dumps(record | {"retrained": {**record["retrained"], "steps": steps}}))
-        assert lines(pruning.table(tmp_path))[2][0] == f"brnn-medium, seed 1, trained again {way}"
+        assert lines(pruning.table(tmp_path))[2][0] == f"brnn-medium, seed 1, trained again for 6 epochs {way}"
     record["retrained"]["curve"] = [{"fraction": 0.9, "valid_perplexity": 90.0, "rise": 0.1}]
     file.write_text(json.dumps(record))
     assert lines(pruning.table(tmp_path))[2][1:] == ["–", "–", "–", "–", "+10.0%", "–"]
@@ -71,7 +79,17 @@ def test_a_share_that_reads_like_another(tmp_path):
 def test_records_that_say_the_same_are_told_apart_by_their_files(tmp_path):
     pruned(tmp_path, "a")
     pruned(tmp_path, "b", rises=(0.0, 0.1, 0.2, 0.3, 0.4))
-    assert list(pruning.load(tmp_path)) == ["brnn-medium, seed 1, a", "brnn-medium, seed 1, b"]
+    assert [name for name, _ in pruning.load(tmp_path)] == ["brnn-medium, seed 1, a", "brnn-medium, seed 1, b"]
+    pruned(tmp_path, "b")  # the same curve: one run, whose weights were trained again in two ways
+    for name, lr in (("a", 0.1), ("b", 0.5)):
+        file = tmp_path / "pruning" / f"{name}.json"
+        again = {"epochs": 6, "lr": lr, "curve": [{"fraction": 0.8, "valid_perplexity": 90.0, "rise": lr}]}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"retrained": again}))
+    assert [row[0] for row in lines(pruning.table(tmp_path))[1:]] == [
+        "brnn-medium, seed 1",
+        "brnn-medium, seed 1, trained again for 6 epochs from rate 0.1",
+        "brnn-medium, seed 1, trained again for 6 epochs from rate 0.5",
+    ]
     for k in range(9):  # more than there are colours
         pruned(tmp_path, f"more-{k}", seed=k + 2)
     assert len(pruning.load(tmp_path)) == 11
@@ -88,7 +106,7 @@ def test_a_pruning_record_without_settings_is_named_after_its_run(tmp_path):
         record = {"recipe": "brnn-medium", "seed": seed, "settings": {"train": {**train, **epochs}}}
         text = json.dumps(record | {"metrics": {"valid_perplexity": valid}})
         (tmp_path / "brnn-medium" / f"{stem}.json").write_text(text)
-    assert list(pruning.load(tmp_path)) == ["brnn-medium (train.epochs=61), seed 1"]
+    assert [name for name, _ in pruning.load(tmp_path)] == ["brnn-medium (train.epochs=61), seed 1"]
 
 
 def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
@@ -116,7 +134,7 @@ def test_records_of_other_texts_are_left_out(tmp_path):
         file = tmp_path / "pruning" / f"{stem}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "data": data}))
     assert [record["seed"] for record in language.load(tmp_path)["brnn-medium"]] == [2, 3]
-    assert list(pruning.load(tmp_path)) == ["brnn-medium, seed 2", "brnn-medium, seed 3"]
+    assert [name for name, _ in pruning.load(tmp_path)] == ["brnn-medium, seed 2", "brnn-medium, seed 3"]
 
 
 def test_a_grid_of_a_sweep(tmp_path):

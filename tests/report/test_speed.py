@@ -115,6 +115,38 @@ def test_layers_have_a_row_each_and_a_column_for_every_way(tmp_path):
         "| LSTM, 650 units, batch 256 | 1.37 | – | 2.83 |",
     ]
     assert "at most 4e-04" in lines[-1]
+    other = [{**line, "cell": "GRU", "masks": "tied", "path": "one launch", "milliseconds": 0.46}]
+    (tmp_path / "gpu-layers-gru.json").write_text(json.dumps({**about, "commit": "def", "layers": other}))
+    lines = BLOCKS["gpu-layers"](tmp_path).splitlines()
+    assert lines[2].startswith("| LSTM, 650 units, batch 20 |")
+    assert lines[4] == "| GRU, 650 units, batch 20 | 1.37 | 0.46 | – |"
+    assert "LSTMs at commit abc (GPU, torch 2.11, tf32); GRUs at commit def" in lines[-1]
+    (tmp_path / "gpu-layers-gru.json").write_text(json.dumps({**about, "steps": 2, "layers": other}))
+    with pytest.raises(UserError, match="different numbers of steps"):
+        BLOCKS["gpu-layers"](tmp_path)
+
+
+def test_runs_whose_rate_differs_in_a_late_digit_stand_beside_the_recipes_own(tmp_path):
+    assert BLOCKS["chance"](tmp_path) == ""
+
+    def write_run(name, lr, losses, kernel=None):
+        curves = {"train_perplexity": losses, "valid_perplexity": [loss + 2 for loss in losses]}
+        settings = {"model": {"hidden": 650}, "train": {"lr": lr}}
+        made = {"recipe": "small", "seed": 1, "kernel": kernel, "settings": settings, "curves": curves}
+        path = tmp_path / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(made))
+
+    write_run("chance/b", 1.0, [60, 51], "triton")
+    write_run("chance/a", 1.000001, [60, 52])
+    assert BLOCKS["chance"](tmp_path).splitlines()[2:] == [
+        "| small, 2 epochs | 1 | one launch | 1.000001 | 52.00 | 54.00 |",
+        "| small, 2 epochs | 1 | cuDNN | 1.000000 | 51.00 | 53.00 |",
+    ]
+    write_run("small/1", 1.0, [60, 50, 40])  # whole: its second epoch counts
+    assert (
+        BLOCKS["chance"](tmp_path).splitlines()[2] == "| small, 2 epochs | 1 | one launch | 1.000000 | 50.00 | 52.00 |"
+    )
 
 
 def test_errors_of_gradients_by_path(tmp_path):

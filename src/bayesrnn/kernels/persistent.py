@@ -21,14 +21,16 @@ from bayesrnn.kernels.steps import offsets
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
 # Turns of sequences in one step up to which one launch is the fastest, by gates and by units per program (8, or more).
-# From results/gpu-layers.json, LSTMs of 200, 650 and 1500 units. GRUs were not measured.
-# Against single steps, where gates share their mask or have none, and where each has its own: 4 to 6 turns won and 7 or
-# 8 lost, of 1500 units 4 lost, and lines through 1 and 4 cross between 1 and 2; untied 8 won and 16 lost, of 1500 units
-# 4 lost, and the lines cross at 3. Single steps of a GRU are the loop, with more launches each: large ones have 4.
-MAX_TURNS = {4: {8: (6, 12), 16: (1, 3)}, 3: {8: (6, 12), 16: (4, 4)}}
-# Against cuDNN, which can run a layer without noise: 8 turns of 650 units won and 16 lost; of 200 units 512 sequences,
-# 4 turns, were even, and 1024 lost; of 1500 units 4 lost, and the lines cross between 2 and 3.
-MAX_TURNS_PLAIN, MAX_BATCH_PLAIN = {4: {8: 8, 16: 2}, 3: {8: 4, 16: 2}}, 512
+# From results/gpu-layers*.json, LSTMs and GRUs of 200, 650 and 1500 units; GRUs of 1500 units with 20 sequences only.
+# Against single steps, where gates share their mask or have none, and where each has its own. LSTM: 4 to 6 turns won
+# and 7 or 8 lost, of 1500 units 4 lost, and lines through 1 and 4 cross between 1 and 2; untied 8 won and 16 lost, of
+# 1500 units 4 lost, and the lines cross at 3. GRU, whose single steps are the loop, with more launches each: 8 won and
+# 16 lost; untied 8 won and 16 were even. Its large ones have the 3 turns of the LSTM's untied masks: a guess.
+MAX_TURNS = {4: {8: (6, 12), 16: (1, 3)}, 3: {8: (8, 12), 16: (3, 3)}}
+# Against cuDNN, which can run a layer without noise: 8 turns of 650 units won and 16 lost, LSTM and GRU; of 200 units
+# 512 sequences, 4 turns, were even for the LSTM and won for the GRU, and 1024 lost for the LSTM; LSTMs of 1500 units
+# lost with 4 turns, and the lines cross between 2 and 3.
+MAX_TURNS_PLAIN, MAX_BATCH_PLAIN = {4: {8: 8, 16: 2}, 3: {8: 8, 16: 2}}, 512
 
 
 @triton.jit

@@ -197,7 +197,8 @@ def figures(results: Path) -> dict[str, bytes]:
         )
     gaps = _gaps(runs)
     if gaps:
-        made["ptb-entropy-gap.png"] = drawn(lambda f: _draw_gaps(f, gaps), (6.4, 3.8))
+        lines = sum(name.count("\n") + 1 for name in gaps)
+        made["ptb-entropy-gap.png"] = drawn(lambda f: _draw_gaps(f, gaps), (6.4, 3.8 + 0.2 * lines))
     return made
 
 
@@ -264,7 +265,7 @@ def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:
     axes.set_xlabel("the posterior mean, or draws that are averaged")
     axes.set_ylabel("entropy on reversed minus on test text, nats")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8.5)
+    figure.legend(loc="outside upper left", frameon=False, fontsize=8.5)
 
 
 def _gap_points(metrics: dict[str, Any]) -> list[tuple[int, float]]:

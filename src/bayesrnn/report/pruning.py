@@ -78,16 +78,18 @@ def _points(rows: Sequence[Mapping[str, float]], key: str, scale: float = 1.0) -
     return [scale * r["fraction"] for r in rows], [scale * r[key] for r in rows]
 
 
-def load(results: Path) -> dict[str, dict[str, Any]]:
-    """The prune.json files that were kept, each under a name that says what its run was; not those of other texts."""
+def load(results: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The prune.json files that were kept, with names that say what their runs were; not those of other texts.
+
+    Records of one name are of one run where their curves are the same: its weights were trained again in several ways.
+    """
     read = {path: json.loads(path.read_text("utf-8")) for path in sorted((results / "pruning").glob("*.json"))}
-    files = [path for path, record in read.items() if not other_text(record)]
-    records = [_with_settings(read[path], results) for path in files]
-    names = [_name(record) for record in records]
-    return {
-        name if names.count(name) == 1 else f"{name}, {path.stem}": record
-        for name, path, record in zip(names, files, records, strict=True)
-    }
+    found = [(path.stem, _with_settings(record, results)) for path, record in read.items() if not other_text(record)]
+    curves: dict[str, list[Any]] = {}
+    for _, record in found:
+        curves.setdefault(_name(record), []).append(record["curve"])
+    alike = {name: all(curve == own[0] for curve in own) for name, own in curves.items()}
+    return [(name if alike[name := _name(record)] else f"{name}, {stem}", record) for stem, record in found]
 
 
 def _with_settings(record: dict[str, Any], results: Path) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _name(record: Mapping[str, Any]) -> str:
 def curves(results: Path) -> dict[str, list[dict[str, float]]]:
     """The curve of every record, and where the rest was trained again that one too; rises are over the whole model."""
     found = {}
-    for name, record in load(results).items():
+    for name, record in load(results):
         found[name] = record["curve"]
         if again := record.get("retrained"):
             found[f"{name}, {_way(again)}"] = again["curve"]
@@ -119,8 +121,9 @@ def curves(results: Path) -> dict[str, list[dict[str, float]]]:
 
 def _way(again: Mapping[str, Any]) -> str:
     """How the rest was trained; earlier records, and few epochs, had all weights removed at once."""
-    steps = again.get("steps", 1)
-    return f"trained again for {again['epochs']} epochs{f', removed in {steps} steps' if steps > 1 else ''}"
+    steps, lr = again.get("steps", 1), again.get("lr")
+    rate = "" if lr is None else f" from rate {lr:g}"
+    return f"trained again for {again['epochs']} epochs{rate}{f', removed in {steps} steps' if steps > 1 else ''}"
 
 
 def table(results: Path) -> str:

@@ -150,27 +150,62 @@ def _range(values: list[tuple[float, float]]) -> str:
     return f"{min(apart):+.1%} to {max(apart):+.1%}"
 
 
+def _layer_records(results: Path) -> list[Path]:
+    return sorted(results.glob("gpu-layers*.json"), key=lambda path: path.stem)
+
+
 def layers(results: Path) -> str:
     """One recurrent layer in one launch and step by step, with and without masks, beside cuDNN's."""
-    path = results / "gpu-layers.json"
-    if not path.is_file():
+    found = [json.loads(path.read_text("utf-8")) for path in _layer_records(results)]
+    if not found:
         return ""
-    record = json.loads(path.read_text("utf-8"))
+    if len({record["steps"] for record in found}) > 1:
+        raise UserError(f"The records {results}/gpu-layers*.json are of different numbers of steps: no one table.")
     rows: dict[str, dict[str, Any]] = {}
-    ways = dict.fromkeys((line["masks"], line["path"]) for line in record["layers"])
-    for line in record["layers"]:
+    lines = [line for record in found for line in record["layers"]]
+    for line in lines:
         name = f"{line['cell']}, {line['hidden']} units, batch {line['batch']}"
         row = rows.setdefault(name, {"layer": name, "cudnn": line["cudnn_milliseconds"]})
         row[f"{line['masks']}, {line['path']}"] = line["milliseconds"]
     names = {"none": "no masks", "tied": "tied masks", "untied": "untied masks"}
-    columns = [Column("layer", f"forward and backward, T = {record['steps']}, ms"), Column("cudnn", "cuDNN", "{:.2f}")]
+    title = f"forward and backward, T = {found[0]['steps']}, ms"
+    columns = [Column("layer", title), Column("cudnn", "cuDNN", "{:.2f}")]
+    ways = dict.fromkeys((line["masks"], line["path"]) for line in lines)
     columns += [Column(f"{masks}, {way}", f"{names[masks]}, {way}", "{:.2f}") for masks, way in ways]
-    worst = max(line["error"] for line in record["layers"])
-    told = (
-        f"Errors against float64 are at most {worst:.0e}. Written by `benchmarks/recurrent.py` at commit "
-        f"{record['commit']} ({record['device']}, torch {record['versions']['torch']}, {record['precision']})."
-    )
+    sources: dict[str, list[str]] = {}
+    for record in found:
+        about = f"{record['commit']} ({record['device']}, torch {record['versions']['torch']}, {record['precision']})"
+        sources.setdefault(about, []).extend(dict.fromkeys(f"{line['cell']}s" for line in record["layers"]))
+    commits = "; ".join(f"{' and '.join(dict.fromkeys(cells))} at commit {about}" for about, cells in sources.items())
+    worst = max(line["error"] for line in lines)
+    told = f"Errors against float64 are at most {worst:.0e}. Written by `benchmarks/recurrent.py`: {commits}."
     return "\n".join([markdown_table(list(rows.values()), columns), told])
+
+
+_CHANCE = (
+    Column("run", "run"), Column("seed", "seed"), Column("way", "recurrence"), Column("lr", "first rate"),
+    Column("train_perplexity", "train, last epoch", "{:.2f}"),
+    Column("valid_perplexity", "valid, last epoch", "{:.2f}"),
+)  # fmt: skip
+
+
+def chance(results: Path) -> str:
+    """Runs of one seed whose first rate differs in its seventh digit, with the run of the recipe's own rate."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for path in sorted((results / "chance").glob("*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        recipe, seed, epochs = record["recipe"], record["seed"], len(record["curves"]["train_perplexity"])
+        whole = results / recipe / f"{seed}.json"
+        for own in (json.loads(whole.read_text("utf-8")), record) if whole.is_file() else (record,):
+            model = own["settings"]["model"]
+            plain = not any(model.get(rate) for rate in _MASKS)
+            way = "one launch" if own.get("kernel") is None else "cuDNN" if plain else "step by step"
+            lr = f"{own['settings']['train']['lr']:.6f}"
+            row = {"run": f"{recipe}, {epochs} epochs", "seed": seed, "way": way, "lr": lr}
+            curves = {key: own["curves"][key][epochs - 1] for key in ("train_perplexity", "valid_perplexity")}
+            rows.setdefault(tuple(row.values()), row | curves)
+    order = sorted(rows.values(), key=lambda row: (row["run"], row["way"] != "one launch", row["lr"]))
+    return markdown_table(order, list(_CHANCE)) if order else ""
 
 
 _ERRORS = (
@@ -195,5 +230,5 @@ def gradients(results: Path) -> str:
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
-    "gpu-speed": gpu, "gpu-layers": layers, "alike": alike, "gradients": gradients
+    "gpu-speed": gpu, "gpu-layers": layers, "alike": alike, "chance": chance, "gradients": gradients
 }  # fmt: skip
