@@ -139,7 +139,7 @@ def test_prune_and_train_again(bayesian):
     whole = summary["curve"][0]["valid_perplexity"]
     assert all(row["rise"] == pytest.approx(row["valid_perplexity"] / whole - 1) for row in again["curve"])
     assert again["valid_perplexity"] == pytest.approx(again["curve"][1]["valid_perplexity"])
-    assert (again["epochs"], again["steps"], again["lr"]) == (4, 2, 0.3)
+    assert (again["epochs"], again["steps"], again["sigma"], again["lr"]) == (4, 2, "held", 0.3)
     assert again["valid_perplexity"] != summary["valid_perplexity"]
     run = bayesian / "pruned-0.6"
     assert invoke("evaluate", run, "--samples", 2).exit_code == 0
@@ -198,8 +198,8 @@ def test_shares_that_read_alike_have_folders_of_their_own(bayesian):
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     assert {p.name for p in bayesian.glob("pruned-*")} == {"pruned-0", "pruned-0.8", "pruned-0.8000001"}
-    assert "80% removed, 1 epochs" in result.stdout
-    assert "80.00001% removed, 1 epochs" in result.stdout
+    assert "80% removed, 1 epoch from rate 0.3:" in result.stdout
+    assert "80.00001% removed, 1 epoch from" in result.stdout
 
 
 def test_what_is_made_of_an_unfinished_run_is_not_kept(bayesian):

@@ -114,10 +114,13 @@ def command(
     }
     told = f"With {_percent(fraction)} removed: {_figures(summary)}."
     if plan is not None:
+        from bayesrnn.train.retrain import SIGMA
+
         gaussian_of(q).load_state_dict(weights)
         summary["retrained"] = {
             "epochs": plan.epochs,
             "steps": plan.steps,
+            "sigma": SIGMA,
             "lr": plan.lr,
             "valid_perplexity": perplexity(q, streams.valid),
             "test_perplexity": perplexity(q, streams.test),
@@ -238,13 +241,15 @@ def _trained_again(
 
     from bayesrnn.cli.train import reporter
     from bayesrnn.pruning import gaussian_of
+    from bayesrnn.reading import counted
     from bayesrnn.train import checkpoint
     from bayesrnn.train.retrain import retrain
 
     model: Any = trained.model
     smaller, out = copy.deepcopy(gaussian_of(model)), _folder(trained.path, share)
     steps = f" in {plan.steps} steps" if share and plan.steps > 1 else ""
-    console.print(f"{_percent(share)} removed{steps}, {plan.epochs} epochs from rate {plan.lr:g}:", style="bold")
+    epochs = counted(plan.epochs, "epoch")
+    console.print(f"{_percent(share)} removed{steps}, {epochs} from rate {plan.lr:g}:", style="bold")
     with reporter(console) as told:
         try:
             found = retrain(

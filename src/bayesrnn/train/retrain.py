@@ -26,6 +26,7 @@ from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
 
 _ELSEWHERE = "prune a copy of the run"
 RATE, LAST = 0.3, 1 / 100  # the first rate as a part of the recipe's, the last as a part of the first
+SIGMA = "held"  # what records say of it; those of earlier versions, which went on learning it, say nothing
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,11 @@ def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
 class Retraining(Language):
     """A language task whose model begins with a run's weights, of which more and more are removed.
 
-    A removed weight has mean 0 and keeps it; no other mark is needed, and a checkpoint has it. It keeps its sigma and
-    its KL, and rho goes on being learnt: without this noise the rest may overfit. In the end it goes (:meth:`bare`).
-    What the run had lost before has no sigma to keep, and stays as it is; then the KL is not reported: log sigma of
-    such weights is a huge number that never changes, and beside it the rest is lost.
+    A removed weight has mean 0 and keeps it; no other mark is needed, and a checkpoint has it. Every weight keeps the
+    sigma that the run had found for it, the removed ones too: without this noise the rest may overfit. Learnt further,
+    sigma would grow from epoch to epoch, and the rest fit less. In the end the noise of what is gone goes
+    (:meth:`bare`). What the run had lost before has none to keep; then the KL is not reported: log sigma of such
+    weights is a huge number that never changes, and beside it the rest is lost.
 
     Args:
         whole: the run's posterior; it is not changed.
@@ -98,8 +100,7 @@ class Retraining(Language):
     ) -> None:
         super().__init__(recipe, data, device)
         self.start, self.plan, self.fraction = copy.deepcopy(whole), plan, fraction
-        self._before = pruning.removed(whole)
-        self._share_before = _share(self._before)
+        self._share_before = _share(pruning.removed(whole))
 
     def attach(self, model: nn.Module) -> None:
         model.load_state_dict(self.start.state_dict())
@@ -119,10 +120,10 @@ class Retraining(Language):
         return _share(_gone(cast(BayesByBackprop, self.model)))
 
     def held(self, q: BayesByBackprop) -> dict[str, Tensor]:
-        """Which entries of mean and rho stay as they are in this model of the task, by its names of them."""
-        names = {id(p): name for name, p in q.named_parameters()}
-        means = {names[id(q.means[n])]: mask for n, mask in _gone(q).items()}
-        return means | {names[id(q.posterior.rho[n])]: mask for n, mask in self._before.items() if mask.any()}
+        """Which entries of this model of the task stay as they are, by its names: means that are gone, every rho."""
+        names, gone = {id(p): name for name, p in q.named_parameters()}, _gone(q)
+        means = {names[id(q.means[n])]: mask for n, mask in gone.items()}
+        return means | {names[id(q.posterior.rho[n])]: torch.ones_like(mask) for n, mask in gone.items()}
 
     @contextmanager
     def bare(self) -> Iterator[None]:
@@ -219,7 +220,9 @@ def retrain(
     config = engine.config(
         recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
-    config["pruned"] = {"fraction": fraction, "steps": plan.steps, "weights": weights_digest(task.start)}
+    config["pruned"] = {
+        "fraction": fraction, "steps": plan.steps, "sigma": SIGMA, "weights": weights_digest(task.start)
+    }  # fmt: skip
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
         names = (*engine.FILES, *files)
@@ -254,11 +257,12 @@ def _done(out: Path, config: dict[str, Any]) -> bool:
     before, wanted = read_json(out / "config.json"), json.loads(json.dumps(config))
     said = before if isinstance(before, dict) else {}
     pruned = said.get("pruned")
-    if isinstance(pruned, dict) and "steps" not in pruned:
+    if isinstance(pruned, dict) and "sigma" not in pruned:
         what = "an unfinished" if unfinished else "a"
+        way = "went on learning sigma; now it is held" if "steps" in pruned else "removed all weights at once"
         raise UserError(
-            f"{out} holds {what} retraining by an earlier version, which removed all weights at once; now they go by "
-            "steps. Replace it with --force, or keep it: give the folder another name."
+            f"{out} holds {what} retraining by an earlier version, which {way}. Replace it with --force, or keep it: "
+            "give the folder another name."
         )
     if unfinished:
         return False
