@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from bayesrnn import kernels
 from bayesrnn.cli import app
 from bayesrnn.errors import UserError
 from bayesrnn.kernels import Case
+from bayesrnn.nn import layered
+from bayesrnn.tasks.language_model import LanguageModel
 
 NOISE = {"input_dropout": 0.3, "recurrent_dropout": 0.2}
 
@@ -220,3 +225,80 @@ def test_what_explain_says_is_what_runs(monkeypatch):
             layer(torch.randn(5, 2, 3, dtype=torch.float64))
             assert f"path '{path}'" in kernels.explain(layer)
         assert f"lstm.{path}:lstm" in taken
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", ["ours", "shared noise", "torch's"])
+def test_a_layer_that_could_take_torch_s_kernel_is_chosen_once(inside, kind, monkeypatch):
+    """The recurrence runs by the very facts by which it was preferred to torch's kernel."""
+    asked = []
+    real = kernels.kernel
+
+    def noted(name, device="cpu", **facts):
+        asked.append((name, facts.get("plain"), facts.get("graph")))
+        return real(name, device, **facts)
+
+    monkeypatch.setattr(kernels, "kernel", noted)
+    monkeypatch.setattr(layered, "beats_torch", lambda module, input: True)
+    x = torch.randn(5, 2, 3)
+    with kernels.recording() if inside else nullcontext():
+        if kind == "torch's":
+            layered.run_recurrent(torch.nn.LSTM(3, 4), x)
+        else:
+            br.LSTM(3, 4, **({"weight_dropout": 0.3} if kind == "shared noise" else {}))(x)
+    assert [fact for fact in asked if fact[0] == "LSTM"] == [("LSTM", True, inside)]
+    asked.clear()
+    br.LSTM(3, 4, recurrent_dropout=0.3)(x)  # torch's kernel has no such masks
+    assert [fact for fact in asked if fact[0] == "LSTM"] == [("LSTM", False, False)]
+
+
+def test_precision_is_read_whichever_switches_were_used():
+    """torch's older switches raise an error once one of the newer was used; in a process of its own, as it lasts."""
+    code = """
+import torch, bayesrnn as br
+from bayesrnn import kernels
+assert not kernels.tf32(products=True) and kernels.tf32(products=False)
+torch.set_float32_matmul_precision("high")
+torch.backends.cudnn.allow_tf32 = False
+assert kernels.tf32(products=True) and not kernels.tf32(products=False)
+torch.backends.cudnn.allow_tf32 = True
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.backends.cudnn.rnn.fp32_precision = "ieee"
+assert kernels.tf32(products=True) and not kernels.tf32(products=False)
+torch.backends.cudnn.rnn.fp32_precision = "tf32"
+torch.backends.cuda.matmul.fp32_precision = "ieee"
+assert not kernels.tf32(products=True) and kernels.tf32(products=False)
+print(kernels.explain(br.LSTM(3, 650), device="cuda", batch=20, graph=True))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "LSTM" in done.stdout
+
+
+def test_explain_speaks_of_the_moment():
+    layer = br.LSTM(3, 650, recurrent_dropout=0.3).eval()
+    assert "in eval mode it runs without noise" in kernels.explain(layer)
+    with br.draw(layer, seed=1):
+        assert "without noise" not in kernels.explain(layer)
+    with br.mean(layer.train()):
+        assert "at the posterior mean it runs without noise" in kernels.explain(layer)
+    assert "cuDNN's kernel for whole layers" in kernels.explain(
+        "LSTM", device="cuda", hidden=650, batch=9000, plain=True
+    )
+    model = LanguageModel(50, 8, 2)
+    assert "there is no noise in the recurrence" in kernels.explain(model)  # not "torch's own layer"
+    assert "torch's own layer" in kernels.explain(torch.nn.LSTM(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"graph": "yes"}, "graph must be True or False, got 'yes'"),
+        ({"plain": 3}, "plain must be True or False, got 3"),
+        ({"autocast": "bf16"}, "autocast must be a torch.dtype"),
+        ({"dtype": torch.int64}, "dtype must be one of floating point, got torch.int64"),
+    ],
+)
+def test_explain_refuses_facts_of_the_wrong_kind(facts, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        kernels.explain("LSTM", **facts)

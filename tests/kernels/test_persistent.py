@@ -121,7 +121,7 @@ if not INTERPRETED:
         small = br.GRU(3, 65, recurrent_dropout=0.2)  # in 14 groups: 9 programs of 8 units each, of 132 processors
         assert "path 'persistent'" in kernels.explain(small, device="cuda", batch=400)
         assert "of 20000 sequences 448 fit on the chip at a time" in kernels.explain(small, device="cuda", batch=20_000)
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        monkeypatch.setattr(kernels, "tf32", lambda *, products: True)
         recorded = kernels.explain(plain, device="cuda", batch=257, graph=True)  # many launches cost little there
         assert "path 'cells'" in recorded
         assert "above 192 single steps are faster" in recorded
@@ -133,8 +133,13 @@ if not INTERPRETED:
         ):
             text = kernels.explain(layer, device="cuda", graph=True, **facts)
             assert "cuDNN's kernel for whole layers: there is no noise" in text
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+        monkeypatch.setattr(kernels, "tf32", lambda *, products: not products)
         assert "cuDNN's kernel for whole" in kernels.explain(plain, device="cuda", batch=257, graph=True)
+        with kernels.recording():
+            assert "cuDNN's kernel for whole" in why(plain, 257)
+            monkeypatch.setattr(kernels, "tf32", lambda *, products: True)
+            assert "path 'cells'" in why(plain, 257)
+            assert "path 'cells'" in why(br.BayesByBackprop(torch.nn.LSTM(3, 650)), 257)
         monkeypatch.setenv("BAYESRNN_KERNEL", "cells")
         assert "path 'cells' (BAYESRNN" in why(plain, 20)
         monkeypatch.setenv("BAYESRNN_KERNEL", "triton")

@@ -119,7 +119,7 @@ def _cells_refuse(case: Case) -> str | None:
         return "torch's fused cell has no mask on the cell state"
     request = asked()
     if not case.plain or (request is not None and request[0] == "cells") or _cells_beat_cudnn(case):
-        return None
+        return None  # who asks for this path gets it wherever it runs
     return "cuDNN's kernel for whole layers, which this layer can take, is faster or was not measured against it"
 
 
@@ -128,9 +128,19 @@ def _cells_beat_cudnn(case: Case) -> bool:
 
     Those of 200 units lost above 256 sequences, where one launch has lost too.
     """
-    allowed = torch.get_float32_matmul_precision() != "highest"
-    in_tf32 = case.dtype == torch.float32 and case.autocast is None and allowed
-    return case.graph and in_tf32 and case.kernel == "LSTM" and not case.projection and (case.hidden or 0) >= 512
+    if not case.graph or case.kernel != "LSTM" or case.projection or (case.hidden or 0) < 512:
+        return False
+    return case.dtype == torch.float32 and case.autocast is None and tf32(products=True) and tf32(products=False)
+
+
+def tf32(*, products: bool) -> bool:
+    """Whether float32 may be rounded to TF32 on a GPU: in matrix products, or in cuDNN's recurrent layers.
+
+    Asked by operation: torch's older switches raise an error once one of the newer was used.
+    """
+    backends: Any = torch.backends
+    setting = backends.cuda.matmul if products else backends.cudnn.rnn
+    return setting.fp32_precision not in ("ieee", "none")
 
 
 def _triton_refuses(case: Case) -> str | None:
@@ -321,4 +331,5 @@ __all__ = [
     "kernel",
     "path",
     "recording",
+    "tf32",
 ]

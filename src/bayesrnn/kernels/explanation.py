@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bayesrnn import kernels
+from bayesrnn import draws, kernels
 
 
 def explain(
@@ -27,7 +27,8 @@ def explain(
             kernel: "LSTM", "GRU", "RNN", "input", "gaussian" or "update".
         device, dtype: None: the model's own; for a name the CPU and float32.
         batch: sequences side by side; None: not known.
-        **facts: the other fields of `kernels.Case`, such as `hidden=650` or `recurrent_mask="tied"`.
+        **facts: the other fields of `kernels.Case`, such as `hidden=650` or `recurrent_mask="tied"`. `graph` and
+            `autocast` are what they are now, where they are not given.
 
     Example::
 
@@ -35,8 +36,9 @@ def explain(
     """
     _check(what, dtype, {"batch": batch, **facts})
     if isinstance(what, str):
-        case = kernels.Case(what, str(torch.device(device or "cpu").type), dtype or torch.float32, batch=batch, **facts)
-        return _paragraph(what, case)
+        named = torch.device(device or "cpu").type
+        case = kernels.Case(what, named, dtype or torch.float32, batch=batch, **{**_now(named), **facts})
+        return _plain(what, case, "there is no noise in the recurrence") if case.plain else _paragraph(what, case)
     first = next(what.parameters(), None)
     where = torch.device(device) if device is not None else torch.device("cpu") if first is None else first.device
     kind = dtype or (torch.float32 if first is None else first.dtype)
@@ -57,8 +59,31 @@ def _check(what: object, dtype: object, facts: dict[str, Any]) -> None:
         whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
         if name in ("batch", "hidden", "steps") and value is not None and not whole:
             raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+        if name in ("ragged", "projection", "cell_mask", "plain", "graph") and not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+        if name == "autocast" and value is not None and not isinstance(value, torch.dtype):
+            raise TypeError(f"autocast must be a torch.dtype such as torch.bfloat16, or None, got {value!r}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype must be one of floating point, got {dtype}")
     if facts.get("recurrent_mask") not in (None, "tied", "untied"):
         raise ValueError(f"recurrent_mask must be None, 'tied' or 'untied', got {facts['recurrent_mask']!r}")
+
+
+def _now(device: str) -> dict[str, Any]:
+    """The facts that are those of the moment: recording into a graph, and the precision of autocast."""
+    known = device != "meta" and torch.amp.is_autocast_available(device)
+    lowered = known and torch.is_autocast_enabled(device)
+    return {"graph": kernels.is_recording(), "autocast": torch.get_autocast_dtype(device) if lowered else None}
+
+
+def _plain(title: str, case: kernels.Case, why: str) -> str:
+    """A layer that torch's own kernel can run: that one, unless a path of ours was measured to be faster."""
+    chosen, against = kernels.choose(case)
+    if chosen.name in ("persistent", "cells"):
+        return _paragraph(title, case)
+    refused = [f"  not {row.name!r}: {reason}." for row, reason in against if row.name in ("persistent", "cells")]
+    whole = f"{title}: {'cuDNN' if case.device == 'cuda' else 'torch'}'s kernel for whole layers: {why}."
+    return "\n".join([whole, *(refused if case.device == "cuda" else [])])
 
 
 def _paragraph(title: str, case: kernels.Case) -> str:
@@ -78,7 +103,7 @@ def _paragraph(title: str, case: kernels.Case) -> str:
 def _of_module(
     model: nn.Module, device: str, dtype: torch.dtype, batch: int | None, facts: dict[str, Any]
 ) -> Iterator[str]:
-    drawn: list[str] = []  # where the layers of a posterior's module are
+    drawn: list[str] = []  # where torch's own layers run as ours do: in a posterior's module, in our models
     for name, part in model.named_modules():
         title = f"{name or 'the module'} ({type(part).__name__})"
         if isinstance(part, nn.RNNBase):
@@ -90,6 +115,8 @@ def _of_module(
                 yield _paragraph(f"{title}, drawn weights", kernels.Case("gaussian", device, dtype))
             else:
                 yield f"{title}, drawn weights: torch operations of {type(part.posterior).__name__} itself."
+        elif getattr(part, "runs_recurrent", False):
+            drawn.append(name)
 
 
 def _of_layer(
@@ -103,8 +130,8 @@ def _of_layer(
 ) -> str:
     """`ours`: a layer of this library, or one of torch's own that runs on drawn weights."""
     rates: Any = getattr(layer, "rates", None)
-    noisy = rates is not None and layer.training and rates.any
-    found: dict[str, Any] = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size)}
+    noisy = rates is not None and rates.any and draws.source(layer) is not None
+    found: dict[str, Any] = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size), **_now(device)}
     if noisy:
         masked = rates.recurrent_dropout > 0 and not rates.folds_into_weights
         found["recurrent_mask"] = ("tied" if rates.tied else "untied") if masked else None
@@ -115,18 +142,12 @@ def _of_layer(
         return _paragraph(title, case)
     if noisy and not rates.folds_into_weights:
         return _paragraph(title, case)
-    whole = f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers"
     if not ours:
-        return f"{whole}: torch's own layer."
-    case = replace(case, plain=True)
-    chosen, against = kernels.choose(case)
-    if chosen.name in ("persistent", "cells"):  # then also without noise
-        return _paragraph(title, case)
+        return f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers: torch's own layer."
     if rates is None or not rates.any:
         why = "there is no noise in the recurrence"
-    elif not layer.training:
-        why = "in eval mode it runs without noise"
+    elif not noisy:
+        why = f"{'at the posterior mean' if layer.training else 'in eval mode'} it runs without noise"
     else:
         why = "the batch shares its noise, which is folded into the weights"
-    refused = [f"  not {row.name!r}: {reason}." for row, reason in against if row.name in ("persistent", "cells")]
-    return "\n".join([f"{whole}: {why}.", *(refused if device == "cuda" else [])])
+    return _plain(title, replace(case, plain=True), why)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bayesrnn import kernels
 from bayesrnn.kernels.steps import offsets
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
@@ -280,7 +281,7 @@ def supported(
         return "it needs a CUDA device"
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
         return "it needs compute capability 8.0 or newer"
-    if device.type == "cuda" and not torch.backends.cudnn.allow_tf32:
+    if device.type == "cuda" and not kernels.tf32(products=False):
         return "its products have TF32's 10 bits of mantissa, which torch.backends.cudnn.allow_tf32 forbids"
     if plan(batch, hidden, gates=gates, untied=untied, **limits(device)) is None:
         return f"the recurrent weights of {hidden} units do not fit on this chip"

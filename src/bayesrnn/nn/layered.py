@@ -141,7 +141,13 @@ def flat_weights(module: nn.RNNBase, rates: Rates, source: Source, rows: int) ->
 
 
 def _direction(
-    module: nn.RNNBase, x: Tensor, state: Sequence[Tensor], noise: LayerNoise, suffix: str, sizes: list[int]
+    module: nn.RNNBase,
+    x: Tensor,
+    state: Sequence[Tensor],
+    noise: LayerNoise,
+    suffix: str,
+    sizes: list[int],
+    plain: bool,
 ) -> tuple[Tensor, ...]:
     cell = cell_of(module)
     b_ih = getattr(module, f"bias_ih{suffix}") if module.bias else None
@@ -154,7 +160,7 @@ def _direction(
         b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
     bias = None if b_ih is None else b_ih + b_hh
     gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
-    run = kernels.kernel(cell, x.device.type, **_facts(module, state, noise, sizes))
+    run = kernels.kernel(cell, x.device.type, plain=plain, **_facts(module, state, noise, sizes))
     with _in_full(x.device.type):
         kind = state[0].dtype
         gx, w_hh = gx.to(kind), noise.w_hh.to(kind)
@@ -188,6 +194,7 @@ def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes
         "projection": bool(module.proj_size),
         "recurrent_mask": None if z_h is None else "tied" if z_h.ndim == 2 else "untied",
         "cell_mask": noise.z_c is not None,
+        "graph": kernels.is_recording(),
     }
 
 
@@ -245,7 +252,7 @@ def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, A
 def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
     """The forward of a layer of torch's own, on a path of ours where that is faster."""
     if beats_torch(module, input):
-        return run(module, Rates(), input, hx, source(module) if module.dropout > 0 else None)
+        return run(module, Rates(), input, hx, source(module) if module.dropout > 0 else None, plain=True)
     result: tuple[Any, Any] = type(module).forward(module, input, hx)
     return result
 
@@ -295,10 +302,13 @@ def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) 
 
 
 @uncompiled
-def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | None) -> tuple[Any, Any]:
+def run(
+    module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | None, *, plain: bool = False
+) -> tuple[Any, Any]:
     """`module(input, hx)` layer by layer, with noise from `source` (None: without noise).
 
     Takes and returns exactly what the torch module does: (T, B, F), batch_first, unbatched or PackedSequence.
+    `plain`: torch's own kernel could run it too, and `beats_torch` was asked.
     """
     packed = input if isinstance(input, PackedSequence) else None
     unbatched = False
@@ -334,7 +344,7 @@ def run(module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | 
         outs = []
         for suffix in names(module)[layer * directions : (layer + 1) * directions]:
             noise = layer_noise(module, rates, suffix, source, rows, order)
-            out, *state = _direction(module, x, [s[len(last)] for s in states], noise, suffix, sizes)
+            out, *state = _direction(module, x, [s[len(last)] for s in states], noise, suffix, sizes, plain)
             outs.append(out)
             last.append(tuple(state))
         x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)

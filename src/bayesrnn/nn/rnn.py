@@ -86,7 +86,7 @@ class _Noisy(_Base):
         if not torch.compiler.is_dynamo_compiling() and kernels.forced():
             return layered.run(self, self.rates, input, hx, source)
         if (source is None or not noisy or self.rates.folds_into_weights) and layered.beats_torch(self, input):
-            return layered.run(self, self.rates, input, hx, source)
+            return layered.run(self, self.rates, input, hx, source, plain=True)
         if source is None or not noisy:
             return self._fused(input, hx, None, quiet=source is None)
         plain_dropout = self.dropout == 0 or source is draws.FRESH

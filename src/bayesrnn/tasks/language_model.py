@@ -35,6 +35,8 @@ class LanguageModel(nn.Module):
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state.
     """
 
+    runs_recurrent = True  # torch's own layers in it run by `run_recurrent`
+
     def __init__(
         self,
         vocabulary: int,
