@@ -1,5 +1,6 @@
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -307,6 +308,13 @@ class TestCaption:
         assert result.exit_code == 2
         assert message in result.output
         assert len(result.output.strip().splitlines()) == 1
+
+    def test_a_gallery_replaces_no_pipe(self, runs, tmp_path):
+        os.mkfifo(tmp_path / "x.html")
+        result = run("caption", runs["caption-bbb"], "x.jpg", "--gallery", tmp_path / "x.html")
+        assert result.exit_code == 2
+        assert "x.html is no file; choose another --gallery." in result.output.replace("\n", " ")
+        assert (tmp_path / "x.html").is_fifo()
 
     def test_unknown_ids_and_other_features(self, runs, pictures, tmp_path):
         result = run("caption", runs["caption-bbb"], "--features", pictures / "features_f16.npy", "--ids", "none.jpg")

@@ -1,6 +1,8 @@
 """`bayesrnn bench`: rows only after their check, a record, and one line for what cannot be done."""
 
 import json
+import os
+import stat
 
 import pytest
 import torch
@@ -69,7 +71,11 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
         (["--kind", "quantum"], 'there is no kind \'quantum\' to time; there are "torch.nn with dropout"; "plain"; '),
         (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16"),
         (["--device", "tpu"], "There is no device tpu"),
+        (["--kind", ""], "there is no kind '' to time"),
+        (["--kind", " "], "there is no kind ' ' to time"),
         (["--out", "/nowhere/at/all.json"], "is no folder"),
+        (["--out", "."], ". is no file; choose another --out."),
+        (["--out", ".", "--force"], ". is no file; choose another --out."),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments, message):
@@ -77,6 +83,16 @@ def test_what_cannot_be_done_is_one_line(arguments, message):
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_what_is_no_file_is_left_alone_and_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "run", lambda *args: pytest.fail("it was measured"))
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        result = run("--out", str(place), "--force")
+        assert result.exit_code == 2
+        assert f"{place} is no file; choose another --out." in " ".join(result.output.splitlines())
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_sizes_and_defaults():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -126,7 +127,12 @@ def test_onnx(run):
 
 def test_bad_requests(run, tmp_path):
     invoke("export", run)
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "a.json")
     for arguments, said in (
+        ([run, "--out", tmp_path / "pipe", "--force"], "pipe is no file; choose another --out."),
+        ([run, "--out", tmp_path / "a", "--force"], "a.json is no file; choose another --out."),
+        ([run, "--out", tmp_path, "--force"], "is no file; choose another --out."),
         ([run], "model.safetensors is there already; replace it with --force"),
         ([run, "--format", "pickle"], "no format pickle; choose torch, exported, onnx"),
         (
@@ -141,6 +147,9 @@ def test_bad_requests(run, tmp_path):
         assert result.exit_code == 2
         assert said in result.stderr
         assert result.stderr.count("\n") == 1
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "a.json").is_fifo()
+    assert not (tmp_path / "a").exists()
     assert invoke("export", run, "--force").exit_code == 0
     (run / "pruned.safetensors").unlink()
     assert "has no pruned weights" in invoke("export", run, "--pruned", "--force").stderr

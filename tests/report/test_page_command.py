@@ -1,6 +1,7 @@
 """``bayesrnn report`` from run folders and records to a page that a browser shows."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -148,6 +149,10 @@ def test_nothing_of_others_is_replaced(report, tmp_path):
     assert (tmp_path / "index.html").read_text() == "<p>my page</p>"
     result = invoke("report", report / "brnn-medium", "--out", tmp_path / "index.html", "--fast")
     assert "is a file" in result.stderr
+    (tmp_path / "index.html").unlink()
+    os.mkfifo(tmp_path / "index.html")  # to open it would be to wait for ever
+    result = invoke("report", report / "brnn-medium", "--out", tmp_path, "--fast")
+    assert "index.html is no file; choose another --out." in result.stderr.replace("\n", " ")
 
 
 def test_the_records_of_this_repository(tmp_path):

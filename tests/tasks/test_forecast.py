@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -384,7 +385,9 @@ class TestCommand:
         short = csv_of(tmp_path / "short.csv", wave(6))
         launch("small-plain", out=tmp_path / "text", reporter=Quiet(), data=str(text_folder), device="cpu",
                overrides=["hidden=4", "batch_size=2", "window=3", "epochs=1"])  # fmt: skip
+        os.mkfifo(tmp_path / "pipe.png")
         for arguments, words in (
+            ([out, "--plot", tmp_path / "pipe.png"], "pipe.png is no file; choose another --plot."),
             ([out, "--level", 95], "--level is 95.0; it must be between 0 and 1"),
             ([out, "--samples", 10**12], "Input should be less than or equal to 100000"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),

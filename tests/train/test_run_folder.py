@@ -1,10 +1,12 @@
 import json
 import math
+import os
+import stat
 
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.train.run_folder import MARKER, RunFolder
+from bayesrnn.train.run_folder import MARKER, RunFolder, check_free, check_out, write_file
 
 FILES = ["a.txt", "b.jsonl"]
 
@@ -217,3 +219,47 @@ def test_json_has_no_infinity(tmp_path):
     found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert found["curve"] == [1.0, None]
     assert found["metrics"] == {"a": None, "b": None, "c": 2, "d": "NaN"}
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_what_is_no_file_is_refused_whatever_force_says(tmp_path, pipe, force):
+    with pytest.raises(UserError, match="pipe is no file; choose another --plot"):
+        check_free(pipe, force=force, option="--plot")
+    with pytest.raises(UserError, match="is no file; choose another --out"):
+        check_free(tmp_path, force=force)
+    link = tmp_path / "link"
+    for target in (pipe, tmp_path / "a.txt", tmp_path / "nowhere"):
+        (tmp_path / "a.txt").write_text("mine")
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(UserError, match="link is a link; name the file itself, or choose another --out"):
+            check_free(link, force=force)
+
+
+def test_a_file_that_is_there_needs_force_and_a_new_one_needs_a_folder(tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    with pytest.raises(UserError, match="is there already; replace it with --force, or choose another --out"):
+        check_out(tmp_path / "a.txt", force=False)
+    check_out(tmp_path / "a.txt", force=True)
+    check_out(tmp_path / "b.txt", force=False)
+    check_free(tmp_path / "a.txt/b.txt", force=False)  # its folder is looked at by `check_out`
+    for path in (tmp_path / "none/b.txt", tmp_path / "a.txt/b.txt"):
+        with pytest.raises(UserError, match="is no folder; make it first, or choose another --out"):
+            check_out(path, force=True)
+    with pytest.raises(UserError, match="cannot be written"):
+        check_out(tmp_path / ("x" * 300), force=True)
+
+
+def test_a_pipe_is_never_replaced_by_a_file(tmp_path, pipe):
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link", tmp_path):
+        with pytest.raises(UserError, match="is no file, and will not be replaced by one"):
+            write_file(path, "text")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert {p.name for p in tmp_path.iterdir()} == {"pipe", "link"}

@@ -1,8 +1,19 @@
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from bayesrnn.train import torture
+
+
+def test_no_pipe_is_replaced_by_the_record(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SystemExit):
+        torture.main(["--out", str(tmp_path / "pipe")])
+    assert "pipe is no file; choose another --out." in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.slow

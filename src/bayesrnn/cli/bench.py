@@ -31,10 +31,10 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
 ) -> None:
     """Time whole training steps beside plain torch.nn; a row is printed only after its correctness check."""
-    if out is not None and out.exists() and not force:
-        raise UserError(f"{out} is there already; replace it with --force, or choose another --out.")
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"{out.parent} is no folder; make it first, or choose another --out.")
+    from bayesrnn.train.run_folder import check_out, write_file
+
+    if out is not None:
+        check_out(out, force=force)
     from bayesrnn import bench
     from bayesrnn.cli.console import plain_console
     from bayesrnn.train.launch import device_of
@@ -59,8 +59,6 @@ def command(
 
     def keep(record: dict[str, Any]) -> None:
         if out is not None:
-            from bayesrnn.train.run_folder import write_file
-
             write_file(out, json.dumps(record, indent=2) + "\n")
 
     record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]), keep)
@@ -74,7 +72,7 @@ def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
         return tuple(known)
     found = [name for name in known if any(word.lower() in name.lower() for word in asked)]
     for word in asked:
-        if not any(word.lower() in name.lower() for name in known):
+        if not word.strip() or not any(word.lower() in name.lower() for name in known):
             names = "; ".join(f'"{name}"' for name in known)
             raise UserError(f"there is no kind {word!r} to time; there are {names}. A part of a name will do.")
     return tuple(found)

@@ -99,11 +99,13 @@ def _asked(
 
 def _check_place(path: Path) -> None:
     from bayesrnn.errors import UserError
+    from bayesrnn.train.run_folder import check_free
 
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--gallery writes a page; {path} should end in .html.")
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent}; make it first.")
+    check_free(path, force=True, option="--gallery")
 
 
 def _rows(files: list[Path | None], names: list[str], features: Path | None, device: "torch.device") -> "torch.Tensor":

@@ -32,7 +32,7 @@ def command(
     from bayesrnn.errors import UserError
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train import checkpoint
-    from bayesrnn.train.run_folder import identity, write_file
+    from bayesrnn.train.run_folder import check_free, identity, write_file
 
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
@@ -42,9 +42,8 @@ def command(
             f"{path} must end in .pt2: torch.export.load warns of other names; --out {path.stem}.pt2 is one."
         )
     beside = path.with_name(path.name + ".json")
-    taken = next((p for p in (path, beside) if p.exists()), None)
-    if taken is not None and not force:
-        raise UserError(f"{taken} is there already; replace it with --force, or choose another --out.")
+    for file in (path, beside):
+        check_free(file, force=force)
     trained = open_run(run, torch.device("cpu"))
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent}; make it, or choose another --out.")

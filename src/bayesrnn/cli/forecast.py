@@ -28,12 +28,15 @@ def command(
     from bayesrnn.errors import UserError
     from bayesrnn.tasks.trained import check_task, open_run
     from bayesrnn.train.launch import device_of
+    from bayesrnn.train.run_folder import check_free
 
     check_task(run, "forecast")
     if not 0 < level < 1:
         raise UserError(f"--level is {level}; it must be between 0 and 1, such as 0.95.")
     if plot is not None and (plot.suffix.lower() != ".png" or not plot.resolve().parent.is_dir()):
         raise UserError(f"{plot} cannot be written; --plot names a .png file in a folder that exists.")
+    if plot is not None:
+        check_free(plot, force=True, option="--plot")
     trained = open_run(run, device_of(device))
     found = forecast(trained, data, steps=steps, level=level, samples=samples, seed=seed)
     if plot is not None:

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -344,12 +345,37 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def check_out(path: Path, *, force: bool, option: str = "--out") -> None:
+    """Refuse, before the work, a file that the user named and that could not be written after it."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent} is no folder; make it first, or choose another {option}.")
+    check_free(path, force=force, option=option)
+
+
+def check_free(path: Path, *, force: bool, option: str = "--out") -> None:
+    """Refuse a file that is there, unless `force`; and, whatever `force` says, what is there and is no plain file."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another {option}.") from None
+    if stat.S_ISLNK(mode):  # moved onto, the link itself would go: /dev/stdout is one
+        raise UserError(f"{path} is a link; name the file itself, or choose another {option}.")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path} is no file; choose another {option}.")
+    if not force:
+        raise UserError(f"{path} is there already; replace it with --force, or choose another {option}.")
+
+
 def write_file(final: Path, content: Content) -> Path:
-    """Write a whole file or leave what was there: beside its final name, then moved."""
+    """Write a whole file or leave what was there: beside its final name, then moved. Only files are replaced."""
     content = content.encode("utf-8") if isinstance(content, str) else content
     # A name of its own: two processes may write the same file, such as the table of a sweep.
     temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if final.exists() and not final.is_file():  # a device or a pipe, which would become a file for everyone
+            raise UserError(f"{final} is no file, and will not be replaced by one.")
         with open(temporary, "xb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()

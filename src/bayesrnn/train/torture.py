@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from bayesrnn.errors import UserError
 from bayesrnn.tasks import language
 from bayesrnn.train import checkpoint, engine, run_folder
 from bayesrnn.train.checkpoint import BEST, BEST_COPY, FILES, LAST, PREVIOUS
@@ -274,6 +275,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments and places of the faults")
     parser.add_argument("--out", type=Path, default=Path("results/torture.json"), help="the record to write")
     options = parser.parse_args(arguments)
+    try:
+        run_folder.check_free(options.out, force=True)
+    except UserError as error:
+        parser.error(str(error))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bayesrnn-torture-") as name:
         before = time.monotonic()
