@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.tasks.base import TASKS
 from bayesrnn.train import checkpoint, engine
@@ -444,3 +445,19 @@ def test_the_limit_of_a_task(line_recipe, tmp_path):
     TASKS["line"] = Strict
     with pytest.raises(UserError, match="The loss diverged in epoch 1"):
         line(line_recipe, tmp_path / "r")
+
+
+@pytest.mark.parametrize("first", ["fp32", "tf32", "bf16"])
+def test_a_precision_is_the_same_whatever_was_set_before(first):
+    """Of matrix products and of cuDNN's layers; the switches can be set where there is no GPU."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        for precision, rounded in (("fp32", False), ("tf32", True), ("bf16", True)):
+            engine.set_precision(first, torch.device("cuda"))
+            engine.set_precision(precision, torch.device("cuda"))
+            assert [kernels.tf32(products=True), kernels.tf32(products=False)] == [rounded, rounded]
+            engine.set_precision("fp32" if rounded else "tf32", torch.device("cpu"))  # not of a CPU
+            assert torch.backends.cudnn.allow_tf32 is rounded
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

@@ -385,8 +385,7 @@ def set_precision(precision: str, device: torch.device) -> None:
     """How a CUDA device multiplies float32 matrices from here on."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-        if precision == "fp32":
-            torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
 def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
