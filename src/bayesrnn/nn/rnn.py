@@ -2,7 +2,7 @@
 
 Variational dropout (arXiv 1512.05287), DropConnect on the recurrent weights (Wan et al. 2013), and dropout of
 the LSTM's cell state (Moon et al. 2015). With every rate at zero, and in eval mode, the layers give torch.nn's
-numbers from torch.nn's kernels.
+numbers, on a CPU from torch.nn's kernels.
 """
 
 from __future__ import annotations

@@ -84,19 +84,26 @@ _FIGURES = (
 _ALIKE = (Column("run", "run"), Column("seed", "seed"), Column("way", "recurrence"), *_FIGURES)
 
 
+_OTHERS = {"step-by-step": "step by step", "cudnn": "cuDNN"}  # in a record's name: what ran in place of one launch
+
+
 def alike(results: Path) -> str:
-    """Runs with the recurrence in one launch beside those step by step: every pair, means over seeds, differences."""
-    pairs: dict[str, list[Pair]] = {}
-    for path in sorted((results / "same-training").glob("*-step-by-step-*.json")):
-        pair = _pair(results, path)
+    """Runs with the recurrence in one launch beside those on another path: every pair, means over seeds, differences."""
+    pairs: dict[tuple[str, str], list[Pair]] = {}
+    for path in sorted((results / "same-training").glob("*.json")):
+        other = next((name for name in _OTHERS if f"-{name}-" in path.stem), None)
+        if other is None:
+            continue
+        pair = _pair(results, path, other)
         epochs = len(pair[0]["curves"]["train_perplexity"])
-        pairs.setdefault(f"{pair[0]['recipe']}, {epochs} epochs", []).append(pair)
-    return markdown_table([{"run": run, **row} for run, same in pairs.items() for row in _compared(same)], _ALIKE)
+        pairs.setdefault((f"{pair[0]['recipe']}, {epochs} epochs", _OTHERS[other]), []).append(pair)
+    rows = [{"run": run, **row} for (run, way), same in pairs.items() for row in _compared(same, way)]
+    return markdown_table(rows, _ALIKE)
 
 
-def _pair(results: Path, path: Path) -> Pair:
-    """The run in one launch, which is the default and may be a row of a published table, and the one step by step."""
-    recipe, seed = path.stem.split("-step-by-step-")
+def _pair(results: Path, path: Path, other: str) -> Pair:
+    """The run in one launch, which is the default and may be a row of a published table, and the one on `other`."""
+    recipe, seed = path.stem.split(f"-{other}-")
     own = path.with_name(f"{recipe}-one-launch-{seed}.json")
     fast = own if own.is_file() else results / recipe / f"{seed}.json"
     first, second = (json.loads(p.read_text("utf-8")) for p in (fast, path))
@@ -105,25 +112,15 @@ def _pair(results: Path, path: Path) -> Pair:
     return first, second
 
 
-def _ways(pair: Pair) -> tuple[str, str]:
-    """One launch, and what `BAYESRNN_KERNEL=cells` was when these records were made: for layers without masks cuDNN.
-
-    Since then it reaches such LSTM layers too: pairs made now are step by step, and need another mark than their masks.
-    """
-    model = pair[1].get("settings", {}).get("model")
-    plain = model is not None and not any(model.get(rate) for rate in _MASKS)
-    return "one launch", "cuDNN" if plain else "step by step"
-
-
 def _figures(record: dict[str, Any]) -> dict[str, float]:
     """Those that the run has."""
     found = {**record["metrics"], "train_perplexity": record["curves"]["train_perplexity"][-1]}
     return {column.key: found[column.key] for column in _FIGURES if found.get(column.key) is not None}
 
 
-def _compared(pairs: list[Pair]) -> Iterator[dict[str, Any]]:
+def _compared(pairs: list[Pair], other: str) -> Iterator[dict[str, Any]]:
     """The runs; each way's mean and standard deviation; how far the pairs are apart."""
-    ways = _ways(pairs[0])
+    ways = ("one launch", other)
     for pair in pairs:
         for way, record in zip(ways, pair, strict=True):
             shown = {key: f"{value:.2f}" for key, value in _figures(record).items()}
@@ -189,6 +186,11 @@ _CHANCE = (
 )  # fmt: skip
 
 
+def _other(kernel: str, plain: bool) -> str:
+    """What an LSTM layer runs on with this `BAYESRNN_KERNEL`; only `cells` reaches those without noise."""
+    return "cuDNN" if plain and kernel != "cells" else "step by step"
+
+
 def chance(results: Path) -> str:
     """Runs of one seed whose first rate differs in its seventh digit, with the run of the recipe's own rate."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -197,9 +199,8 @@ def chance(results: Path) -> str:
         recipe, seed, epochs = record["recipe"], record["seed"], len(record["curves"]["train_perplexity"])
         whole = results / recipe / f"{seed}.json"
         for own in (json.loads(whole.read_text("utf-8")), record) if whole.is_file() else (record,):
-            model = own["settings"]["model"]
-            plain = not any(model.get(rate) for rate in _MASKS)
-            way = "one launch" if own.get("kernel") is None else "cuDNN" if plain else "step by step"
+            plain = not any(own["settings"]["model"].get(rate) for rate in _MASKS)
+            way = "one launch" if own.get("kernel") is None else _other(own["kernel"], plain)
             lr = f"{own['settings']['train']['lr']:.6f}"
             row = {"run": f"{recipe}, {epochs} epochs", "seed": seed, "way": way, "lr": lr}
             curves = {key: own["curves"][key][epochs - 1] for key in ("train_perplexity", "valid_perplexity")}
@@ -217,8 +218,8 @@ _ERRORS = (
 
 def gradients(results: Path) -> str:
     """Errors of gradients on each path, at the same weights: of one window, and of the sum over many."""
-    rows = []
-    for path in sorted((results / "gradients").glob("*.json")):
+    rows: list[dict[str, Any]] = []
+    for path in sorted((results / "gradients").glob("*.json"), key=lambda path: path.stem):
         record = json.loads(path.read_text("utf-8"))
         run = f"{record['recipe']}, {record['epochs']} epochs, {record['windows']} windows"
         valid = record["valid_perplexity"]
@@ -226,7 +227,10 @@ def gradients(results: Path) -> str:
         rows += [{"run": run, "path": way, "valid": valid[way], **line} for way, line in record["paths"].items()]
         recurrent = record.get("recurrent", {}).items()
         rows += [{"run": f"{run}, recurrent weights alone", "path": way, **line} for way, line in recurrent]
-    return markdown_table(rows, _ERRORS) if rows else ""
+    once: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:  # records of one model share some
+        once.setdefault((row["run"], row["path"]), row)
+    return markdown_table(list(once.values()), _ERRORS) if rows else ""
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
