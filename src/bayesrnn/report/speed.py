@@ -88,7 +88,7 @@ _OTHERS = {"step-by-step": "step by step", "cudnn": "cuDNN"}  # in a record's na
 
 
 def alike(results: Path) -> str:
-    """Runs with the recurrence in one launch beside those on another path: every pair, means over seeds, differences."""
+    """Runs with the recurrence in one launch beside those on another path: every pair, means, differences."""
     pairs: dict[tuple[str, str], list[Pair]] = {}
     for path in sorted((results / "same-training").glob("*.json")):
         other = next((name for name in _OTHERS if f"-{name}-" in path.stem), None)
