@@ -2,8 +2,8 @@
 
 A step reads a window of text, runs the model, takes the loss over all words, backpropagates, clips and updates; on
 CUDA both sides are one CUDA graph. Each model takes turns with the plain one, and its ratio is that of the two medians.
-A row is timed only after the same model has passed a check: outputs' loss and gradients on the path it takes here
-against the reference path in float32.
+A row is timed only after the same model has passed a check: outputs' loss and gradients on the path that the timed step
+takes, in a CUDA graph or not, against the reference path in float32.
 """
 
 from __future__ import annotations
@@ -200,8 +200,11 @@ def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], N
     return work, step.reason if options.cuda else ""
 
 
-def check(kind: str, size: Size, options: Options) -> float:
-    """The largest relative error of loss and gradients on the path taken here, against the reference in float32."""
+def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> float:
+    """The largest relative error of loss and gradients on the path taken here, against the reference in float32.
+
+    ``graph``: on the path that a step takes which is recorded into a CUDA graph.
+    """
     from bayesrnn import kernels
     from bayesrnn.tasks import language
 
@@ -221,7 +224,8 @@ def check(kind: str, size: Size, options: Options) -> float:
         grads = torch.autograd.grad(loss, params, allow_unused=True)
         return [t.detach().double() for t in (loss, h, c, *(g for g in grads if g is not None))]
 
-    found = outcome(options.precision)
+    with kernels.recording() if graph else nullcontext():
+        found = outcome(options.precision)
     with kernels.force("reference"), _full_precision():
         wanted = outcome("fp32")
     errors = [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(found, wanted, strict=True)]
@@ -279,16 +283,16 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             if KINDS[kind] is None:
                 step, row["graph"] = plain_step(size, options, dropout=0.5), cuda
             else:
-                row["error"] = check(kind, size, options)
+                step, reason = engine_step(kind, size, options)
+                row["graph"] = cuda and not reason
+                if reason:
+                    row["note"] = reason
+                row["error"] = check(kind, size, options, graph=row["graph"])
                 if row["error"] > _TOLERANCE[options.precision]:
                     row["failed"] = f"the check is red: relative error {row['error']:.2g} against the reference"
                     say(f"{size.title}, {kind}: {row['failed']}; not timed")
                     yield row
                     continue
-                step, reason = engine_step(kind, size, options)
-                row["graph"] = cuda and not reason
-                if reason:
-                    row["note"] = reason
             both = {"torch.nn": base, kind: step}
             took = take_turns(both, options.seconds, cuda=cuda, each=_STEPS_PER_TURN if cuda else 1)
             row |= {
@@ -345,6 +349,7 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     import bayesrnn as br
 
     device = torch.device(options.device)
+    missing: set[str] = set()
     for size in options.sizes:
         x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
         prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
@@ -355,10 +360,13 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             (q(x)[0].square().mean() + br.kl(q) / 1e6).backward()
 
         for name, make in (("blitz", _blitz), ("bayesian-torch", _bayesian_torch)):
+            if name in missing:
+                continue
             try:
                 theirs = make(size.hidden, x.transpose(0, 1).contiguous())
             except ImportError:
                 say(f"{name} is not installed: no row")
+                missing.add(name)
                 continue
             took = take_turns({"ours": our_step, name: theirs}, options.seconds, cuda=options.cuda)
             ratio = took[name] / took["ours"]
@@ -390,6 +398,22 @@ def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
     return step
 
 
+def paths(size: Size, options: Options) -> dict[str, str]:
+    """Which path layers of this size take in a training step, by their masks, and why."""
+    from bayesrnn import kernels
+
+    lower = options.cuda and options.precision == "bf16"
+    facts: dict[str, Any] = {
+        "device": torch.device(options.device), "batch": size.batch, "hidden": size.hidden, "steps": WINDOW,
+        "graph": options.cuda, "autocast": torch.bfloat16 if lower else None,
+    }  # fmt: skip
+    return {
+        "LSTM, no mask": kernels.explain("LSTM", plain=True, **facts),
+        "LSTM, one mask per sequence": kernels.explain("LSTM", recurrent_mask="tied", **facts),
+        "LSTM, one mask per gate": kernels.explain("LSTM", recurrent_mask="untied", **facts),
+    }
+
+
 def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> dict[str, Any]:
@@ -400,8 +424,6 @@ def run(
 
     device = torch.device(options.device)
     set_precision(options.precision, device)
-    size = options.sizes[0]
-    facts: dict[str, Any] = {"device": device, "batch": size.batch, "hidden": size.hidden}
     record: dict[str, Any] = {
         "command": command,
         "commit": commit(),
@@ -410,8 +432,7 @@ def run(
         "precision": options.precision if device.type == "cuda" else "fp32",
         "steps": WINDOW,
         "paths": {
-            "LSTM, one mask per sequence": kernels.explain("LSTM", recurrent_mask="tied", **facts),
-            "LSTM, one mask per gate": kernels.explain("LSTM", recurrent_mask="untied", **facts),
+            **{f"{size.hidden}x{size.batch}": paths(size, options) for size in options.sizes},
             "drawn weights": kernels.explain("gaussian", device=device),
         },
     }

@@ -123,3 +123,86 @@ def test_rows_are_kept_as_they_come(monkeypatch, tmp_path):
     record = json.loads(out.read_text())
     assert [row["kind"] for row in record["training"]] == ["plain"]
     assert record["prediction"] == []
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_check_takes_the_path_of_the_graph_and_its_reference_does_not_care(monkeypatch, graph):
+    from bayesrnn import kernels
+    from bayesrnn.nn import layered
+
+    seen, real = set(), layered._direction
+
+    def watched(*args):
+        seen.add((kernels.forced(), kernels.is_recording()))
+        return real(*args)
+
+    monkeypatch.setattr(layered, "_direction", watched)
+    options = bench.Options(device="cpu", precision="fp32")
+    assert bench.check("variational, tied", bench.Size(8, 2, 60), options, graph=graph) < 2e-3
+    assert seen == {(False, graph), (True, False)}
+
+
+@pytest.mark.parametrize(("reason", "graph"), [("", True), ("the disk is round", False)])
+def test_a_step_that_is_no_graph_is_not_checked_as_one(monkeypatch, reason, graph):
+    asked, order = {}, []
+
+    def check(kind, size, options, *, graph):
+        order.append("check")
+        asked[kind] = graph
+        return 0.0
+
+    def turns(steps, *args, **kwargs):
+        order.append("time")
+        return dict.fromkeys(steps, 1.0)
+
+    monkeypatch.setattr(bench, "check", check)
+    monkeypatch.setattr(bench, "plain_step", lambda *args, **kwargs: lambda: None)
+    monkeypatch.setattr(bench, "engine_step", lambda *args: (lambda: None, reason))
+    monkeypatch.setattr(bench, "take_turns", turns)
+    options = bench.Options(device="cuda", sizes=(bench.Size(650, 512),), kinds=("plain",))
+    (row,) = bench.training(options, lambda text: None)
+    assert (asked, order) == ({"plain": graph}, ["check", "time"])
+    assert row["graph"] is graph
+    assert row.get("note", "") == reason
+
+
+def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph_takes_them(monkeypatch):
+    from bayesrnn import kernels
+
+    cases, real = [], kernels.choose
+
+    def watched(case):
+        cases.append(case)
+        return real(case)
+
+    monkeypatch.setattr(kernels, "choose", watched)
+    for part in ("training", "prediction", "peers"):
+        monkeypatch.setattr(bench, part, lambda options, say: iter(()))
+    sizes = (bench.Size(8, 2), bench.Size(16, 4))
+    record = bench.run(bench.Options(device="cpu", precision="fp32", sizes=sizes), lambda text: None)
+    assert set(record["paths"]) == {"8x2", "16x4", "drawn weights"}
+    for found in (record["paths"]["8x2"], record["paths"]["16x4"]):
+        assert found["LSTM, no mask"].startswith("LSTM: torch's kernel for whole layers")
+        assert found["LSTM, one mask per gate"].startswith("LSTM: path")
+    assert {(case.hidden, case.batch, case.plain) for case in cases if case.kernel == "LSTM"} == {
+        (8, 2, True), (8, 2, False), (16, 4, True), (16, 4, False)
+    }  # fmt: skip
+    cases.clear()
+    found = bench.paths(sizes[1], bench.Options(device="cuda", precision="bf16", sizes=sizes))
+    assert all(case.graph and case.autocast == torch.bfloat16 and case.steps == 35 for case in cases)
+    assert "cuDNN" in found["LSTM, no mask"] or "path" in found["LSTM, no mask"]
+    cases.clear()
+    bench.paths(sizes[1], bench.Options(device="cuda", precision="tf32", sizes=sizes))
+    assert all(case.graph and case.autocast is None for case in cases)
+
+
+def test_a_peer_that_is_not_installed_is_told_once(monkeypatch):
+    def missing(*args):
+        raise ImportError
+
+    monkeypatch.setattr(bench, "_blitz", missing)
+    monkeypatch.setattr(bench, "_bayesian_torch", missing)
+    said = []
+    sizes = (bench.Size(4, 2), bench.Size(5, 2), bench.Size(6, 2))
+    assert list(bench.peers(bench.Options(device="cpu", sizes=sizes), said.append)) == []
+    assert said == ["blitz is not installed: no row", "bayesian-torch is not installed: no row"]
