@@ -1,9 +1,10 @@
-"""Training and prediction speed on a CPU, as ratios to plain torch.nn.LSTM measured in the same run.
+"""Training and prediction speed on a CPU, as ratios to plain torch.nn layers measured in the same run.
 
-    python benchmarks/cpu.py                        # the table
-    python benchmarks/cpu.py --peers                # also installs the peers into a throw-away folder and runs them
-    python benchmarks/cpu.py --out results/cpu.json # and writes the record
-    BAYESRNN_COMPILE=0 python benchmarks/cpu.py     # without the compiled kernels
+    python benchmarks/cpu.py                                # the table
+    python benchmarks/cpu.py --peers                        # also installs the peers into a throw-away folder
+    python benchmarks/cpu.py --out results/cpu.json --force # and writes the record in place of the one that is there
+    python benchmarks/cpu.py --cells GRU --hidden 650       # these rows alone, of two layers
+    BAYESRNN_COMPILE=0 python benchmarks/cpu.py             # without the compiled kernels
 
 Every model of a row takes its steps in turn with the plain one, so that what else the machine does falls on both; a
 ratio is that of the two medians, with --best that of the two shortest times. A row is printed only after its model has
@@ -13,6 +14,7 @@ passed a correctness check on the path that is measured.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,13 @@ import torch
 from torch import nn
 
 import bayesrnn as br
+from bayesrnn.errors import UserError
 from bayesrnn.train.launch import commit
+from bayesrnn.train.run_folder import check_out, write_file
 
 VOCABULARY, STEPS = 10_000, 35
+CELLS = ("LSTM", "GRU", "RNN")
+LABELS = {"none": "no noise", "tied": "tied", "untied": "untied", "bbb": "BBB"}
 PEERS = ("blitz-bayesian-pytorch==0.2.8", "bayesian-torch==0.5.0")
 
 
@@ -60,8 +66,17 @@ class LanguageModel(nn.Module):
 def rnn(kind: str, hidden: int, cell: str = "LSTM") -> nn.Module:
     if kind in ("plain", "bbb"):
         return getattr(nn, cell)(hidden, hidden, 2)
+    if kind == "none":
+        return getattr(br, cell)(hidden, hidden, 2)
     noise = {"input_dropout": 0.35, "recurrent_dropout": 0.2, "tied": kind == "tied"}
     return getattr(br, cell)(hidden, hidden, 2, **noise)
+
+
+def kinds(cell: str, whole: bool) -> tuple[str, ...]:
+    """What is measured beside the plain layers: all of it for LSTMs, one mask per sequence and none for the others."""
+    if cell != "LSTM":
+        return ("none", "tied")
+    return ("tied", "untied", "bbb") if whole else ("none", "tied", "untied", "bbb")
 
 
 def training_step(kind: str, whole: bool, hidden: int, batch: int, cell: str) -> Callable[[], None]:
@@ -88,10 +103,18 @@ def training_step(kind: str, whole: bool, hidden: int, batch: int, cell: str) ->
 
 
 def check(kind: str, hidden: int, batch: int, cell: str) -> None:
-    """The fast path gives the reference's outputs and gradients; without noise it gives torch.nn's outputs."""
+    """The fast path gives the reference's outputs and gradients; without noise it gives torch.nn's."""
     torch.manual_seed(1)
     x = torch.randn(5, batch, hidden)
     layer = rnn(kind, hidden, cell)
+    if kind == "none":
+        plain = rnn("plain", hidden, cell)
+        plain.load_state_dict(layer.state_dict())
+        results = []
+        for each in (layer, plain):
+            out = each(x)[0]
+            results.append([out, *torch.autograd.grad(out.square().sum(), list(each.parameters()))])
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-3)
     if kind in ("tied", "untied"):
         plain = getattr(nn, cell)(hidden, hidden, 2)
         plain.load_state_dict(layer.state_dict())
@@ -137,33 +160,29 @@ def interleaved(steps: dict[str, Callable[[], None]], seconds: float) -> dict[st
     return {name: typical(values) for name, values in times.items()}
 
 
-def training(seconds: float, cells: list[str]) -> list[dict[str, Any]]:
-    rows = []
+def training(seconds: float, cells: list[str], widths: list[int], batches: list[int]) -> Iterator[dict[str, Any]]:
+    """Two layers of each cell, and language models of LSTMs."""
     for cell in cells:
-        for whole in (False, True):
-            for hidden in (200, 650):
-                for batch in (20, 128):
-                    kinds = ("plain", "tied", "untied", "bbb")
-                    for kind in kinds[1:]:
-                        check(kind, hidden, batch, cell)
-                    steps = {kind: training_step(kind, whole, hidden, batch, cell) for kind in kinds}
-                    took = interleaved(steps, seconds * (4 if hidden * batch > 40_000 else 1))
-                    row = {
-                        "cell": cell,
-                        "model": "language model" if whole else "layers",
-                        "hidden": hidden,
-                        "batch": batch,
-                        "plain_words_per_second": STEPS * batch / took["plain"],
-                        **{kind: took["plain"] / took[kind] for kind in kinds[1:]},
-                    }
-                    rows.append(row)
-                    print(
-                        f"{cell:5} {row['model']:15} H={hidden:<4} B={batch:<4}"
-                        f" plain {row['plain_words_per_second']:8,.0f} words/s"
-                        f"   tied {row['tied']:.2f}x   untied {row['untied']:.2f}x   BBB {row['bbb']:.2f}x",
-                        flush=True,
-                    )
-    return rows
+        for whole, hidden, batch in itertools.product((False, True) if cell == "LSTM" else (False,), widths, batches):
+            for kind in kinds(cell, whole):
+                check(kind, hidden, batch, cell)
+            steps = {k: training_step(k, whole, hidden, batch, cell) for k in ("plain", *kinds(cell, whole))}
+            took = interleaved(steps, seconds)
+            row = {
+                "cell": cell,
+                "model": "language model" if whole else "layers",
+                "hidden": hidden,
+                "batch": batch,
+                "plain_words_per_second": STEPS * batch / took["plain"],
+                **{kind: took["plain"] / took[kind] for kind in kinds(cell, whole)},
+            }
+            print(
+                f"{cell:5} {row['model']:15} H={hidden:<4} B={batch:<4}"
+                f" plain {row['plain_words_per_second']:8,.0f} words/s"
+                + "".join(f"   {LABELS[kind]} {row[kind]:.2f}x" for kind in kinds(cell, whole)),
+                flush=True,
+            )
+            yield row
 
 
 def prediction(seconds: float) -> list[dict[str, Any]]:
@@ -271,7 +290,8 @@ def memory() -> dict[str, float]:
     for kind in ("plain", "bbb"):
         # not ru_maxrss: a child starts with its parent's peak
         code = (
-            "import sys; sys.path.insert(0, 'benchmarks'); import torch, cpu; torch.set_num_threads(2); "
+            f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parent)!r}); import torch, cpu; "
+            f"torch.set_num_threads({torch.get_num_threads()}); "
             f"step = cpu.training_step({kind!r}, True, 650, 20, 'LSTM'); [step() for _ in range(4)]; "
             "print(next(int(line.split()[1]) for line in open('/proc/self/status') if 'VmHWM' in line) * 1024)"
         )
@@ -290,20 +310,29 @@ def memory() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="time per row")
-    parser.add_argument("--cells", nargs="+", default=["LSTM"], choices=["LSTM", "GRU", "RNN"])
+    parser.add_argument("--seconds", type=float, default=5.0, help="time per row; five steps of each model at least")
+    parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=CELLS)
+    parser.add_argument("--hidden", nargs="+", type=int, default=[200, 650], help="units of the rows of training")
+    parser.add_argument("--batch", nargs="+", type=int, default=[20, 128], help="sequences of these rows")
     parser.add_argument("--peers", action="store_true", help="install and run the peers too")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--best", action="store_true", help="shortest times instead of medians, on a busy machine")
     parser.add_argument("--out", type=Path, help="write the record here")
+    parser.add_argument("--force", action="store_true", help="replace that file")
     options = parser.parse_args()
-    if options.out is not None and not options.out.parent.is_dir():
-        parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
+    if min(*options.hidden, *options.batch, options.threads) < 1:
+        parser.error("--hidden, --batch and --threads must be at least 1")
+    if options.out is not None:
+        try:
+            check_out(options.out, force=options.force)
+        except UserError as error:
+            parser.error(str(error))
     torch.set_num_threads(options.threads)
     global typical
     typical = min if options.best else statistics.median
     kernels = {name: br.kernels.path(name=name) for name in (*options.cells, "gaussian")}
     print("kernels: " + ", ".join(f"{name} {path}" for name, path in kernels.items()), flush=True)
+    started = time.perf_counter()
     record: dict[str, Any] = {
         "command": "python benchmarks/cpu.py " + " ".join(sys.argv[1:]),
         "commit": commit(),
@@ -312,14 +341,15 @@ def main() -> None:
         "times": "shortest" if options.best else "median",
         "kernels": kernels,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
-        "training": training(options.seconds, options.cells),
+        "training": list(training(options.seconds, options.cells, options.hidden, options.batch)),
         "prediction": prediction(options.seconds),
         "memory": memory(),
     }
     if options.peers:
         record["peers"] = peers(options.seconds)
+    print(f"{time.perf_counter() - started:.0f} seconds in all")
     if options.out is not None:
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        write_file(options.out, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,12 @@ from typing import Any
 import torch
 
 from bayesrnn import recipes
+from bayesrnn.errors import UserError
 from bayesrnn.tasks.language import Language
 from bayesrnn.train import engine
 from bayesrnn.train.launch import commit
 from bayesrnn.train.ranks import join, seed_of
+from bayesrnn.train.run_folder import check_out, write_file
 from bayesrnn.train.step import Step
 
 WORDS, WINDOW = 2000, 35
@@ -123,12 +125,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15, help="per measurement")
     parser.add_argument("--times", type=int, default=3, help="measurements of each number of processes")
     parser.add_argument("--out", type=Path, help="the record to write")
+    parser.add_argument("--force", action="store_true", help="replace that file")
     parser.add_argument("--data", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
         return
+    if options.out is not None:
+        try:
+            check_out(options.out, force=options.force)
+        except UserError as error:
+            parser.error(str(error))
     counts = sorted({1, *options.ranks})
     measured: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
     steps = {}
@@ -164,7 +172,7 @@ def main() -> None:
             "window": WINDOW,
             "table": rows,
         }
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        write_file(options.out, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

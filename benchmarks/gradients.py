@@ -1,14 +1,14 @@
 """Whether a fast path has a bias: errors of the gradient of many training windows, each and in their sum.
 
 python benchmarks/gradients.py --data PTB [--recipe variational-tied-medium] [--epochs 2] [--windows 200]
-                               [--device cuda] [--out results/gradients/variational-tied-medium.json]
+                               [--device cuda] [--out results/gradients/variational-tied-medium.json] [--force]
 
 A model is trained for some epochs on the fastest path. Then, at these weights, the gradient of each window is computed
 with the same noise on each path, and once exactly (float32 products, no TF32). Rounding makes an error in each window;
 where it has no direction, the errors of many windows cancel, and that of their summed gradient is far smaller. What is
 left of it along the summed gradient is printed as `along`: a path that made all steps too long by 1% would have 0.01.
 Of all weights together, in which those of words weigh most, and of those of the recurrent layers alone. The perplexity
-of the validation text, under the posterior mean, is printed for each path too.
+of the validation text, under the posterior mean, is printed for each path too. The paths are a GPU's.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from bayesrnn.errors import UserError
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks.language import Language
 from bayesrnn.train.launch import commit, device_of
+from bayesrnn.train.run_folder import check_out, write_file
 from bayesrnn.train.step import Step
 
 EXACT = "exact"
 PATHS = {EXACT: "loop", "one launch": "persistent", "step by step": "cells"}
+RUNS = {"one launch": ("persistent",), "step by step": ("cells", "loop")}  # what may run under these names
 
 
 @contextlib.contextmanager
@@ -51,10 +53,27 @@ def on(name: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def trained(recipe: Any, data: str, device: torch.device, epochs: int) -> Language:
+def made(recipe: Any, data: str, device: torch.device) -> Language:
     task = Language(recipe, data, device)
     torch.manual_seed(0)
     task.attach(task.build(recipe, task.files()).to(device).train())
+    return task
+
+
+def explained(task: Language) -> dict[str, str]:
+    """What runs under each name, in words; refused where that is not what the name says, as on a CPU."""
+    found = {}
+    for name, rows in RUNS.items():
+        with on(name):
+            text = kernels.explain(task.model, batch=task.batch_size, steps=task.recipe.data.window)
+        layers = [part for part in text.split("\n") if "(LSTM)" in part]
+        if not layers or not all(any(f"path {row!r}" in layer for row in rows) for layer in layers):
+            raise UserError(f"{name!r} is not what runs on {task.device} under this name: {' '.join(text.split())}")
+        found[name] = text
+    return found
+
+
+def train(task: Language, recipe: Any, epochs: int) -> None:
     with on("one launch"):
         step = Step(task, recipe.train)
         step.lr.fill_(recipe.train.lr)
@@ -64,7 +83,6 @@ def trained(recipe: Any, data: str, device: torch.device, epochs: int) -> Langua
                 task.fetch(k)
                 step()
             print(f"epoch {epoch + 1}: {task.training(step.read_totals())['train_perplexity']:.1f}", flush=True)
-    return task
 
 
 def gradient(task: Language, window: int) -> Tensor:
@@ -142,16 +160,19 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=200)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="write the record here")
+    parser.add_argument("--force", action="store_true", help="replace that file")
     options = parser.parse_args()
     if options.windows < 1 or options.epochs < 0:
         parser.error("--windows must be at least 1, and --epochs at least 0")
-    if options.out is not None and not options.out.parent.is_dir():
-        parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
     try:
-        device = device_of(options.device)
-        task = trained(override(load(options.recipe), options.set), options.data, device, options.epochs)
+        if options.out is not None:
+            check_out(options.out, force=options.force)
+        device, recipe = device_of(options.device), override(load(options.recipe), options.set)
+        task = made(recipe, options.data, device)
+        ran = explained(task)
     except UserError as error:
         parser.error(str(error))
+    train(task, recipe, options.epochs)
     windows = min(options.windows, task.steps)
     found, valid = compare(task, windows), perplexities(task)
     for part, ways in found.items():
@@ -164,9 +185,9 @@ def main() -> None:
             "command": " ".join(["python", *sys.argv]), "commit": commit(), "recipe": options.recipe,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else options.device,
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
-            "epochs": options.epochs, "windows": windows, **found, "valid_perplexity": valid,
+            "epochs": options.epochs, "windows": windows, **found, "valid_perplexity": valid, "ran": ran,
         }  # fmt: skip
-        options.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        write_file(options.out, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

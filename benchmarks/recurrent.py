@@ -1,7 +1,7 @@
 """One recurrent layer on a GPU, in one launch and step by step: milliseconds of forward and backward beside cuDNN's.
 
 python benchmarks/recurrent.py [--cells GRU] [--hidden 650] [--masks none tied untied] [--batch 20 128 256]
-                               [--steps 35] [--out results/gpu-layers.json]
+                               [--steps 35] [--out results/gpu-layers.json] [--force]
 
 All include the input products and the weight gradients, run as CUDA graphs and in TF32; "alone" is the recurrence
 without them, forward and backward. The error is that of all outputs and gradients together against float64; where it
@@ -27,7 +27,9 @@ from torch import Tensor
 
 import bayesrnn as br
 from bayesrnn import kernels
+from bayesrnn.errors import UserError
 from bayesrnn.train.launch import commit
+from bayesrnn.train.run_folder import check_out, write_file
 
 GATES = {"LSTM": 4, "GRU": 3}
 PATHS = {
@@ -129,18 +131,22 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[20])
     parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--out", type=Path, help="write the record here")
+    parser.add_argument("--force", action="store_true", help="replace that file")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this measures on a GPU, and torch sees no CUDA device here")
-    if options.out is not None and not options.out.parent.is_dir():
-        parser.error(f"{options.out.parent} is no folder; make it first, or choose another --out")
+    if options.out is not None:
+        try:
+            check_out(options.out, force=options.force)
+        except UserError as error:
+            parser.error(str(error))
     torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.steps} steps")
     lines: list[dict[str, Any]] = []
     for cell, hidden, batch in itertools.product(options.cells, options.hidden, options.batch):
         lines += measure(Layer(cell, hidden, batch, options.steps), options.masks)
         if options.out is not None:  # after every layer, for those who do not wait for the last
-            options.out.write_text(json.dumps(record(lines, options.steps), indent=1) + "\n", "utf-8")
+            write_file(options.out, json.dumps(record(lines, options.steps), indent=1) + "\n")
 
 
 def record(lines: list[dict[str, Any]], steps: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The programs in benchmarks/ say in one line what they cannot do, before they measure anything."""
 
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from bayesrnn import kernels
+from bayesrnn.errors import UserError
+from bayesrnn.recipes import load, override
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY = ["hidden=8", "batch_size=2", "window=5"]
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """A program of the folder, as a module; its neighbours can be imported by it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module
+    for name in ("gradients", "recurrent", "gaussian", "cpu", "distributed"):
+        sys.modules.pop(name, None)
 
 
 def refused(*command):
@@ -26,4 +42,87 @@ def test_no_gpu(name):
 
 def test_a_record_has_a_folder_before_it_is_measured(tmp_path):
     line = refused(FOLDER / "cpu.py", "--out", tmp_path / "none" / "cpu.json")
-    assert line.endswith("none is no folder; make it first, or choose another --out")
+    assert line.endswith("none is no folder; make it first, or choose another --out.")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gradients", ["--data", "nowhere"]), ("recurrent", []), ("cpu", []), ("distributed", [])],
+)
+def test_a_record_is_replaced_only_if_that_is_wanted(program, monkeypatch, capsys, tmp_path, name, words):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # before anything is measured on it
+    (tmp_path / "record.json").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    module = program(name)
+    for given, message in (
+        (["record.json"], "record.json is there already; replace it with --force, or choose another --out."),
+        (["pipe", "--force"], "pipe is no file; choose another --out."),
+        (["none/record.json"], "none is no folder; make it first, or choose another --out."),
+    ):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--out", str(tmp_path / given[0]), *given[1:]])
+        with pytest.raises(SystemExit):
+            module.main()
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "record.json").read_text() == "mine"
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("recipe", ["variational-tied-medium", "brnn-medium"])
+def test_gradients_are_named_after_what_ran(program, monkeypatch, text_folder, recipe):
+    gradients = program("gradients")
+    task = gradients.made(override(load(recipe), TINY), str(text_folder), torch.device("cpu"))
+    with pytest.raises(UserError, match=r"'one launch' is not what runs on cpu under this name: .*rnn .LSTM.: "):
+        gradients.explained(task)
+    # On a GPU these are the words; there a layer may also be too large for one launch.
+    words = {"persistent": "rnn (LSTM): path 'persistent': x.", "cells": "rnn (LSTM): path 'cells': x.\n  not 'x'."}
+    monkeypatch.setattr(kernels, "explain", lambda *args, **facts: words[kernels.asked()[0]])
+    assert gradients.explained(task) == {"one launch": words["persistent"], "step by step": words["cells"]}
+    words["persistent"] = words["cells"]
+    with pytest.raises(UserError, match="'one launch' is not what runs"):
+        gradients.explained(task)
+
+
+def test_gradients_refuse_a_device_whose_paths_have_other_names(text_folder):
+    words = ["--data", text_folder, "--device", "cpu", "--epochs", "0", "--windows", "1", "--set", *TINY]
+    assert "'one launch' is not what runs on cpu" in refused(FOLDER / "gradients.py", *words)
+
+
+@pytest.fixture
+def cpu(program):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield program("cpu")
+    torch.set_num_threads(before)
+
+
+def test_rows_of_every_cell_on_a_cpu(cpu, capsys):
+    rows = list(cpu.training(0.0, ["LSTM", "GRU", "RNN"], [8], [2, 3]))
+    assert [(row["cell"], row["model"], row["batch"]) for row in rows] == [
+        ("LSTM", "layers", 2), ("LSTM", "layers", 3), ("LSTM", "language model", 2), ("LSTM", "language model", 3),
+        ("GRU", "layers", 2), ("GRU", "layers", 3), ("RNN", "layers", 2), ("RNN", "layers", 3),
+    ]  # fmt: skip
+    ratios = [set(row) - {"cell", "model", "hidden", "batch", "plain_words_per_second"} for row in rows[::2]]
+    assert ratios == [
+        {"none", "tied", "untied", "bbb"}, {"tied", "untied", "bbb"}, {"none", "tied"}, {"none", "tied"}
+    ]  # fmt: skip
+    assert all(value > 0 for row in rows for value in row.values() if isinstance(value, float))
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["none", "tied"])
+def test_no_row_for_a_layer_that_is_wrong(cpu, monkeypatch, cell, kind):
+    import bayesrnn as br
+
+    layer = getattr(br, cell)
+    real = layer.forward
+
+    def wrong(self, x, state=None):
+        out, after = real(self, x, state)
+        return (out if kernels.forced() and kernels.asked()[0] == "reference" else out * 1.01), after
+
+    cpu.check(kind, 8, 2, cell)
+    monkeypatch.setattr(layer, "forward", wrong)
+    with pytest.raises(AssertionError):
+        cpu.check(kind, 8, 2, cell)
