@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/*.md from the records of real runs.
+"""Write the tables of README.md, docs/*.md and the kernels' READMEs from the records of real runs.
 
     python docs/generate.py            # rewrite the blocks
     python docs/generate.py --check    # exit with status 1 if a block is not what its record says
@@ -6,7 +6,7 @@
 A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record is written by a program:
 
     quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
-    cpu          results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
+    cpu*         results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
     overfitting  results/small-*/SEED.json                    bayesrnn train of each small recipe
@@ -70,7 +70,8 @@ _BLOCK = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.D
 
 def pages(root: Path = ROOT) -> list[Path]:
     """The files that may hold blocks."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    kernels = sorted((root / "src/bayesrnn/kernels").glob("*/README.md"))
+    return [root / "README.md", *sorted((root / "docs").glob("*.md")), *kernels]
 
 
 def _environment(versions: dict[str, Any], threads: int) -> str:
@@ -105,19 +106,45 @@ def _quickstart(root: Path, page: Path) -> str:
 _TRAINING = (
     Column("what", "training step, T = 35"),
     Column("plain_words_per_second", "plain, words/s", "{:,.0f}"),
+    Column("none", "ours, no noise", "{:.2f}x"),
     Column("tied", "variational, tied", "{:.2f}x"),
     Column("untied", "variational, untied", "{:.2f}x"),
     Column("bbb", "Bayes by Backprop", "{:.2f}x"),
 )
 
 
-def _cpu(root: Path, page: Path) -> str:
-    record = _read(root / "results/cpu.json", "python benchmarks/cpu.py --peers --out results/cpu.json")
+def _cpu_record(root: Path) -> dict[str, Any]:
+    return _read(root / "results/cpu.json", "python benchmarks/cpu.py --peers --out results/cpu.json")
+
+
+def _cpu_table(record: dict[str, Any]) -> str:
     rows = [
         {**row, "what": f"{row['cell']}, {row['model']}, {row['hidden']} units, batch {row['batch']}"}
         for row in record["training"]
     ]
-    lines = [markdown_table(rows, _TRAINING)]
+    return markdown_table(rows, [c for c in _TRAINING if any(c.key in row for row in rows)])
+
+
+def _cpu_written(record: dict[str, Any]) -> str:
+    return f"Written by `{record['command'].strip()}` ({_environment(record['versions'], record['threads'])})."
+
+
+def _cpu_training(root: Path, page: Path) -> str:
+    record = _cpu_record(root)
+    return f"{_cpu_table(record)}\n{_cpu_written(record)}"
+
+
+def _cpu_memory(root: Path, page: Path) -> str:
+    memory = _cpu_record(root)["memory"]
+    return (
+        "A training step of Bayes by Backprop (a language model of 2 x 650 units, 20M weights, batch 20) peaks "
+        f"{memory['copies']:.2f} copies of the parameters above the plain model's{_apart(memory)}."
+    )
+
+
+def _cpu(root: Path, page: Path) -> str:
+    record = _cpu_record(root)
+    lines = [_cpu_table(record)]
     for row in record.get("peers", []):
         lines.append(
             f"- One Bayesian LSTM layer of {row['hidden']} units, batch {row['batch']}, forward, KL and backward: "
@@ -132,7 +159,7 @@ def _cpu(root: Path, page: Path) -> str:
         f"- Peak memory of Bayes by Backprop beyond the plain model's: {record['memory']['copies']:.2f} copies of the "
         f"parameters{_apart(record['memory'])}.",
         "",
-        f"Written by `{record['command'].strip()}` ({_environment(record['versions'], record['threads'])}).",
+        _cpu_written(record),
     ]
     return "\n".join(lines)
 
@@ -163,6 +190,8 @@ def _apart(part: dict[str, Any]) -> str:
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "quickstart": _quickstart,
     "cpu": _cpu,
+    "cpu-training": _cpu_training,
+    "cpu-memory": _cpu_memory,
     "gal2016": partial(_published, "gal2016"),
     "fortunato2017": partial(_published, "fortunato2017"),
     **{name: lambda root, page, make=make: make(root / "results") for name, make in language.BLOCKS.items()},

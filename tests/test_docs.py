@@ -1,6 +1,7 @@
 """What the documentation shows is true: examples run, commands work, tables come from records, links lead somewhere."""
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -98,7 +99,7 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *KERNELS], ids=name)
 def test_tables_are_what_the_records_say(page):
     try:
         made = generator().generated(page)
@@ -124,6 +125,37 @@ def test_the_generator_says_what_is_missing(tmp_path):
     page.write_text("<!-- results:gpu -->\n<!-- /results -->\n")
     with pytest.raises(SystemExit, match=r"README.md asks for results:gpu"):
         generator().generated(page, tmp_path)
+
+
+def test_every_page_with_a_block_is_generated():
+    pages = generator().pages()
+    assert set(pages) == {*PAGES, *KERNELS}
+    for page in ROOT.glob("src/**/*.md"):
+        assert page in pages or "<!-- results:" not in page.read_text("utf-8")
+
+
+def test_the_tables_of_a_cpu_have_the_columns_of_their_record(tmp_path):
+    """Of GRUs and RNNs, one mask per sequence and none; a column that no row has is left out."""
+    (tmp_path / "results").mkdir()
+    size = {"model": "layers", "hidden": 200, "plain_words_per_second": 1234.5}
+    rows = [
+        {"cell": "LSTM", **size, "batch": 20, "tied": 1.08, "untied": 0.84, "bbb": 0.85},
+        {"cell": "GRU", **size, "batch": 128, "none": 1.0, "tied": 1.9},
+    ]
+    record = {"command": "python cpu.py", "versions": {"torch": "2"}, "threads": 2, "memory": {"copies": 3.4021}}
+    record |= {"prediction": []}
+    made = {}
+    for count in (1, 2):
+        (tmp_path / "results/cpu.json").write_text(json.dumps({**record, "training": rows[:count]}))
+        for block in ("cpu", "cpu-training", "cpu-memory"):
+            made[block, count] = generator().BLOCKS[block](tmp_path, tmp_path / "README.md").splitlines()
+    assert "no noise" not in made["cpu", 1][0]
+    for block in ("cpu", "cpu-training"):
+        assert made[block, 2][0].split(" | ")[2:4] == ["ours, no noise", "variational, tied"]
+        assert made[block, 2][2] == "| LSTM, layers, 200 units, batch 20 | 1,234 | – | 1.08x | 0.84x | 0.85x |"
+        assert made[block, 2][3] == "| GRU, layers, 200 units, batch 128 | 1,234 | 1.00x | 1.90x | – | – |"
+        assert made[block, 2][-1] == "Written by `python cpu.py` (torch 2, 2 CPU threads)."
+    assert "peaks 3.40 copies of the parameters" in made["cpu-memory", 2][0]
 
 
 def test_a_table_without_rows_says_so():
