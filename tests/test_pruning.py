@@ -214,3 +214,23 @@ def test_removing_by_masks_is_what_pruning_does(sharpened):
     pruning.remove(q, pruning.removed(pruned))
     inner = pruning.gaussian_of(q)
     assert all(torch.equal(a, b) for a, b in zip(inner.parameters(), pruned.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("sharpened", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_part_of_sigma(dtype, sharpened):
+    """Also of sigmas far below and above one; means, and what is not named, stay to the bit."""
+    q, tolerance = posterior().to(dtype), {torch.float16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    with torch.no_grad():
+        q.posterior.rho["0.weight"].copy_(torch.linspace(pruning.gone_rho(dtype), 30, 30).view(5, 6))
+    before, means = copy.deepcopy(q), {name: mean.detach().clone() for name, mean in q.means.items()}
+    masks = {
+        name: torch.arange(mean.numel()).view_as(mean) % 3 > 0 for name, mean in means.items() if "bias" not in name
+    }
+    pruning.scale_sigma(br.PosteriorSharpening(q) if sharpened else q, masks, 0.5)
+    for name, mean in q.means.items():
+        mask, rho, old = masks.get(name, torch.zeros_like(mean) > 0), q.posterior.rho[name], before.posterior.rho[name]
+        assert torch.equal(mean, means[name])
+        assert torch.equal(rho[~mask], old[~mask])
+        sigma, wanted = (torch.nn.functional.softplus(r[mask].detach().double()) for r in (rho, old))
+        torch.testing.assert_close(sigma, wanted / 2, rtol=tolerance, atol=0)

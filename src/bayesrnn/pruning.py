@@ -133,6 +133,16 @@ def remove(q: BayesByBackprop | PosteriorSharpening, masks: Mapping[str, Tensor]
 
 
 @torch.no_grad()
+def scale_sigma(q: BayesByBackprop | PosteriorSharpening, masks: Mapping[str, Tensor], part: float) -> None:
+    """Multiply sigma by ``part``, in place, where the mask of a parameter's name is true."""
+    inner = gaussian_of(q)
+    for name, mask in masks.items():
+        rho = inner.posterior.rho[name]
+        sigma = part * F.softplus(rho.to(torch.promote_types(rho.dtype, torch.float32)))
+        rho.copy_(torch.where(mask, sigma + torch.log(-torch.expm1(-sigma)), rho))
+
+
+@torch.no_grad()
 def removed(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
     """Which weights `br.prune` has taken away, by parameter name: true where mean and noise are gone."""
     inner = gaussian_of(q)

@@ -128,8 +128,8 @@ def zeros(file):
 def test_prune_and_train_again(bayesian):
     result = invoke("prune", bayesian, "--fraction", 0.6, "--retrain", 4, "--retrain-at", "0,0.9", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "\n0% removed, 4 epochs from rate 0.3:" in f"\n{result.stdout}"
-    assert "60% removed in 2 steps, 4 epochs from rate 0.3:" in result.stdout
+    assert "\n0% removed, 4 epochs from rate 0.5:" in f"\n{result.stdout}"
+    assert "60% removed in 2 steps, 4 epochs from rate 0.5:" in result.stdout
     assert result.stdout.count(", removed 0.52") == 1  # 0.6 (1 - 1 / 8), in the first epoch
     assert f"a run of its own, {bayesian / 'pruned-0.6'}" in result.stdout
     summary = json.loads((bayesian / "prune.json").read_text())
@@ -139,7 +139,7 @@ def test_prune_and_train_again(bayesian):
     whole = summary["curve"][0]["valid_perplexity"]
     assert all(row["rise"] == pytest.approx(row["valid_perplexity"] / whole - 1) for row in again["curve"])
     assert again["valid_perplexity"] == pytest.approx(again["curve"][1]["valid_perplexity"])
-    assert (again["epochs"], again["steps"], again["sigma"], again["lr"]) == (4, 2, "held", 0.3)
+    assert (again["epochs"], again["steps"], again["sigma"], again["lr"]) == (4, 2, 0.5, 0.5)
     assert again["valid_perplexity"] != summary["valid_perplexity"]
     run = bayesian / "pruned-0.6"
     assert invoke("evaluate", run, "--samples", 2).exit_code == 0
@@ -198,7 +198,7 @@ def test_shares_that_read_alike_have_folders_of_their_own(bayesian):
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     assert {p.name for p in bayesian.glob("pruned-*")} == {"pruned-0", "pruned-0.8", "pruned-0.8000001"}
-    assert "80% removed, 1 epoch from rate 0.3:" in result.stdout
+    assert "80% removed, 1 epoch from rate 0.5:" in result.stdout
     assert "80.00001% removed, 1 epoch from" in result.stdout
 
 

@@ -47,7 +47,7 @@ def command(
     retrain_lr: Annotated[
         float | None,
         typer.Option(
-            help="Rate while weights go; then it falls to a hundredth. Default: 0.3 of the recipe's.",
+            help="Rate while weights go; then it falls to a hundredth. Default: half the recipe's.",
             rich_help_panel=_RETRAINING,
         ),
     ] = None,

@@ -25,8 +25,8 @@ from bayesrnn.train.launch import describe, go_on, recorded
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
 
 _ELSEWHERE = "prune a copy of the run"
-RATE, LAST = 0.3, 1 / 100  # the first rate as a part of the recipe's, the last as a part of the first
-SIGMA = "held"  # what records say of it; those of earlier versions, which went on learning it, say nothing
+RATE, LAST = 0.5, 1 / 100  # the first rate as a part of the recipe's, the last as a part of the first
+SIGMA = 0.5  # the part of its sigma that a removed weight keeps while the rest trains
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,18 @@ class Schedule:
 
 
 def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
-    """So many epochs; None: at three tenths of the rate that the recipe begins with."""
+    """So many epochs; None: at half the rate that the recipe begins with."""
     return Schedule(epochs, RATE * recipe.train.lr if lr is None else lr)
 
 
 class Retraining(Language):
     """A language task whose model begins with a run's weights, of which more and more are removed.
 
-    A removed weight has mean 0 and keeps it; no other mark is needed, and a checkpoint has it. Every weight keeps the
-    sigma that the run had found for it, the removed ones too: without this noise the rest may overfit. Learnt further,
-    sigma would grow from epoch to epoch, and the rest fit less. In the end the noise of what is gone goes
-    (:meth:`bare`). What the run had lost before has none to keep; then the KL is not reported: log sigma of such
-    weights is a huge number that never changes, and beside it the rest is lost.
+    A removed weight has mean 0 and keeps it; no other mark is needed, and a checkpoint has it. Every sigma stays what
+    the run had found, but that of a removed weight is halved as it goes. Learnt further, sigma would grow from epoch to
+    epoch, and the rest fit less; with all of the noise the rest fits less too, and with none it may overfit. In the end
+    the noise of what is gone goes (:meth:`bare`). What the run had lost before has none to keep; then the KL is not
+    reported: log sigma of such weights is a huge number that never changes, and beside it the rest is lost.
 
     Args:
         whole: the run's posterior; it is not changed.
@@ -112,7 +112,9 @@ class Retraining(Language):
         if epoch > self.plan.steps:
             return
         q = cast(BayesByBackprop, self.model)
-        for name, mask in pruning.lowest(q, self.plan.share(epoch, self.fraction, self._share_before)).items():
+        masks, before = pruning.lowest(q, self.plan.share(epoch, self.fraction, self._share_before)), _gone(q)
+        pruning.scale_sigma(q, {name: mask & ~before[name] for name, mask in masks.items()}, SIGMA)
+        for name, mask in masks.items():
             q.means[name].masked_fill_(mask, 0.0)
 
     def removed(self) -> float:
@@ -250,19 +252,18 @@ def _train(run: engine.Run, fraction: float) -> None:
 
 
 def _done(out: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder has this very retraining, whole; another one is refused, and one of an earlier version."""
+    """Whether the folder has this very retraining, whole; another one is refused, and one of another version."""
     unfinished = (out / MARKER).exists()
     if not (out / ("config.json" if unfinished else RECORD)).exists():
         return False
     before, wanted = read_json(out / "config.json"), json.loads(json.dumps(config))
     said = before if isinstance(before, dict) else {}
     pruned = said.get("pruned")
-    if isinstance(pruned, dict) and "sigma" not in pruned:
+    if isinstance(pruned, dict) and pruned.get("sigma") != SIGMA:
         what = "an unfinished" if unfinished else "a"
-        way = "went on learning sigma; now it is held" if "steps" in pruned else "removed all weights at once"
         raise UserError(
-            f"{out} holds {what} retraining by an earlier version, which {way}. Replace it with --force, or keep it: "
-            "give the folder another name."
+            f"{out} holds {what} retraining by another version, in which weights went, or their noise, in another way. "
+            "Replace it with --force, or keep it: give the folder another name."
         )
     if unfinished:
         return False
