@@ -62,6 +62,8 @@ def test_curves_of_what_was_trained_again(tmp_path):
     for steps, way in ((1, "from rate 0.1"), (3, "from rate 0.1, removed in 3 steps")):
         file.write_text(json.dumps(record | {"retrained": {**record["retrained"], "steps": steps}}))
         assert lines(pruning.table(tmp_path))[2][0] == f"brnn-medium, seed 1, trained again for 6 epochs {way}"
+    file.write_text(json.dumps(record | {"retrained": {**record["retrained"], "sigma": 0.5}}))
+    assert lines(pruning.table(tmp_path))[2][0].endswith("from rate 0.1, sigma held, 50% of it on what is gone")
     record["retrained"]["curve"] = [{"fraction": 0.9, "valid_perplexity": 90.0, "rise": 0.1}]
     file.write_text(json.dumps(record))
     assert lines(pruning.table(tmp_path))[2][1:] == ["–", "–", "–", "–", "+10.0%", "–"]

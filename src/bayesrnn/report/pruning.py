@@ -123,7 +123,10 @@ def _way(again: Mapping[str, Any]) -> str:
     """How the rest was trained; earlier records, and few epochs, had all weights removed at once."""
     steps, lr = again.get("steps", 1), again.get("lr")
     rate = "" if lr is None else f" from rate {lr:g}"
-    return f"trained again for {again['epochs']} epochs{rate}{f', removed in {steps} steps' if steps > 1 else ''}"
+    removed = f", removed in {steps} steps" if steps > 1 else ""
+    sigma = again.get("sigma")  # of what is gone, as a part of what it was; None: it went on being learnt
+    noise = "" if sigma is None else f", sigma held, {sigma:.0%} of it on what is gone"
+    return f"trained again for {again['epochs']} epochs{rate}{removed}{noise}"
 
 
 def table(results: Path) -> str:
