@@ -200,6 +200,8 @@ def test_shares_that_read_alike_have_folders_of_their_own(bayesian):
     assert {p.name for p in bayesian.glob("pruned-*")} == {"pruned-0", "pruned-0.8", "pruned-0.8000001"}
     assert "80% removed, 1 epoch from rate 0.5:" in result.stdout
     assert "80.00001% removed, 1 epoch from" in result.stdout
+    assert invoke("export", bayesian / "pruned-0.8").exit_code == 0  # a run of its own, of pruned weights
+    assert json.loads((bayesian / "pruned-0.8" / "model.safetensors.json").read_text())["pruned"] is True
 
 
 def test_what_is_made_of_an_unfinished_run_is_not_kept(bayesian):

@@ -302,3 +302,20 @@ def test_explain_speaks_of_the_moment():
 def test_explain_refuses_facts_of_the_wrong_kind(facts, words):
     with pytest.raises((TypeError, ValueError), match=words):
         kernels.explain("LSTM", **facts)
+
+
+@pytest.mark.parametrize("path", ["loop", "reference"])
+@pytest.mark.parametrize("make", [lambda: LanguageModel(9, 4, 1), lambda: br.BayesByBackprop(torch.nn.LSTM(3, 4))])
+def test_a_block_reaches_torch_s_own_layers_inside_our_models(make, path, monkeypatch):
+    model = make()
+    x = torch.randint(9, (5, 2)) if isinstance(model, LanguageModel) else torch.randn(5, 2, 3)
+    with br.draw(model, seed=1):
+        expected = model(x)[0]
+        taken = []
+        real = kernels._load
+        monkeypatch.setattr(kernels, "_load", lambda place: (taken.append(place), real(place))[1])
+        with kernels.force(path):
+            found = model(x)[0]
+            assert f"path '{path}' (kernels.force asks for it)" in kernels.explain(model)
+    assert f"lstm.{path}:lstm" in taken
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -23,6 +23,11 @@ def test_other_sections_and_unknown_settings_are_left_out():
     assert changed_settings(record(evaluate={"samples": 7}, train={"gone": 3}, paper={"row": "x"})) == []
 
 
+def test_weights_that_were_taken_away_are_named_first():
+    made = {**record(train={"lr": 0.002}), "pruned": {"fraction": 0.8, "steps": 2}}
+    assert changed_settings(made) == ["pruned=0.8", "train.lr=0.002"]
+
+
 def test_nothing_to_compare_with():
     assert changed_settings({"recipe": "gone", "settings": {"train": {"lr": 9.0}}}) == []
     assert changed_settings({"recipe": "caption-bbb"}) == []

@@ -447,6 +447,22 @@ def test_the_limit_of_a_task(line_recipe, tmp_path):
         line(line_recipe, tmp_path / "r")
 
 
+def test_a_precision_is_the_same_after_torch_s_newer_switch():
+    """In a process of its own: torch does not take such a switch back."""
+    code = """
+import torch
+from bayesrnn import kernels
+from bayesrnn.train import engine
+for switch in ("tf32", "ieee"):
+    torch.backends.fp32_precision = switch
+    for precision in ("fp32", "tf32", "fp32"):
+        engine.set_precision(precision, torch.device("cuda"))
+        assert kernels.tf32(products=True) is kernels.tf32(products=False) is (precision == "tf32"), (switch, precision)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("first", ["fp32", "tf32", "bf16"])
 def test_a_precision_is_the_same_whatever_was_set_before(first):
     """Of matrix products and of cuDNN's layers; the switches can be set where there is no GPU."""

@@ -430,7 +430,7 @@ def test_done_is_not_done_again_and_another_one_is_refused(runs, tmp_path):
 def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
     with pytest.raises(InterruptedError):
         again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
-    with pytest.raises(UserError, match="begun with other weights: pruned ones are trained on by bayesrnn prune"):
+    with pytest.raises(UserError, match=r"begun with other weights, or removes .* bayesrnn prune"):
         again(runs / "brnn-medium", tmp_path / "r", fraction=0.7)
     settings = Schedule(4, 0.1).settings()
     with pytest.raises(UserError, match="begun with other weights"):

@@ -66,7 +66,8 @@ def command(
             )
         checkpoint.load_model(trained.model, tensors, file)
     about, checked = written(trained, path, form)
-    write_file(beside, json.dumps({**about, "pruned": pruned}, indent=2) + "\n")
+    removed = pruned or "pruned" in trained.config  # a run of its own that trained pruned weights on
+    write_file(beside, json.dumps({**about, "pruned": removed}, indent=2) + "\n")
     count = sum(math.prod(shape) for shape in about["parameters"].values())
     unchecked = "" if checked else " Its numbers were not checked: onnxruntime is not installed."
     typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {path} and {beside}.{unchecked}")

@@ -230,6 +230,8 @@ _recording: ContextVar[bool] = ContextVar("bayesrnn_recording", default=False)
 def force(path: str) -> Iterator[None]:
     """Run every recurrent layer, noisy or not, on the named path inside the block, or on the next that can.
 
+    Those of torch's own too, inside a posterior of ours or one of our language models; elsewhere they are torch's.
+
     "reference" can be differentiated twice and runs under `torch.func.vmap`; torch's fused kernels cannot.
     """
     token = _forced.set(_check(path))

@@ -138,7 +138,7 @@ def _of_layer(
         found["cell_mask"] = rates.cell_dropout > 0
     cell = "RNN" if layer.mode.startswith("RNN") else layer.mode
     case = kernels.Case(cell, device, dtype, batch=batch, **{**found, **facts})
-    if kernels.forced() and rates is not None:
+    if kernels.forced() and ours:
         return _paragraph(title, case)
     if noisy and not rates.folds_into_weights:
         return _paragraph(title, case)

@@ -39,7 +39,9 @@ def changed_settings(record: Mapping[str, Any], recipe: str | recipes.Recipe | N
     }
     sections = {key.partition(".")[0] for key in then}
     then |= {key: value for key, value in _BEFORE.items() if key.partition(".")[0] in sections and key not in then}
-    return [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
+    removed = _table(record.get("pruned")).get("fraction")
+    pruned = [] if removed is None else [f"pruned={_shown(removed)}"]  # no setting: weights were taken away
+    return pruned + [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -251,8 +251,9 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
             raise UserError(f"{folder.path} was started with {key} {before.get(key)}, not {config[key]}.")
     if before.get("pruned") != config.get("pruned"):
         raise UserError(
-            f"{folder.path} was begun with other weights: pruned ones are trained on by bayesrnn prune --retrain, with "
-            "the fraction and the run that they were made of; go on with that command, or start over with --force."
+            f"{folder.path} was begun with other weights, or removes them in other steps: pruned ones are trained on "
+            "by bayesrnn prune --retrain, with the fraction, the epochs and the run that they were made of; go on with "
+            "that command, or start over with --force."
         )
     old = recipes.flatten(recipes.from_dict(before.get("settings"), where="config.json"))
     new = recipes.flatten(recipes.from_dict(config["settings"], where="recipe"))
