@@ -28,7 +28,7 @@ import torch
 from bayesrnn import recipes
 from bayesrnn.tasks.forecast import Data, Forecast, Plan, forecaster, read_series
 from bayesrnn.tasks.forecaster import Walk, measures
-from bayesrnn.tasks.mixture import Mixture, running_scale
+from bayesrnn.tasks.mixture import running_scale, together
 from bayesrnn.tasks.trained import open_run
 from bayesrnn.train.launch import commit, launch
 from bayesrnn.train.run_folder import RECORD
@@ -190,11 +190,7 @@ def scored(out: Path, path: str) -> dict[str, float]:
 def mixed(walks: list[tuple[Walk, slice, Any]]) -> dict[str, float]:
     """CRPS and coverage of the even mixture of several runs' forecasts, raw and recalibrated as one forecast is."""
     first, rows, settings = walks[0]
-    raw = Mixture(
-        torch.cat([walk.raw.means for walk, _, _ in walks]),
-        torch.cat([walk.raw.sigmas for walk, _, _ in walks]),
-        first.raw.log,
-    )
+    raw = together([walk.raw for walk, _, _ in walks])
     scaled = raw.scaled(running_scale(raw.standardised(first.actual), memory=settings.memory))
     found = {}
     for ending, forecast in (("", scaled), ("_raw", raw)):

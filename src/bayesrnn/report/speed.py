@@ -147,13 +147,10 @@ def _range(values: list[tuple[float, float]]) -> str:
     return f"{min(apart):+.1%} to {max(apart):+.1%}"
 
 
-def _layer_records(results: Path) -> list[Path]:
-    return sorted(results.glob("gpu-layers*.json"), key=lambda path: path.stem)
-
-
 def layers(results: Path) -> str:
     """One recurrent layer in one launch and step by step, with and without masks, beside cuDNN's."""
-    found = [json.loads(path.read_text("utf-8")) for path in _layer_records(results)]
+    paths = sorted(results.glob("gpu-layers*.json"), key=lambda path: path.stem)
+    found = [json.loads(path.read_text("utf-8")) for path in paths]
     if not found:
         return ""
     if len({record["steps"] for record in found}) > 1:
