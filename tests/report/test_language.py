@@ -159,6 +159,31 @@ def test_a_grid_of_a_sweep(tmp_path):
     assert language.figures(tmp_path)["ptb-grid-small.png"].startswith(b"\x89PNG")
 
 
+def test_a_grid_of_single_runs(tmp_path):
+    """The settings that differ are the grid's; the best on validation is framed."""
+    folder = tmp_path / "grid" / "small"
+    folder.mkdir(parents=True)
+    for (recurrent, words), value in {
+        (0.0, 0.0): 130.0,
+        (0.25, 0.0): 110.0,
+        (0.0, 0.5): 120.5,
+        (0.25, 0.5): 140.0,
+    }.items():
+        record = {
+            "recipe": "small-variational", "seed": 1, "device": "cuda (X)", "versions": {"torch": "2.11"},
+            "settings": {
+                "model": {"hidden": 200, "recurrent_dropout": recurrent, "word_dropout": words}, "train": {"epochs": 20}
+            },
+            "metrics": {"valid_perplexity": value},
+        }  # fmt: skip
+        (folder / f"{recurrent}-{words}.json").write_text(json.dumps(record))
+    found = language._grids(tmp_path)["small"]
+    assert found["space"] == {"model.recurrent_dropout": [0.0, 0.25], "model.word_dropout": [0.0, 0.5]}
+    text = language.grid(tmp_path)
+    assert "20 epochs, seed 1: 110.00 with model.recurrent_dropout 0.25, model.word_dropout 0; 140.00 at worst" in text
+    assert language.figures(tmp_path)["ptb-grid-small.png"].startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("curve", [None, [0.63, 0.65, 0.66]])
 def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
     metrics = {"entropy_gap_mean": 0.61, "entropy_gap_1": 0.63, "entropy_gap": 0.66, "entropy_samples": 3}

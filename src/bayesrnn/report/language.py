@@ -147,22 +147,39 @@ def overfitting(results: Path) -> str:
     return "\n".join(lines)
 
 
-def _grids(results: Path) -> list[Path]:
-    """Records of sweeps over two settings: sweep.json under another name."""
-    return sorted((results / "grid").glob("*.json"))
+def _grids(results: Path) -> dict[str, dict[str, Any]]:
+    """Grids over two settings by name: records of sweeps (sweep.json under another name), or folders of single runs."""
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((results / "grid").glob("*.json"))}
+    for folder in sorted({path.parent for path in (results / "grid").glob("*/*.json")}):
+        found[folder.name] = _grid_of([json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.json"))])
+    return found
+
+
+def _grid_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Runs that differ in two settings, as the record of a sweep over them."""
+    flat = [_flat(record) for record in records]
+    space = {key: sorted({one[key] for one in flat}) for key in flat[0] if len({repr(one[key]) for one in flat}) > 1}
+    trials = [
+        {
+            "settings": {key: one[key] for key in space},
+            "value": record["metrics"]["valid_perplexity"],
+            "state": "complete",
+        }
+        for record, one in zip(records, flat, strict=True)
+    ]
+    return {**records[0], "space": space, "trials": trials, "best": min(trials, key=lambda row: row["value"])}
 
 
 def grid(results: Path) -> str:
     """A picture and a sentence for every grid."""
     parts = []
-    for path in _grids(results):
-        record = json.loads(path.read_text("utf-8"))
+    for name, record in _grids(results).items():
         best, (down, right) = record["best"], record["space"]
         done = [row["value"] for row in record["trials"] if row["state"] == "complete"]
         epochs = record["settings"]["train"]["epochs"]
         settings = ", ".join(f"{key} {value:g}" for key, value in best["settings"].items())
         parts += [
-            f"![Validation perplexity of every pair of {down} and {right}](figures/ptb-grid-{path.stem}.png)",
+            f"![Validation perplexity of every pair of {down} and {right}](figures/ptb-grid-{name}.png)",
             "",
             f"{record['recipe']}, {epochs} epochs, seed {record['seed']}: {best['value']:.2f} with {settings}; "
             f"{max(done):.2f} at worst. {record['device']}, torch {record['versions']['torch']}.",
@@ -188,11 +205,10 @@ def figures(results: Path) -> dict[str, bytes]:
     if runs:
         made["ptb-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (8.6, 4.8))
     made |= pruning.figures(results)
-    for path in _grids(results):
-        record = json.loads(path.read_text("utf-8"))
+    for name, record in _grids(results).items():
         down, right = record["space"]
         values = (record["space"][down], record["space"][right])
-        made[f"ptb-grid-{path.stem}.png"] = heat_map(
+        made[f"ptb-grid-{name}.png"] = heat_map(
             record["trials"], keys=(down, right), values=values, label="validation perplexity"
         )
     gaps = _gaps(runs)
