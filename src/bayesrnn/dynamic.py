@@ -102,13 +102,12 @@ def dynamic_evaluation(
     _check_stream(inputs, targets, window, scored)
     adapted = mean_copy(model)
     weights = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
-    start = {n: p.detach().clone() for n, p in weights.items()} if decay else {}
     scale = dict(gradient_scale or {}) if rule == "rms" else {}
     if rule == "rms" and (missing := weights.keys() - scale.keys()):
         raise ValueError(f"gradient_scale has nothing for {sorted(missing)[0]!r}: make it from this same model")
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
-    found = _Score(model, lr)
+    found, learning = _Score(model, lr), _Rule(weights, lr, decay, scale, epsilon)
     with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             output, state = call(adapted, x, state)
@@ -116,7 +115,7 @@ def dynamic_evaluation(
             found.add(nll.detach(), scored.count(y), output)
             state = detach(state)
             gradients = torch.autograd.grad(nll / inputs.shape[1], list(weights.values()), allow_unused=True)
-            _step(weights, gradients, lr, start, decay, scale, epsilon, clip)
+            learning.step(gradients, clip)
     total, count = found.sums()
     return DynamicResult(total, count, adapted)
 
@@ -188,43 +187,40 @@ def call(model: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
     return result, None
 
 
-@torch.no_grad()
-def _step(
-    weights: dict[str, nn.Parameter],
-    gradients: tuple[Tensor | None, ...],
-    lr: float,
-    start: dict[str, Tensor],
-    decay: float,
-    scale: dict[str, Tensor],
-    epsilon: float,
-    clip: float | None,
-) -> None:
-    factor: Any = 1.0
-    rms_mean: Any = 1.0
-    known = [g for g in gradients if g is not None]
-    if scale and decay:
-        rms_mean = sum(s.sqrt().sum() for s in scale.values()) / sum(s.numel() for s in scale.values())
-    if clip is not None and known:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(known)))
-        factor = (clip / (norm + 1e-12)).clamp(max=1.0)
-    if not scale and not decay:
-        changed: list[Tensor] = [w for w, g in zip(weights.values(), gradients, strict=True) if g is not None]
-        steps = torch._foreach_mul(known, -lr * factor)
+class _Rule:
+    """The step after a window. What the RMS rule divides by and the pull back are the same in every window."""
+
+    def __init__(
+        self, weights: dict[str, nn.Parameter], lr: float, decay: float, scale: dict[str, Tensor], epsilon: float
+    ) -> None:
+        self._lr = lr
+        self._weights: list[Tensor] = list(weights.values())
+        rms = [scale[name].sqrt() for name in weights] if scale else []
+        self._inverse = [1 / (r + epsilon) for r in rms]
+        self._start = [w.detach().clone() for w in self._weights] if decay else []
+        self._pull: Any = decay
+        if rms and decay:
+            # Krause et al., Eq. 6: the pull is stronger where gradients were large
+            mean = torch.stack([r.sum() for r in rms]).sum() / sum(r.numel() for r in rms)
+            self._pull = [decay * torch.clamp(r / mean, max=1 / decay) for r in rms]
+
+    @torch.no_grad()
+    def step(self, gradients: tuple[Tensor | None, ...], clip: float | None) -> None:
+        moving = [k for k, g in enumerate(gradients) if g is not None]
+        known = [g for g in gradients if g is not None]
+        changed = [self._weights[k] for k in moving]
+        factor: Any = 1.0
+        if clip is not None and known:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(known)))
+            factor = (clip / (norm + 1e-12)).clamp(max=1.0)
+        before = list(torch._foreach_sub(self._start, self._weights)) if self._start else []
+        steps = list(torch._foreach_mul(known, -self._lr * factor))
+        if self._inverse:
+            torch._foreach_mul_(steps, [self._inverse[k] for k in moving])
         torch._foreach_add_(changed, steps)
-        return
-    for (name, weight), gradient in zip(weights.items(), gradients, strict=True):
-        pull = None if not decay else (start[name] - weight) * decay
-        if scale:
-            # Krause et al., Eq. 6: RMS-scaled steps; the pull is stronger where gradients were large
-            rms = scale[name].sqrt()
-            if pull is not None:
-                pull = pull * torch.clamp(rms / rms_mean, max=1 / decay)
-            if gradient is not None:
-                gradient = gradient / (rms + epsilon)
-        if gradient is not None:
-            weight.sub_(gradient * (lr * factor))
-        if pull is not None:
-            weight.add_(pull)
+        if before:
+            torch._foreach_mul_(before, self._pull)
+            torch._foreach_add_(self._weights, before)
 
 
 def mean_squared_gradients(
@@ -250,8 +246,9 @@ def mean_squared_gradients(
             loss = scored.nll(output, y) / inputs.shape[1]
             state = detach(state)
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-            for name, gradient in zip(sums, gradients, strict=True):
-                if gradient is not None:
-                    sums[name] += gradient.square()
+            known = [(total, g) for total, g in zip(sums.values(), gradients, strict=True) if g is not None]
+            if known:
+                totals, found = map(list, zip(*known, strict=True))
+                torch._foreach_addcmul_(totals, found, found)
             windows += 1
     return {name: s / windows for name, s in sums.items()}
