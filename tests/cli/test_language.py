@@ -93,6 +93,60 @@ def test_evaluate_with_the_rms_rule(runs):
         assert "add --dynamic." in refused.stderr
 
 
+def test_evaluate_by_both_rules(bayesian):
+    """Each in its turn: the record, evaluation.json and the table have both; the best on validation has the names."""
+    words = ["evaluate", bayesian, "--samples", 0, "--dynamic", "--dynamic-rule"]
+    first = invoke(*words, "sgd", "--dynamic-lr", "0.01,0.1")
+    assert first.exit_code == 0, first.output
+    assert "(sgd)" not in first.stdout
+    alone = json.loads((bayesian / "evaluation.json").read_text())
+    metrics = json.loads((bayesian / "record.json").read_text())["metrics"]
+    assert metrics["dynamic_by_rule"] == alone["dynamic_by_rule"]
+    del metrics["dynamic_by_rule"]  # as an earlier version wrote it
+    record = {**json.loads((bayesian / "record.json").read_text()), "metrics": metrics}
+    (bayesian / "record.json").write_text(json.dumps(record))
+    result = invoke(*words, "rms", "--dynamic-lr", "1e-12")  # all but the trained model
+    assert result.exit_code == 0, result.output
+    both = json.loads((bayesian / "record.json").read_text())["metrics"]
+    rules = both["dynamic_by_rule"]
+    assert rules["sgd"] == alone["dynamic_by_rule"]["sgd"]
+    assert rules["rms"]["valid_perplexity"] == pytest.approx(both["valid_perplexity"], rel=1e-4)
+    assert both["dynamic_rule"] == min(rules, key=lambda rule: rules[rule]["valid_perplexity"]) == "sgd"
+    assert both["test_perplexity_dynamic"] == rules["sgd"]["test_perplexity"]
+    assert both["dynamic_tried"] == alone["dynamic_tried"]
+    latest = json.loads((bayesian / "evaluation.json").read_text())
+    assert {k: v for k, v in latest.items() if "dynamic" in k} == {k: v for k, v in both.items() if "dynamic" in k}
+    rows = {line.rsplit(maxsplit=1)[0].strip() for line in result.stdout.splitlines() if line.strip()}
+    assert {f"{split}_perplexity_dynamic (rms)" for split in ("valid", "test")} | {"dynamic_lr (rms)"} <= rows
+    assert invoke("evaluate", bayesian, "--samples", 0).exit_code == 0  # without it, the record keeps both
+    assert json.loads((bayesian / "record.json").read_text())["metrics"]["dynamic_by_rule"] == rules
+    assert "dynamic_by_rule" not in json.loads((bayesian / "evaluation.json").read_text())
+
+
+def test_other_data_has_no_rule_of_the_record(bayesian, text_folder, tmp_path):
+    words = ["evaluate", bayesian, "--samples", 0, "--dynamic", "--dynamic-lr"]
+    assert invoke(*words, "0.1").exit_code == 0
+    other, before = shutil.copytree(text_folder, tmp_path / "text"), (bayesian / "record.json").read_text()
+    (other / "test.txt").write_text("\n".join((other / "test.txt").read_text().splitlines()[::-1]) + "\n")
+    assert invoke(*words, "1e-5", "--dynamic-rule", "rms", "--data", other).exit_code == 0
+    assert list(json.loads((bayesian / "evaluation.json").read_text())["dynamic_by_rule"]) == ["rms"]
+    assert (bayesian / "record.json").read_text() == before
+
+
+def test_evaluate_at_a_temperature(bayesian):
+    result = invoke("evaluate", bayesian, "--samples", 0, "--temperature")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((bayesian / "record.json").read_text())["metrics"]
+    tempered = {key: value for key, value in metrics.items() if "temper" in key}
+    assert len(tempered) == 5
+    assert all(key in result.stdout for key in tempered)
+    assert metrics["valid_perplexity_tempered"] <= metrics["valid_perplexity"]
+    again = invoke("evaluate", bayesian, "--samples", 0)  # without it, the figures stay
+    assert "tempered" not in again.stdout
+    after = json.loads((bayesian / "record.json").read_text())["metrics"]
+    assert {key: value for key, value in after.items() if "temper" in key} == tempered
+
+
 def test_figures_are_shown_to_be_read():
     from bayesrnn.cli.evaluate import _shown
 

@@ -106,6 +106,31 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
     assert ran == [("brnn-sharpened-medium", 1)]
 
 
+def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
+    """Figures of two rules are never averaged; records of an earlier version have one rule."""
+    recipe = recipes.load("brnn-medium")
+    settings = dataclasses.asdict(recipe)
+
+    def lines_of(*metrics):
+        own = {"recipe": "brnn-medium", "data": "ptb", "settings": settings}
+        made = [{**own, "seed": seed, "metrics": each} for seed, each in enumerate(metrics)]
+        found = reproduce.compared("brnn-medium", recipe, made)
+        return [(x["measure"], x["paper"], x["ours"], x["seeds"]) for x in found if "dynamic" in x["measure"]]
+
+    old = {"valid_perplexity_dynamic": 74.0, "test_perplexity_dynamic": 71.0}
+    rms = {"dynamic_rule": "rms", "valid_perplexity_dynamic": 72.0, "test_perplexity_dynamic": 70.0}
+    rules = {"rms": {"valid_perplexity": 72.5, "test_perplexity": 70.5}, "sgd": {"valid_perplexity": 73.0}}
+    both = {**rms, "dynamic_by_rule": rules}
+    assert lines_of({}) == [("valid, dynamic", 73.4, None, None), ("test, dynamic", 70.7, None, None)]
+    assert lines_of(old) == lines_of({**old, "dynamic_rule": "sgd"})
+    assert lines_of(old) == [("valid, dynamic", 73.4, "74.00", 1), ("test, dynamic", 70.7, "71.00", 1)]
+    assert lines_of(rms) == [("valid, dynamic (rms)", 73.4, "72.00", 1), ("test, dynamic (rms)", 70.7, "70.00", 1)]
+    assert lines_of(old, both, {}) == [
+        ("valid, dynamic", 73.4, "73.50 ± 0.71", 2), ("valid, dynamic (rms)", 73.4, "72.50", 1),
+        ("test, dynamic", 70.7, "71.00", 1), ("test, dynamic (rms)", 70.7, "70.50", 1),
+    ]  # fmt: skip
+
+
 def test_copies_of_a_record_are_one_seed(reproduced, tmp_path):
     """A record of a run folder beside that of results/, and a copied file."""
     folder = shutil.copytree(reproduced / "results" / "brnn-medium", tmp_path / "brnn-medium")
@@ -188,7 +213,7 @@ def floats(record):
     return {key: value for key, value in record["metrics"].items() if isinstance(value, float)}
 
 
-LACKING = dict.fromkeys(("valid_perplexity_dynamic", "test_perplexity_dynamic", "dynamic_lr"))
+LACKING = dict.fromkeys(("valid_perplexity_dynamic", "test_perplexity_dynamic", "dynamic_lr", "dynamic_by_rule"))
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
@@ -213,6 +238,23 @@ def test_a_record_without_a_published_figure_is_evaluated_and_not_trained(here, 
     assert (own.parent / "best.safetensors").stat().st_mtime_ns == weights
     assert sorted(p.name for p in file.parent.iterdir()) == ["1.json"]
     assert "lacks" not in invoke(*words).stdout
+
+
+def test_rules_of_the_run_and_of_the_record_are_both_kept(here):
+    """The run was evaluated by the other rule since; the record lacks another figure, and gets all."""
+    folder, words = here
+    file, own = folder / "results/brnn-medium/1.json", folder / "runs/brnn-medium/1/record.json"
+    rule = ["--dynamic", "--dynamic-rule", "rms", "--dynamic-lr", "1e-4"]
+    assert invoke("evaluate", own.parent, "--samples", 0, *rule).exit_code == 0
+    for path in (file, own):
+        change(path, entropy_gap=None)
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    found, rules = (json.loads(path.read_text())["metrics"] for path in (file, own))
+    assert found["dynamic_by_rule"] == rules["dynamic_by_rule"]
+    assert set(found["dynamic_by_rule"]) == {"sgd", "rms"}
+    assert found["valid_perplexity_dynamic"] == min(r["valid_perplexity"] for r in found["dynamic_by_rule"].values())
+    assert "test, dynamic (rms)" in invoke(*words, "--markdown").stdout
 
 
 def test_a_record_that_lacks_figures_and_whose_run_is_gone_is_trained_again(here):

@@ -203,3 +203,107 @@ def test_a_model_that_is_far_off_has_no_perplexity(text_folder, weight):
         task.model.decoder.weight.mul_(weight)
     with pytest.raises(UserError, match=r"^valid_\w+ is (inf|nan): the model is too far off"):
         task.evaluate(samples=0, dynamic=True)
+
+
+def test_the_temperature_is_chosen_on_validation_alone(text_folder):
+    task = task_of("unregularised-medium", text_folder)
+    plain = task.evaluate(samples=0)
+    said = []
+    found = task.evaluate(samples=0, temperature=True, say=said.append)
+    names = {
+        "temperature", "valid_perplexity_tempered", "test_perplexity_tempered", "test_calibration_error_tempered",
+        "test_entropy_tempered",
+    }  # fmt: skip
+    assert found.keys() - plain.keys() == names
+    assert {key: found[key] for key in plain} == plain
+    around = [factor * found["temperature"] for factor in (0.99, 1.0, 1.01)]
+    near = {T: scoring.scores(task.model, task.streams.valid, temperature=T).perplexity for T in around}
+    assert min(near, key=near.get) == found["temperature"]
+    assert found["valid_perplexity_tempered"] == near[found["temperature"]] < found["valid_perplexity"]
+    test = scoring.scores(task.model, task.streams.test, temperature=found["temperature"])
+    assert (test.perplexity, test.calibration_error, test.entropy) == (
+        found["test_perplexity_tempered"], found["test_calibration_error_tempered"], found["test_entropy_tempered"]
+    )  # fmt: skip
+    assert not any("range" in text for text in said)
+    task.streams = dataclasses.replace(task.streams, test=task.streams.test.flip(0))
+    other = task.evaluate(samples=0, temperature=True)
+    assert other["temperature"] == found["temperature"]
+    assert other["test_perplexity_tempered"] != found["test_perplexity_tempered"]
+
+
+def test_the_temperature_where_windows_start_from_zero(text_folder):
+    task = task_of("small-plain", text_folder)
+    found = task.evaluate(samples=0, temperature=True)
+    expected = scoring.best_temperature(task.model, task.streams.valid, reset=7)
+    assert found["temperature"] == expected != scoring.best_temperature(task.model, task.streams.valid)
+
+
+def test_a_temperature_at_an_end_is_said(text_folder):
+    task = task_of("unregularised-medium", text_folder)
+    with torch.no_grad():
+        task.model.decoder.weight.mul_(40)
+    said = []
+    assert task.evaluate(samples=0, temperature=True, say=said.append)["temperature"] == pytest.approx(10)
+    assert "temperature 10 is an end of the range that is looked at; the best one is beyond it" in said
+
+
+SGD = {"lr": 0.1, "decay": 0.0, "clip": 5.0, "valid_perplexity": 73.8, "test_perplexity": 71.0, "tried": {"0.1": 73.8}}
+RMS = {"lr": 2e-4, "decay": 0.0, "clip": None, "valid_perplexity": 73.5, "test_perplexity": 71.5}
+
+
+def dynamic(rule, figures, **others):
+    """What one evaluation finds."""
+    names = {"valid_perplexity": "valid_perplexity_dynamic", "test_perplexity": "test_perplexity_dynamic"}
+    flat = {names.get(name, f"dynamic_{name}"): value for name, value in figures.items()}
+    return {**flat, "dynamic_rule": rule, "dynamic_by_rule": {rule: figures}, **others}
+
+
+def flat(metrics):
+    return {key: value for key, value in metrics.items() if key != "dynamic_by_rule"}
+
+
+def test_dynamic_evaluation_says_its_rule(text_folder):
+    task = task_of("unregularised-medium", text_folder)
+    settings = {"samples": 0, "dynamic": True}
+    for rule, rates in (("sgd", "0,0.05"), ("rms", "1e-9")):
+        found = task.evaluate(**settings, dynamic_rule=rule, dynamic_lr=rates)
+        names = {"lr", "decay", "clip", "valid_perplexity", "test_perplexity"}
+        (figures,) = found["dynamic_by_rule"].values()
+        assert found["dynamic_by_rule"] == {rule: figures}
+        assert figures.keys() == (names | {"tried", "diverged"} if rule == "sgd" else names)
+        own = {key: value for key, value in found.items() if "dynamic" in key}
+        assert own == dynamic(rule, figures)
+
+
+def test_the_rule_that_is_best_on_validation_counts():
+    """Though it is worse on test; and whichever was measured last."""
+    for first, last in ((("sgd", SGD), ("rms", RMS)), (("rms", RMS), ("sgd", SGD))):
+        found = evaluation.merged(dynamic(*first, entropy_gap=0.6), dynamic(*last))
+        assert found == dynamic("rms", RMS, dynamic_by_rule={"sgd": SGD, "rms": RMS}, entropy_gap=0.6)
+    better = {**SGD, "valid_perplexity": 73.4, "test_perplexity": 72.0}
+    found = evaluation.merged(found, dynamic("sgd", better))  # of a rule its newest
+    assert found == dynamic("sgd", better, dynamic_by_rule={"sgd": better, "rms": RMS}, entropy_gap=0.6)
+    assert evaluation.merged(found, {"entropy_gap": 0.7}) == {**found, "entropy_gap": 0.7}
+
+
+def test_a_record_of_an_earlier_version_has_its_rule():
+    """Its figures are kept as that rule's, or as SGD's where it says none."""
+    old = flat(dynamic("sgd", SGD))
+    both = dynamic("rms", RMS, dynamic_by_rule={"sgd": SGD, "rms": RMS})
+    assert evaluation.merged(old, dynamic("rms", RMS)) == both
+    del old["dynamic_rule"]
+    assert evaluation.merged(old, dynamic("rms", RMS)) == both
+    assert evaluation.merged(flat(dynamic("rms", RMS)), dynamic("sgd", SGD)) == both
+    worse = {**RMS, "valid_perplexity": 80.0}
+    assert evaluation.merged(old, dynamic("rms", worse)) == dynamic(
+        "sgd", SGD, dynamic_by_rule={"sgd": SGD, "rms": worse}
+    )
+    assert evaluation.merged(old, {"temperature": 1.1}) == {**old, "temperature": 1.1}
+    assert evaluation.merged({}, {"temperature": 1.1}) == {"temperature": 1.1}
+
+
+@pytest.mark.parametrize("odd", [[], "sgd", {"sgd": 3}, {"sgd": {"valid_perplexity": None}}, None])
+def test_odd_figures_by_rule_do_not_stand_in_the_way(odd):
+    found = evaluation.merged({"dynamic_by_rule": odd}, dynamic("rms", RMS))
+    assert flat(found) == flat(dynamic("rms", RMS))
+    assert found["dynamic_by_rule"]["rms"] == RMS

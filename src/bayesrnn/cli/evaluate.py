@@ -32,6 +32,10 @@ def command(
     reversed_text: Annotated[
         bool, typer.Option("--reversed", help="Also the entropy on reversed text.", rich_help_panel=_LANGUAGE)
     ] = False,
+    temperature: Annotated[
+        bool,
+        typer.Option("--temperature", help="Also at a temperature chosen on validation.", rich_help_panel=_LANGUAGE),
+    ] = False,
     dynamic_lr: Annotated[
         str | None,
         typer.Option(
@@ -84,11 +88,15 @@ def command(
     metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     if unfinished:
         console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
-    elif not record(run, metrics, own_data=not other):
+    elif (recorded := record(run, metrics, own_data=not other)) is None:
         told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
         console.print(told, soft_wrap=True, markup=False)
+    else:
+        metrics = recorded
     rows = [
-        {"key": key, "value": _shown(value)} for key, value in metrics.items() if not isinstance(value, list | dict)
+        {"key": key, "value": _shown(value)}
+        for key, value in {**metrics, **_other_rules(metrics)}.items()
+        if not isinstance(value, list | dict)
     ]
     console.print(rich_table(rows, (Column("key", "measure"), Column("value", trained.config["recipe"]))))
     if by_draws := metrics.get("test_perplexity_by_draws"):
@@ -168,29 +176,40 @@ def _shown(value: Any) -> str:
     return f"{value:.2f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
-def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> bool:
+def _other_rules(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Figures of dynamic evaluation by the rule that was not the best on validation, to be read beside the best's."""
+    rules = metrics.get("dynamic_by_rule", {})
+    shown = {"lr": "dynamic_lr", "decay": "dynamic_decay"}
+    shown |= {f"{split}_perplexity": f"{split}_perplexity_dynamic" for split in ("valid", "test")}
+    return {
+        f"{key} ({rule})": figures[name]
+        for rule, figures in rules.items() if rule != metrics.get("dynamic_rule")
+        for name, key in shown.items() if name in figures
+    }  # fmt: skip
+
+
+def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> dict[str, Any] | None:
     """Write evaluation.json, and put the figures into the run's record if they are of its own data.
 
-    False: there is no record to put them into.
+    Returns the figures as evaluation.json has them: with dynamic evaluation also that by another rule in the record.
+    None: there is no record to put them into.
     """
     import json
 
+    from bayesrnn.tasks.evaluation import by_rule, merged
     from bayesrnn.train.run_folder import RECORD, as_json, write_file
 
-    write_file(run / "evaluation.json", as_json(metrics))
-    if not own_data:
-        return True
-    try:
-        whole = json.loads((run / RECORD).read_text("utf-8"))
-        kept = whole.setdefault("metrics", {})
-        if "dynamic_lr" in metrics:  # another choice among other rates
-            for key in ("dynamic_tried", "dynamic_diverged"):
-                kept.pop(key, None)
-        if "samples" in metrics:  # another number of draws
-            for key in ("valid_perplexity_mc", "valid_perplexity_by_draws"):
-                kept.pop(key, None)
-        kept.update(metrics)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
-    write_file(run / RECORD, as_json(whole))
-    return True
+    whole, latest = None, metrics
+    if own_data:
+        try:
+            whole = json.loads((run / RECORD).read_text("utf-8"))
+            kept = whole.get("metrics", {})
+            whole["metrics"] = merged(kept, metrics)
+            if by_rule(metrics):
+                latest = merged({"dynamic_by_rule": by_rule(kept)}, metrics)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            whole = None
+    write_file(run / "evaluation.json", as_json(latest))
+    if whole is not None:
+        write_file(run / RECORD, as_json(whole))
+    return None if own_data and whole is None else latest

@@ -33,6 +33,9 @@ MEASURES = (
     ("entropy_gap", "entropy_gap", "entropy gap"),
     ("entropy_gap_mean", "entropy_gap_mean", "entropy gap, mean"),
 )
+DYNAMIC = ("valid_dynamic", "test_dynamic")
+PAPERS_RULE = "sgd"
+"""Of dynamic evaluation."""
 
 
 @one_line
@@ -197,14 +200,29 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
     lines = []
     for published, key, label in _measures(recipe):
-        ours = [value for r in records if (value := _number(r["metrics"].get(key))) is not None]
-        text = None
-        if ours:
-            spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
-            text = f"{statistics.fmean(ours):.2f}{spread}"
-        paper = getattr(recipe.paper, published)
-        lines.append({"measure": label, "paper": paper, "ours": text, "seeds": len(ours) or None})
+        named = _by_rule(key, label, records) if published in DYNAMIC else {}
+        for name, found in (named or {label: [r["metrics"].get(key) for r in records]}).items():
+            ours = [value for each in found if (value := _number(each)) is not None]
+            text = None
+            if ours:
+                spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
+                text = f"{statistics.fmean(ours):.2f}{spread}"
+            paper = getattr(recipe.paper, published)
+            lines.append({"measure": name, "paper": paper, "ours": text, "seeds": len(ours) or None})
     return lines
+
+
+def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
+    """Figures of dynamic evaluation, the papers' rule first; another is in the label."""
+    from bayesrnn.tasks.evaluation import by_rule
+
+    rules = [by_rule(record["metrics"]) for record in records]
+    names = sorted({rule for each in rules for rule in each}, key=lambda rule: (rule != PAPERS_RULE, rule))
+    key = key.removesuffix("_dynamic")
+    return {
+        label if rule == PAPERS_RULE else f"{label} ({rule})": [each[rule].get(key) for each in rules if rule in each]
+        for rule in names
+    }
 
 
 def _run(
@@ -216,6 +234,7 @@ def _run(
 ) -> None:
     """Train the row where its run is not there, measure what the paper has, and write the record."""
     from bayesrnn.reading import read_json
+    from bayesrnn.tasks.evaluation import merged
     from bayesrnn.train.run_folder import MARKER, RECORD, as_json, write_file
 
     told = f"{row.name}, seed {row.seed}"
@@ -231,14 +250,14 @@ def _run(
             _train(console, row, device, overrides)
         before = read_json(row.out / RECORD)
         same = found is not None and found[1].get("started") == before.get("started")
-        known = {**before["metrics"], **_known(found[1]["metrics"] if found and same else {})}
+        known = merged(before["metrics"], _known(found[1]["metrics"] if found and same else {}))
         new = _measure(console, row, known, device)
     file = row.free() if found is None else found[0]
     if file.exists() and not same:
         kept = _before(file)
         file.replace(kept)
         console.print(f"{file} was of another run, and is now {kept}.", soft_wrap=True, markup=False)
-    write_file(file, as_json({**before, "metrics": {**known, **new}}))
+    write_file(file, as_json({**before, "metrics": merged(known, new)}))
 
 
 def _before(file: Path) -> Path:
@@ -335,7 +354,7 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
     missing = row.lacking(known)
     if not missing:
         return {}
-    dynamic = bool({"valid_dynamic", "test_dynamic"} & set(missing))
+    dynamic = bool(set(DYNAMIC) & set(missing))
     settings = row.wanted.evaluate
     metrics = evaluate(
         trained,

@@ -1,7 +1,7 @@
 """All that ``bayesrnn evaluate`` measures of a trained language model."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,7 @@ def evaluate(
     samples: int | None = None,
     dynamic: bool = False,
     reversed_text: bool = False,
+    temperature: bool = False,
     dynamic_lr: str | float | None = None,
     dynamic_rule: str = "sgd",
     dynamic_decay: str | float = 0.0,
@@ -48,6 +49,7 @@ def evaluate(
         samples: draws to average over; None or 0: no Monte Carlo.
         dynamic: learn on while being tested, on the posterior mean.
         reversed_text: entropy on the reversed test text against that on the text itself.
+        temperature: of the posterior mean, chosen on the validation text; both texts are measured with it.
         dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate. Of several
             rates, "0.05,0.1", or decays, those that are best on the validation text are taken for the test text:
             first the rate, with the first decay; then the decay, with that rate.
@@ -73,6 +75,8 @@ def evaluate(
         if split == "test":
             metrics["reliability"] = found.reliability
     _sound(metrics)  # before the time that the rest takes, and before a rate is blamed
+    if temperature:
+        metrics |= _tempered(run.model, streams, reset, say)
     random = _random(run)
     if samples and random:
         metrics["samples"] = samples
@@ -151,6 +155,25 @@ def _random(run: Trained) -> bool:
     return run.recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
 
 
+def _tempered(
+    model: nn.Module, streams: language.Streams, reset: int | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    say("temperature of the posterior mean on valid")
+    chosen = scoring.best_temperature(model, streams.valid, reset=reset)
+    if any(math.isclose(chosen, end) for end in scoring.TEMPERATURES):
+        say(f"temperature {chosen:g} is an end of the range that is looked at; the best one is beyond it")
+    say(f"posterior mean at temperature {chosen:.3f}")
+    valid = scoring.scores(model, streams.valid, reset=reset, temperature=chosen)
+    test = scoring.scores(model, streams.test, reset=reset, temperature=chosen)
+    return {
+        "temperature": chosen,
+        "valid_perplexity_tempered": valid.perplexity,
+        "test_perplexity_tempered": test.perplexity,
+        "test_calibration_error_tempered": test.calibration_error,
+        "test_entropy_tempered": test.entropy,
+    }
+
+
 def _diverged_above(perplexity: float, vocabulary: int) -> float:
     """What no learning may end above: the perplexity of all words being equally likely.
 
@@ -220,7 +243,47 @@ def _dynamic(
     found["test_perplexity_dynamic"] = perplexity("test", lr, decay)
     if found["test_perplexity_dynamic"] == math.inf:
         raise _diverged("test", [(lr, decay)])
-    return found
+    return found | {"dynamic_by_rule": by_rule(found)}
+
+
+_OF_A_RULE = {
+    **{f"dynamic_{name}": name for name in ("lr", "decay", "clip", "tried", "diverged")},
+    **{f"{split}_perplexity_dynamic": f"{split}_perplexity" for split in ("valid", "test")},
+}
+"""Metrics of dynamic evaluation, and their names in ``dynamic_by_rule``."""
+
+
+def by_rule(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Figures of dynamic evaluation, rule by rule; those of an earlier version's record are of one rule alone."""
+    found = metrics.get("dynamic_by_rule")
+    if isinstance(found, dict):
+        return {rule: figures for rule, figures in found.items() if isinstance(figures, dict)}
+    flat = {name: metrics[key] for key, name in _OF_A_RULE.items() if key in metrics}
+    return {str(metrics.get("dynamic_rule", "sgd")): flat} if "test_perplexity" in flat else {}
+
+
+def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of a run with those of another evaluation, which count where both have one.
+
+    Of dynamic evaluation every rule is kept; the one that is best on the validation text has the names without a rule.
+    """
+    whole = {**kept, **new}
+    if "samples" in new:  # another number of draws
+        for key in {"valid_perplexity_mc", "valid_perplexity_by_draws"} - new.keys():
+            whole.pop(key, None)
+    if not by_rule(new):
+        return whole
+    rules = {**by_rule(kept), **by_rule(new)}
+    best = min(rules, key=lambda rule: _on_validation(rules[rule]))
+    for key in _OF_A_RULE:
+        whole.pop(key, None)
+    flat = {key: rules[best][name] for key, name in _OF_A_RULE.items() if name in rules[best]}
+    return {**whole, **flat, "dynamic_rule": best, "dynamic_by_rule": rules}
+
+
+def _on_validation(figures: Mapping[str, Any]) -> float:
+    found = figures.get("valid_perplexity")
+    return found if isinstance(found, int | float) else math.inf
 
 
 def _diverged(split: str, pairs: list[tuple[float, float]]) -> UserError:
