@@ -47,6 +47,14 @@ def test_every_window_starts_from_zero_where_training_does(name, text_folder):
     assert found["entropy_gap_mean"] == pytest.approx(on_reversed - found["test_entropy"], rel=1e-5)
     rms = task.evaluate(samples=0, dynamic=True, dynamic_lr=1e-9, dynamic_rule="rms")
     assert rms["test_perplexity_dynamic"] == pytest.approx(expected, rel=1e-4)
+    assert found["dynamic_lr"] == rms["dynamic_lr"] == 1e-9
+
+
+def test_each_rule_has_a_rate_of_its_own(text_folder):
+    """The recipe's is for SGD; by the RMS rule it would be hundreds of times too large."""
+    task = task_of("small-variational", text_folder)
+    assert task.evaluate(dynamic=True)["dynamic_lr"] == task.recipe.evaluate.dynamic_lr
+    assert task.evaluate(dynamic=True, dynamic_rule="rms")["dynamic_lr"] == evaluation.RMS_LR
 
 
 def test_the_state_is_carried_where_training_does(text_folder):

@@ -39,7 +39,8 @@ def command(
     dynamic_lr: Annotated[
         str | None,
         typer.Option(
-            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's.",
+            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's; "
+            "2e-4 for rms.",
             rich_help_panel=_LANGUAGE,
         ),
     ] = None,

@@ -25,7 +25,8 @@ _COLUMNS = (
     Column("recipe", "recipe"), Column("parameters", "weights", "{:,.0f}"),
     Column("valid_perplexity", "valid", "{:.2f}"), Column("test_perplexity", "test", "{:.2f}"),
     Column("test_perplexity_mc", "test, MC", "{:.2f}"),
-    Column("test_perplexity_dynamic", "test, dynamic", "{:.2f}"), Column("seed", "seed"),
+    Column("test_perplexity_dynamic", "test, dynamic", "{:.2f}"), Column("dynamic_rule", "by rule"),
+    Column("seed", "seed"),
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ _ENDS = {
     "_dynamic": ", dynamic evaluation",
     "_bound": ", sharpened bound",
     "_raw": ", before correction",
+    "_tempered": ", at the temperature chosen on validation",
 }
 _WHOLE = {
     **{f"{name}": f"{name.replace('_', ' ')}, with draws" for name in ("entropy_gap", "reversed_entropy")},
