@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesrnn as br
 from bayesrnn import uncertainty
-from bayesrnn.montecarlo import _mix
+from bayesrnn.draws import mix
 from bayesrnn.prediction import entropy_of
 
 
@@ -98,7 +98,7 @@ def test_gap_of_averaged_draws_by_hand():
     stream, probabilities = torch.randint(8, (30,)), []
     with torch.no_grad():
         for k in range(3):
-            with br.draw(q, seed=_mix(7, k)):
+            with br.draw(q, seed=mix(7, k)):
                 probabilities.append(q(stream[:-1].unsqueeze(1))[0].softmax(-1))
     expected = entropy_of(torch.stack(probabilities).mean(0)).mean()
     assert br.entropy_gap(q, stream, samples=3, seed=7).forward == pytest.approx(float(expected), rel=1e-5)

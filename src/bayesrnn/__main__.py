@@ -1,4 +1,4 @@
-"""The ``bayesrnn`` command, also as ``python -m bayesrnn``: an interrupt while its parts are imported is one line."""
+"""The ``bayesrnn`` command, also as ``python -m bayesrnn``: what goes wrong outside of a subcommand is one line too."""
 
 import sys
 
@@ -7,9 +7,10 @@ def main() -> None:
     """Entry point. What takes time is imported inside."""
     try:
         from bayesrnn.cli import app
+        from bayesrnn.cli.errors import run
 
-        app()
-    except KeyboardInterrupt:  # outside of a subcommand, which says it itself
+        run(app)
+    except KeyboardInterrupt:  # while these are imported
         sys.stderr.write("bayesrnn: interrupted.\n")
         sys.exit(130)
 

@@ -372,6 +372,11 @@ def mean(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def mix(seed: int, k: int) -> int:
+    """The seed of the k-th of several draws: distinct for distinct (seed, k), so neighbouring seeds share no draw."""
+    return (seed * 0x9E3779B97F4A7C15 + k * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (1 << 62)
+
+
 def is_number(value: Any) -> bool:
     """A real number of Python or numpy; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -78,7 +78,7 @@ def predict(
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             raise ValueError("the input has NaN or infinite values: clean or mask them before predicting")
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
-    seeds = [_mix(base, k) for k in range(samples)]
+    seeds = [draws.mix(base, k) for k in range(samples)]
     axis = _batch_dim(model) if batch_dim is None else _check_batch_dim(batch_dim, x)
     with (
         _alone(model),
@@ -113,11 +113,6 @@ _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyD
 def _alone(model: nn.Module) -> threading.RLock:
     """Held while a model is predicted with: draws and drawn weights are in the model itself, so threads take turns."""
     return _LOCKS.setdefault(model, threading.RLock())
-
-
-def _mix(seed: int, k: int) -> int:
-    """Seeds of the single draws: distinct for distinct (seed, k)."""
-    return (seed * 0x9E3779B97F4A7C15 + k * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % (1 << 62)
 
 
 def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | None:

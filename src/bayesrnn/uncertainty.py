@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.dynamic import call
-from bayesrnn.montecarlo import _alone, _in_eval, _mix
+from bayesrnn.montecarlo import _alone, _in_eval
 from bayesrnn.prediction import entropy_of
 
 
@@ -58,7 +58,7 @@ def entropy_gap(
         raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
     tokens = stream.unsqueeze(1) if stream.dim() == 1 else stream
     base = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
-    seeds = [_mix(base, k) for k in range(int(samples))]
+    seeds = [draws.mix(base, k) for k in range(int(samples))]
     with _alone(model), _in_eval(model):
         return EntropyGap(
             forward=_mean_entropy(model, tokens[:-1], seeds, int(window)),

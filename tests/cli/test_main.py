@@ -72,12 +72,24 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-def test_an_output_that_is_full_is_one_line():
+@pytest.mark.parametrize("words", ["recipes", "--help", "train --help"])
+def test_an_output_that_is_full_is_one_line(words):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "bayesrnn", "recipes"]
+        command = [sys.executable, "-m", "bayesrnn", *words.split()]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr == "bayesrnn: the output cannot be written (No space left on device); send it elsewhere.\n"
+
+
+def test_numpy_is_imported_before_torch():
+    """Imported by torch's own code, it loses an interrupt that comes meanwhile, and the command goes on."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from bayesrnn.cli import app\n"
+        "CliRunner().invoke(app, ['train', 'small-plain', '--data', '/nowhere'])\n"
+        "names = list(sys.modules); print(names.index('numpy') < names.index('torch'))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "True\n"
 
 
 def test_the_package_is_the_command():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayesrnn as br
-from bayesrnn import montecarlo
+from bayesrnn import draws, montecarlo
 from bayesrnn.draws import Draw
 from bayesrnn.nn import Dropout
 
@@ -78,7 +78,7 @@ def test_prediction_is_the_average_of_single_draws(noise):
     found = br.predict(model, x, samples=7, seed=1)
     alone = []
     for k in range(7):
-        held = Draw(montecarlo._mix(1, k))
+        held = Draw(draws.mix(1, k))
         with br.draws.using(model, held):
             alone.append(model(x).softmax(-1))
     assert_close(found.samples, torch.stack(alone))

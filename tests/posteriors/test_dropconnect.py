@@ -111,10 +111,10 @@ def test_prediction_averages_draws():
     found = br.predict(q, X, samples=6, seed=3)
     alone = []
     for k in range(6):
-        with br.draws.using(q, Draw(montecarlo._mix(3, k))):
+        with br.draws.using(q, Draw(br.draws.mix(3, k))):
             alone.append(q(X).softmax(-1))
     assert_close(found.samples, torch.stack(alone))
-    batched = montecarlo.batched_weight_draws(q, X, montecarlo.Rest(), [Draw(montecarlo._mix(3, k)) for k in range(6)])
+    batched = montecarlo.batched_weight_draws(q, X, montecarlo.Rest(), [Draw(br.draws.mix(3, k)) for k in range(6)])
     assert_close(batched.softmax(-1), found.samples)  # what an accelerator runs
     assert found.mutual_information.min() > 0
 

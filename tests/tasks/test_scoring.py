@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bayesrnn as br
+from bayesrnn import draws
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks import language, scoring
 from bayesrnn.weight_draws import HeldDraws
@@ -37,13 +38,27 @@ def test_draws_are_held_over_the_stream_and_probabilities_averaged(name, monkeyp
     if scoring.draws_weights(model):
         logs = []
         for k in range(3):
-            with br.draw(model, seed=(5 + k) * 1_000_003), torch.no_grad():
+            with br.draw(model, seed=draws.mix(5, k)), torch.no_grad():
                 logits = model(STREAM[:-1])[0]
             logs.append(logits.log_softmax(-1).gather(-1, STREAM[1:].unsqueeze(-1)))
         mean = torch.stack(logs).exp().mean(0).log().mean()
         assert short == pytest.approx(math.exp(-float(mean)), rel=1e-5)
     whole = scoring.scores(model, STREAM, samples=4, seed=1)
     assert whole.mutual_information > 1e-4
+
+
+@pytest.mark.parametrize("name", ["variational-untied-medium", "brnn-medium"])
+def test_neighbouring_seeds_share_no_draw(name, monkeypatch):
+    """The spread over seeds is the Monte Carlo error: it would be too small if they shared draws."""
+    model = model_of(name)
+    monkeypatch.setattr(scoring, "_ROWS", 1)
+    single = [scoring.monte_carlo_perplexity(model, STREAM, samples=1, seed=seed) for seed in range(4)]
+    found = [list(scoring.log_probabilities(model, STREAM, samples=1, seed=0, first=k)) for k in range(4)]
+    first = [
+        math.exp(-float(torch.cat([log[0].gather(-1, y.unsqueeze(-1)) for y, log in one]).mean())) for one in found
+    ]
+    assert first[0] == pytest.approx(single[0], rel=1e-6)
+    assert len({round(value, 6) for value in single + first[1:]}) == 7
 
 
 def test_rows_of_a_batch_are_independent_draws():
@@ -145,7 +160,7 @@ def test_perplexity_by_the_number_of_draws(name, at_once, monkeypatch):
                 [
                     logs.gather(-1, y.expand(len(logs), -1).unsqueeze(-1))[..., 0]
                     for y, logs in scoring.log_probabilities(
-                        model, STREAM, samples=min(at_once, 7 - start), seed=2 + start
+                        model, STREAM, samples=min(at_once, 7 - start), seed=2, first=start
                     )
                 ],
                 1,

@@ -91,6 +91,13 @@ def test_a_run_of_before_there_were_digests_goes_on(text_folder, tmp_path):
     assert run(text_folder, out, resume=True)["curves"] == whole["curves"]
 
 
+@pytest.mark.parametrize(("first", "said"), [(2, []), (4, ["there are 3 epochs"])])
+def test_averaging_that_would_begin_after_the_last_epoch_is_told(text_folder, tmp_path, first, said):
+    told = Quiet()
+    run(text_folder, tmp_path / "r", overrides=[f"average_from={first}"], reporter=told)
+    assert [line.partition(", and ")[2].rstrip(".") for line in told.said if "averaged" in line] == said
+
+
 def test_a_run_leaves_its_folder_and_record(text_folder, tmp_path):
     told = Quiet()
     record = run(text_folder, tmp_path / "r", seed=3, reporter=told, command="bayesrnn train x")

@@ -21,6 +21,7 @@ from bayesrnn.cli import (
     tokenize,
     train,
 )
+from bayesrnn.cli.errors import run
 
 app = typer.Typer(
     name="bayesrnn",
@@ -65,4 +66,4 @@ app.command("bench")(bench.command)
 
 def main() -> None:
     """Entry point of the ``bayesrnn`` command."""
-    app()
+    run(app)

@@ -5,8 +5,8 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -27,29 +27,51 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
+        with _told():
+            _import_numpy()
             return command(*args, **kwargs)
-        except (typer.Exit, typer.Abort):
-            raise
-        except UserError as error:
-            raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
-        except KeyboardInterrupt:
-            raise _ended("interrupted.", 130) from None
-        except OSError as error:
-            if error.errno not in _FULL or error.filename is not None:
-                _fault(error)
-                raise
-            _discard_output()
-            raise _ended(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
-        except Exception as error:
-            asked = lack_of_memory(error)
-            if asked is None:
-                _fault(error)
-                raise
-            advice = "use a smaller model, smaller batches or fewer draws."
-            raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
 
     return wrapped
+
+
+def run(app: Callable[[], None]) -> None:
+    """The whole command: what goes wrong outside of a subcommand, such as help on a full disk, is one line too."""
+    try:
+        with _told():
+            app()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except UserError as error:
+        raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
+    except KeyboardInterrupt:
+        raise _ended("interrupted.", 130) from None
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            _fault(error)
+            raise
+        _discard_output()
+        raise _ended(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
+    except Exception as error:
+        asked = lack_of_memory(error)
+        if asked is None:
+            _fault(error)
+            raise
+        advice = "use a smaller model, smaller batches or fewer draws."
+        raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
+
+
+def _import_numpy() -> None:
+    """Before torch, whose own import of it in C loses an interrupt that comes meanwhile."""
+    with suppress(ImportError):
+        import numpy  # noqa: F401
 
 
 def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:

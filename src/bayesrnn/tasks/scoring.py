@@ -58,13 +58,14 @@ def pieces(stream: Tensor, length: int, reset: int | None) -> Iterator[tuple[Ten
 
 @torch.no_grad()
 def log_probabilities(
-    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, reset: int | None = None
+    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, first: int = 0, reset: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Window after window of one stream: targets (T,) and log-probabilities (draws, T, V).
 
     Each draw is held over the whole stream and carries its own state; with ``reset`` that starts from zero every so
     many words. ``samples=0`` is the posterior mean, as one draw. Draws of unit noise are rows of one batch; draws of
-    weights run at once where that is faster, and take turns elsewhere.
+    weights run at once where that is faster, and take turns elsewhere. ``first``: how many draws of this seed were
+    taken before.
     """
     model.eval()
     count = max(samples, 1)
@@ -75,19 +76,19 @@ def log_probabilities(
     length = max(1, min(len(stream) - 1, min(wanted, _NUMBERS) // each))
     if samples and not draws_weights(model):
         state: Any = None
-        with draws.draw(model, seed=seed):
+        with draws.draw(model, seed=draws.mix(seed, first)):
             for x, y, fresh in pieces(stream, length, reset):
                 logits, state = model(x.expand(-1, count), None if fresh else state)
                 yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
         return
     if samples > 1 and HeldDraws.serve(model):
-        weights = HeldDraws(model, [draws.Draw((seed + k) * 1_000_003) for k in range(samples)])
+        weights = HeldDraws(model, [draws.Draw(draws.mix(seed, first + k)) for k in range(samples)])
         state = None
         for x, y, fresh in pieces(stream, length, reset):
             logits, state = weights(x, None if fresh else state)
             yield y[:, 0], logits[:, :, 0].log_softmax(-1)
         return
-    held: list[draws.Draw | None] = [draws.Draw((seed + k) * 1_000_003) for k in range(samples)] or [None]
+    held: list[draws.Draw | None] = [draws.Draw(draws.mix(seed, first + k)) for k in range(samples)] or [None]
     states: list[Any] = [None] * count
     for x, y, fresh in pieces(stream, length, reset):
         outputs = []
@@ -111,7 +112,7 @@ def monte_carlo_perplexities(
         count = min(each, samples - start)
         here = [n - start - 1 for n in wanted if start < n <= start + count]
         parts = []
-        for y, logs in log_probabilities(model, stream, samples=count, seed=seed + start, reset=reset):
+        for y, logs in log_probabilities(model, stream, samples=count, seed=seed, first=start, reset=reset):
             target = logs.gather(-1, y.expand(count, -1).unsqueeze(-1)).squeeze(-1)
             parts.append(target.double().logcumsumexp(0)[[*here, count - 1]])  # of so many draws from `start` on
         sums = torch.cat(parts, 1)

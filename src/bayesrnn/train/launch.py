@@ -95,6 +95,10 @@ def launch(
             each = "one draw for all" if task.recipe.train.shared_draw else "a draw of its own each"
             reporter.say(f"{ranks.count} processes, {counted(task.batch_size // ranks.count, 'row')} and {each}.")
         reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
+        train = task.recipe.train
+        if train.average_from is not None and train.average_from > train.epochs:
+            last = counted(train.epochs, "epoch")
+            reporter.say(f"No weights are averaged: train.average_from is {train.average_from}, and there are {last}.")
         if going_on:
             go_on(run)
         run.train()
