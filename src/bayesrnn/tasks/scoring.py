@@ -24,7 +24,6 @@ _WEIGHTS = 12  # draws of all weights, likewise
 TEMPERATURES = (0.1, 10.0)
 """Between these one is looked for."""
 _LOWEST = -1e4  # log-probability that is looked at: below it may be infinite
-_CACHED = 1 << 21  # numbers that are gone over many times
 _NODES = 9  # inverse temperatures in one pass
 
 
@@ -234,22 +233,16 @@ def _slopes(model: nn.Module, stream: Tensor, inverse: list[float], reset: int |
     """
     sums = torch.zeros(2, len(inverse), dtype=torch.float64, device=stream.device)
     for y, logs in log_probabilities(model, stream, reset=reset):
-        for target, part in _target_parts(y, logs[0]):
-            for k, beta in enumerate(inverse):
-                weighted = (beta * part).softmax(-1)
-                mean = weighted.mul_(part).sum(-1)
-                variance = weighted.mul_(part).sum(-1) - mean.square()
-                sums[0, k] += (mean - target).double().sum()
-                sums[1, k] += variance.double().sum()
+        part = logs[0].clamp_min_(_LOWEST)
+        target = part.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        for k, beta in enumerate(inverse):
+            weighted = (beta * part).softmax(-1)
+            mean = weighted.mul_(part).sum(-1)
+            variance = weighted.mul_(part).sum(-1) - mean.square()
+            sums[0, k] += (mean - target).double().sum()
+            sums[1, k] += variance.double().sum()
     found: list[list[float]] = sums.tolist()
     return found
-
-
-def _target_parts(y: Tensor, logs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Log-probabilities of targets and of all words, a few steps at a time: what a cache holds is faster."""
-    rows = max(1, _CACHED // logs.shape[-1])
-    for targets, part in zip(y.split(rows), logs.clamp_min_(_LOWEST).split(rows), strict=True):
-        yield part.gather(-1, targets.unsqueeze(-1)).squeeze(-1), part
 
 
 def _zero(values: list[float], slopes: list[float]) -> float:
