@@ -126,6 +126,23 @@ class TestEvaluate:
         )
         assert file.read_text() == '{"annotations": []}'
 
+    def test_captions_of_other_images_are_not_the_runs(self, copies, pictures, tmp_path):
+        """Nor are the run's, which are kept, taken for theirs."""
+        pytest.importorskip("pycocoevalcap.bleu.bleu")
+        folder = copies["caption-bbb"]
+        assert run("evaluate", folder, *GRID).exit_code == 0
+        before = {name: (folder / name).read_bytes() for name in ("captions.json", "evaluation.json", "record.json")}
+        other = shutil.copytree(pictures, tmp_path / "other")
+        test = (other / "Flickr_8k.testImages.txt").read_text().splitlines()
+        (other / "Flickr_8k.testImages.txt").write_text("\n".join(test[:10]) + "\n")
+        result = run("evaluate", folder, *GRID, "--data", other)
+        assert result.exit_code == 0, result.output
+        assert {name: (folder / name).read_bytes() for name in before} == before
+        (file,) = folder.glob("evaluation-other-*.json")
+        own, found = json.loads(before["evaluation.json"]), json.loads(file.read_text())["metrics"]
+        assert found["test_perplexity"] != own["test_perplexity"]
+        assert found["valid_perplexity"] == pytest.approx(own["valid_perplexity"])
+
     def test_captions_of_an_older_program(self, copies):
         """Files without a consensus are scored as they are."""
         pytest.importorskip("pycocoevalcap.bleu.bleu")

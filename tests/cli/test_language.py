@@ -129,7 +129,8 @@ def test_other_data_has_no_rule_of_the_record(bayesian, text_folder, tmp_path):
     other, before = shutil.copytree(text_folder, tmp_path / "text"), (bayesian / "record.json").read_text()
     (other / "test.txt").write_text("\n".join((other / "test.txt").read_text().splitlines()[::-1]) + "\n")
     assert invoke(*words, "1e-5", "--dynamic-rule", "rms", "--data", other).exit_code == 0
-    assert list(json.loads((bayesian / "evaluation.json").read_text())["dynamic_by_rule"]) == ["rms"]
+    (file,) = bayesian.glob("evaluation-*.json")
+    assert list(json.loads(file.read_text())["metrics"]["dynamic_by_rule"]) == ["rms"]
     assert (bayesian / "record.json").read_text() == before
 
 
@@ -349,14 +350,28 @@ def test_training_again_that_was_stopped_says_how_to_go_on(bayesian, monkeypatch
 def test_other_data_is_said_and_the_record_is_left_alone(runs, bayesian, text_folder, tmp_path):
     other = shutil.copytree(text_folder, tmp_path / "text")
     (other / "test.txt").write_text("\n".join((other / "test.txt").read_text().splitlines()[::-1]) + "\n")
-    before = (bayesian / "record.json").read_text()
+    assert invoke("evaluate", bayesian, "--samples", 0).exit_code == 0
+    before, own = ((bayesian / name).read_text() for name in ("record.json", "evaluation.json"))
     result = invoke("evaluate", bayesian, "--samples", 0, "--data", other)
     assert result.exit_code == 0, result.output
-    assert f"The text given is not that of the run in {bayesian}: config.json has another digest." in result.stdout
+    (file,) = bayesian.glob("evaluation-text-*.json")
+    assert (
+        f"The text given is not that of the run in {bayesian}: config.json has another digest. "
+        f"The figures go to {file}, not to the record.\n"
+    ) in result.stdout
     assert (bayesian / "record.json").read_text() == before
-    assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())
+    assert (bayesian / "evaluation.json").read_text() == own
+    found = json.loads(file.read_text())
+    assert (found["data"], found["data_digest"][:8]) == ("text", file.stem.removeprefix("evaluation-text-"))
+    assert found["metrics"]["test_perplexity"] != json.loads(own)["test_perplexity"]
+    second = tmp_path / "there" / "text"  # another text of the same name: both are kept
+    shutil.copytree(text_folder, second)
+    (second / "test.txt").write_text("w1 w2 w5\n" * 20)
+    assert invoke("evaluate", bayesian, "--samples", 0, "--data", second).exit_code == 0
+    assert len(list(bayesian.glob("evaluation-text-*.json"))) == 2
+    assert json.loads(file.read_text()) == found
     moved = shutil.copytree(text_folder, tmp_path / "moved")
-    same = invoke("evaluate", bayesian, "--samples", 0, "--data", moved)
+    same = invoke("evaluate", bayesian, "--samples", 0, "--temperature", "--data", moved)
     assert "digest" not in same.stdout
     assert (bayesian / "record.json").read_text() != before
     config = json.loads((bayesian / "config.json").read_text())
@@ -367,6 +382,25 @@ def test_other_data_is_said_and_the_record_is_left_alone(runs, bayesian, text_fo
     tensors, about = checkpoint.load(bayesian / "best.safetensors")
     checkpoint.save_file(bayesian / "best.safetensors", tensors, {k: v for k, v in about.items() if k != "run"})
     assert "digest" not in invoke("evaluate", bayesian, "--samples", 0, "--data", other).output
+
+
+def test_figures_of_other_data_are_not_in_a_report(bayesian, text_folder, tmp_path):
+    from bayesrnn.report.collect import read
+
+    other = shutil.copytree(text_folder, tmp_path / "text")
+    (other / "test.txt").write_text("w1 w2 w5\n" * 20)
+    (before,) = read(bayesian)
+    assert invoke("evaluate", bayesian, "--samples", 0, "--data", other, "--temperature").exit_code == 0
+    assert read(bayesian) == [before]
+    (bayesian / "evaluation.json").write_text('{"test_perplexity": 1.5}')  # as an earlier version wrote it
+    assert read(bayesian) == [before]
+    assert invoke("evaluate", bayesian, "--samples", 0, "--temperature").exit_code == 0
+    (after,) = read(bayesian)
+    assert after.metrics["test_perplexity"] == pytest.approx(before.metrics["test_perplexity"])
+    assert "temperature" in after.metrics
+    (bayesian / "record.json").unlink()  # now evaluation.json alone has figures of the run
+    (alone,) = read(bayesian)
+    assert alone.metrics["test_perplexity"] == after.metrics["test_perplexity"]
 
 
 def test_pruned_weights_of_another_run_are_not_exported(runs, bayesian, tmp_path):

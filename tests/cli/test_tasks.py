@@ -97,6 +97,27 @@ def test_data_that_is_not_the_runs(run, monkeypatch):
     assert "scale.txt cannot be read (there is no such file)" in invoke("evaluate", run).stderr
 
 
+def test_figures_of_other_data_have_a_file_of_their_own(run, monkeypatch):
+    """Of any task; a name that is no file name, or too long for one, is made one."""
+    monkeypatch.setattr(TASKS["line"], "content", lambda task: [b"other"])
+    before = (run / "record.json").read_bytes()
+    result = invoke("evaluate", run, "--data", f"some/a [b]{'c' * 200}")
+    assert result.exit_code == 0, result.output
+    (file,) = run.glob("evaluation-*.json")
+    found = json.loads(file.read_text())
+    assert file.name == f"evaluation-a__b_{'c' * 35}-{found['data_digest'][:8]}.json"
+    assert f"The figures go to {file}, not to the record.\n" in result.stdout
+    assert found["metrics"]["valid_rmse"] > 0
+    assert (run / "record.json").read_bytes() == before
+    assert not (run / "evaluation.json").exists()
+    file.unlink()
+    (run / ".unfinished").write_text("")
+    result = invoke("evaluate", run, "--data", "text")
+    assert "config.json has another digest.\n" in result.stdout
+    assert "are not kept" in result.stdout
+    assert not list(run.glob("evaluation*"))
+
+
 def test_recipes_are_listed_by_task():
     result = invoke("recipes")
     assert result.exit_code == 0, result.output

@@ -98,6 +98,17 @@ def test_what_was_made_of_the_replaced_run_goes_with_it(tmp_path):
     assert run.note == f"Removed with the earlier run in {tmp_path}: evaluation.json, pruned.safetensors."
 
 
+def test_figures_of_other_data_go_with_the_run_if_they_are_its_own(tmp_path):
+    RunFolder(tmp_path, files=["a.txt"]).finish({})
+    (tmp_path / "evaluation-text-0a1b2c3d.json").write_text('{"program": "bayesrnn", "metrics": {}}')
+    (tmp_path / ".evaluation-text-0a1b2c3d.json.x1.tmp").write_text("torn")
+    (tmp_path / "evaluation-mine.json").write_text("{}")
+    run = RunFolder(tmp_path, files=["a.txt"], force=True)
+    left = {p.name for p in tmp_path.iterdir() if "evaluation" in p.name}
+    assert left == {"evaluation-mine.json"}
+    assert run.note == f"Removed with the earlier run in {tmp_path}: evaluation-text-0a1b2c3d.json."
+
+
 def test_captions_go_with_the_run_if_they_are_its_own(tmp_path):
     """Those that say that this program wrote them; a data set's file of the same name stays, and is in nobody's way."""
     mine = '{"images": [{"caption": "a dog", "program": "bayesrnn"}]}'

@@ -1,5 +1,6 @@
 """``bayesrnn evaluate``: what a trained run comes to, measured as its task does."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,6 +68,7 @@ def command(
 ) -> None:
     """Measure a run's best weights; writes evaluation.json and adds the figures to record.json.
 
+    Figures of other data than the run's own go to a file of their own, evaluation-DATA-DIGEST.json.
     Runs of other tasks may have further options; one that a task does not know is refused with a list of those it does.
     """
     from bayesrnn.cli.console import plain_console
@@ -84,12 +86,18 @@ def command(
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
     task = trained.task(data, where)
-    if other := trained.other_data(task):
-        console.print(f"{other} The figures go to evaluation.json, not to the record.", soft_wrap=True, markup=False)
+    other = None
+    if said := trained.other_data(task):
+        other = _Other.of(data or trained.config["data"], task)
+        task.folder = None  # what is kept there beside the figures is of the run's own data
+        kept = "" if unfinished else f" The figures go to {run / other.file}, not to the record."
+        console.print(f"{said}{kept}", soft_wrap=True, markup=False)
     metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     if unfinished:
         console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
-    elif (recorded := record(run, metrics, own_data=not other)) is None:
+    elif other is not None:
+        other.write(run, metrics)
+    elif (recorded := record(run, metrics)) is None:
         told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
         console.print(told, soft_wrap=True, markup=False)
     else:
@@ -189,8 +197,34 @@ def _other_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> dict[str, Any] | None:
-    """Write evaluation.json, and put the figures into the run's record if they are of its own data.
+@dataclass(frozen=True)
+class _Other:
+    """Data that are not the run's own; their figures have a file of their own, which no report takes for the run's."""
+
+    name: str
+    digest: str
+
+    @classmethod
+    def of(cls, data: str, task: "Task") -> "_Other":
+        from bayesrnn.reading import data_name
+
+        return cls(data_name(data), task.digest())
+
+    @property
+    def file(self) -> str:
+        """With the digest in it: two data sets of one name have two files."""
+        name = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:40]
+        return f"evaluation-{name}-{self.digest[:8]}.json"
+
+    def write(self, run: Path, metrics: dict[str, Any]) -> None:
+        from bayesrnn.train.run_folder import as_json, write_file
+
+        about = {"program": "bayesrnn", "data": self.name, "data_digest": self.digest}
+        write_file(run / self.file, as_json({**about, "metrics": metrics}))
+
+
+def record(run: Path, metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """Write evaluation.json, and put the figures, which are of the run's own data, into its record.
 
     Returns the figures as evaluation.json has them: with dynamic evaluation also that by another rule in the record.
     None: there is no record to put them into.
@@ -201,16 +235,15 @@ def record(run: Path, metrics: dict[str, Any], *, own_data: bool = True) -> dict
     from bayesrnn.train.run_folder import RECORD, as_json, write_file
 
     whole, latest = None, metrics
-    if own_data:
-        try:
-            whole = json.loads((run / RECORD).read_text("utf-8"))
-            kept = whole.get("metrics", {})
-            whole["metrics"] = merged(kept, metrics)
-            if by_rule(metrics):
-                latest = merged({"dynamic_by_rule": by_rule(kept)}, metrics)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            whole = None
+    try:
+        whole = json.loads((run / RECORD).read_text("utf-8"))
+        kept = whole.get("metrics", {})
+        whole["metrics"] = merged(kept, metrics)
+        if by_rule(metrics):
+            latest = merged({"dynamic_by_rule": by_rule(kept)}, metrics)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        whole = None
     write_file(run / "evaluation.json", as_json(latest))
     if whole is not None:
         write_file(run / RECORD, as_json(whole))
-    return None if own_data and whole is None else latest
+    return None if whole is None else latest

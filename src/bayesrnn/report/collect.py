@@ -187,21 +187,20 @@ def _optional(folder: Path | None, name: str) -> dict[str, Any] | None:
 
 
 def _folder(folder: Path) -> Run:
-    """A run folder, finished or not; evaluation.json has the latest figures."""
+    """A run folder, finished or not; evaluation.json counts only without a record, which has its figures too.
+
+    Before figures of other data had files of their own, they could be in an evaluation.json, never in a record.
+    """
     if (folder / "record.json").exists():
-        run = _record(folder / "record.json", folder)
-    else:
-        config = read_json(folder / "config.json")
-        if not isinstance(config, dict):
-            raise UserError(f"{folder / 'config.json'} is not the configuration of a run.")
-        lines = metrics_lines(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-        keys = lines[0].keys() - {"epoch"} if lines else set()
-        curves = {k: [line.get(k) for line in lines] for k in sorted(keys)}
-        run = _run({**config, "curves": curves, "metrics": {}}, folder, finished=False, folder=folder)
-    latest = _optional(folder, "evaluation.json")
-    if latest is not None:
-        run.metrics.update(latest)
-    return run
+        return _record(folder / "record.json", folder)
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / 'config.json'} is not the configuration of a run.")
+    lines = metrics_lines(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    keys = lines[0].keys() - {"epoch"} if lines else set()
+    curves = {k: [line.get(k) for line in lines] for k in sorted(keys)}
+    metrics = _optional(folder, "evaluation.json") or {}
+    return _run({**config, "curves": curves, "metrics": metrics}, folder, finished=False, folder=folder)
 
 
 def metrics_lines(path: Path) -> list[dict[str, Any]]:

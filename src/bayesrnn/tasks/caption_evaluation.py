@@ -77,7 +77,8 @@ def evaluate(
     else:
         say(f"Captions are those of {file}")
     if not caption_scores.available():
-        say("BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is: captions are kept.")
+        kept_too = ": captions are kept" if file is not None else ""
+        say(f"BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is{kept_too}.")
         return {"samples": samples, "decode_samples": decode_samples, **kept["metrics"]}
     return scored(kept, task.references, say=say)
 

@@ -29,6 +29,8 @@ MARKER = ".unfinished"
 RECORD = "record.json"
 # What other commands make of a run's weights: gone with the run that is replaced.
 DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors")
+OTHER_DATA = "evaluation-*.json"
+"""Figures of other data than the run's own, by `bayesrnn evaluate`, where the file says so itself."""
 CAPTIONS = "captions.json"
 """Of `bayesrnn evaluate`, where it says so itself: data sets have files of this name too."""
 EXPORTS = ("model.safetensors", "model.pt2", "model.onnx")
@@ -100,7 +102,7 @@ class RunFolder:
 
     def _claim(self, own: list[str], denied: OSError | None, *, force: bool, resume: bool) -> None:
         found = {p.name for p in self.path.iterdir()} - {LOCK}
-        written = tuple(f".{name}." for name in (*own, CAPTIONS))
+        written = (*(f".{name}." for name in (*own, CAPTIONS)), ".evaluation-")
         torn = {name for name in found if name.endswith(".tmp") and name.startswith(written)}
         present = found - torn
         if resume:
@@ -111,7 +113,7 @@ class RunFolder:
             raise denied
         replaced = not resume and (MARKER in present or RECORD in present)
         made = [*(name for name in DERIVED if name in present), *_exports(self.path)] if replaced else []
-        made += _captions(self.path) if replaced else []
+        made += [*_captions(self.path), *_other_data(self.path)] if replaced else []
         inside = list(_retrainings(self.path)) if replaced else []
         with ExitStack() as locks:
             for folder in inside:
@@ -124,7 +126,7 @@ class RunFolder:
                 torn |= (set(own) & present) - {MARKER}
             # What was made of the run goes before the run itself: stopped in between, it cannot be taken for a new one.
             for folder in inside:
-                _remove(folder, [*_exports(folder), *_captions(folder), *own])
+                _remove(folder, [*_exports(folder), *_captions(folder), *_other_data(folder), *own])
             _remove(self.path, made)
             _remove(self.path, torn)
         for folder in inside:
@@ -267,6 +269,11 @@ def _exports(folder: Path) -> list[str]:
 def _captions(folder: Path) -> list[str]:
     """The captions of `bayesrnn evaluate`, if they are there."""
     return [CAPTIONS] if is_own(folder / CAPTIONS) else []
+
+
+def _other_data(folder: Path) -> list[str]:
+    """What `bayesrnn evaluate` has written about other data."""
+    return sorted(path.name for path in folder.glob(OTHER_DATA) if is_own(path))
 
 
 def is_own(path: Path) -> bool:
