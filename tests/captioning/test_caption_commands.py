@@ -44,6 +44,7 @@ class TestEvaluate:
         assert metrics["test_cider"] > 200
         assert metrics["test_bleu4"] > 60
         assert (metrics["beam"], metrics["length_penalty"], metrics["samples"]) == (3, 0.5, 2)
+        assert metrics["draws_seed"] == 1
         assert len(metrics["decoding"]) == 1
         assert metrics["selective"]["entropy"][-1] == [1.0, pytest.approx(metrics["test_cider"])]
         assert {"test_bleu1_mc", "test_cider_mc", "test_perplexity_mc"} <= metrics.keys()

@@ -60,6 +60,26 @@ def test_evaluate_everything(bayesian):
     assert record["metrics"]["words_per_second"] > 0
 
 
+def test_draws_that_drop_words_are_told_from_the_protocols(runs, tmp_path):
+    from bayesrnn.cli.reproduce import compared
+    from bayesrnn.recipes import load
+
+    run = shutil.copytree(runs / "variational-tied-medium", tmp_path / "run")
+    result = invoke("evaluate", run, "--samples", 2, "--drop-words", "--seed", 4)
+    assert result.exit_code == 0, result.output
+    assert "Test perplexity by the number of draws that drop words:" in result.stdout
+    record = json.loads((run / "record.json").read_text())
+    assert (record["metrics"]["samples_words"], record["metrics"]["draws_seed_words"]) == (2, 4)
+
+    def ours():
+        rows = compared("x", load("variational-tied-medium"), [json.loads((run / "record.json").read_text())])
+        return next(row["ours"] for row in rows if row["measure"] == "test, MC")
+
+    assert ours() is None
+    assert invoke("evaluate", run, "--samples", 2).exit_code == 0
+    assert ours() is not None
+
+
 @pytest.mark.parametrize("rule", ["sgd", "rms"])
 def test_dynamic_evaluation_that_diverges_is_one_line(bayesian, rule):
     before = (bayesian / "record.json").read_bytes()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bayesrnn.report import figures, forecast, gallery, html, wording
+from bayesrnn.report import figures, forecast, gallery, html, sections, wording
 from bayesrnn.report.collect import scalars
 
 
@@ -95,12 +95,22 @@ def test_names_break_after_marks_and_numbers_do_not():
     assert html.breakable("<b>") == "&lt;b&gt;"
 
 
+def test_figures_of_draws_that_drop_words_are_not_compared():
+    """They are folded below the others; the number of words in captions is not one of them."""
+    shown = ("test_perplexity_mc", "test_mutual_information", "test_words")
+    folded = ("test_perplexity_mc_words", "test_mutual_information_words", "test_rmse_mc_all_words", "draws_seed_words")
+    assert [sections._is_main(key, ["test_perplexity_mc"]) for key in (*shown, *folded)] == [True] * 3 + [False] * 4
+
+
 def test_words_for_names_and_numbers():
     assert wording.spoken("valid_perplexity_mc") == "validation perplexity, averaged over draws"
     assert wording.spoken("end.test_rmse") == "after the last epoch: test RMSE"
     assert wording.spoken("test_rmse_mc_all_words") == "test RMSE, averaged over draws that keep all words"
     assert wording.spoken("test_error_mc", "digits") == "test error in %, averaged over draws"
     assert wording.spoken("entropy_gap_mean") == "entropy gap, posterior mean"
+    assert wording.spoken("test_perplexity_mc_words") == "test perplexity, averaged over draws that drop words"
+    assert wording.spoken("entropy_gap_words") == "entropy gap, with draws that drop words"
+    assert wording.spoken("entropy_gap_1_words") == "entropy gap, one draw that drops words"
     assert wording.spoken("kl_per_sequence") == "KL per sequence"
     assert [wording.number(v) for v in (78.8, 3.0, 12_345.6, 0.12345, math.inf)] == \
         ["78.80", "3", "12,346", "0.1235", "inf"]  # fmt: skip

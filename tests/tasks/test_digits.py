@@ -322,12 +322,12 @@ def test_the_commands(folder, tmp_path):
         app, ["train", "digits-mlp-dropout", *SMALL, "--data", str(folder), "--out", out, "--device", "cpu"]
     )
     assert done.exit_code == 0, done.output
-    done = runner.invoke(app, ["evaluate", out, "--samples", "2", "--device", "cpu"])
+    done = runner.invoke(app, ["evaluate", out, "--samples", "2", "--seed", "5", "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert "test_error_mc" in done.output
     record = json.loads((tmp_path / "r" / "record.json").read_text())
     assert record["metrics"]["test_error_mc"] >= 0
-    assert record["metrics"]["samples"] == 2
+    assert (record["metrics"]["samples"], record["metrics"]["draws_seed"]) == (2, 5)
 
 
 def test_eta_is_learnt_by_sgd_and_constant_under_adam():

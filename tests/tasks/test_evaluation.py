@@ -57,6 +57,28 @@ def test_each_rule_has_a_rate_of_its_own(text_folder):
     assert task.evaluate(dynamic=True, dynamic_rule="rms")["dynamic_lr"] == evaluation.RMS_LR
 
 
+def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
+    """Under names that no table of the published protocol reads; each kind with its number of draws and its seed."""
+    task = task_of("variational-tied-medium", text_folder, "word_dropout=0.4")
+    usual = task.evaluate(samples=3, reversed_text=True, entropy_samples=2, seed=7)
+    dropped = task.evaluate(samples=2, reversed_text=True, entropy_samples=4, seed=8, drop_words=True)
+    assert (usual["samples"], usual["draws_seed"], usual["entropy_draws_seed"]) == (3, 7, 7)
+    ends = ("samples", "draws_seed", "entropy_samples", "entropy_draws_seed")
+    assert [dropped[f"{key}_words"] for key in ends] == [2, 8, 4, 8]
+    of_draws = {f"{split}_perplexity_{kind}" for split in ("valid", "test") for kind in ("mc", "by_draws")}
+    of_draws |= {"entropy_gap", "entropy_gap_1", "entropy_gaps", "reversed_entropy", "reversed_entropy_1"}
+    of_draws |= {"test_calibration_error_mc", "test_mutual_information", *ends}
+    assert usual.keys() - dropped.keys() == of_draws
+    assert dropped.keys() - usual.keys() == {f"{key}_words" for key in of_draws}
+    again = task.evaluate(samples=3, seed=7, drop_words=True, test_only=True)  # the very draws, but for the words
+    assert again["test_perplexity_mc_words"] != pytest.approx(usual["test_perplexity_mc"], rel=1e-4)
+    kept = evaluation.merged(evaluation.merged(usual, dropped), again)
+    assert {key: kept[key] for key in usual} == {**usual, **{key: again[key] for key in usual.keys() & again.keys()}}
+    assert (kept["samples_words"], kept["draws_seed_words"]) == (3, 7)
+    assert not {"valid_perplexity_mc_words", "valid_perplexity_by_draws_words"} & kept.keys()  # of two draws
+    assert "valid_perplexity_mc" in kept
+
+
 def test_the_state_is_carried_where_training_does(text_folder):
     task = task_of("unregularised-medium", text_folder)
     found = task.evaluate(samples=0)

@@ -216,6 +216,7 @@ class TestRuns:
         for key in ("valid_crps", "test_crps", "test_coverage", "test_width", "naive_crps", "seasonal_naive_crps"):
             assert math.isfinite(found[key])
         assert found["samples"] == (1 if name == "forecast-plain" else 8)
+        assert found.get("draws_seed") == (None if name == "forecast-plain" else 1)
         assert (found["epistemic_share"] > 0) == (name != "forecast-plain")
         assert len(found["walk"]["date"]) == len(found["walk"]["mean"]) == 160 - 136 - 3 + 1
         assert found["walk"]["date"][0] == "1936"

@@ -281,11 +281,13 @@ class TestTask:
         task = task_of(folder)
         task.model.eval()
         found = task.evaluate(samples=4, seed=2)
-        assert found["samples"] == 4
+        assert (found["samples"], found["draws_seed"]) == (4, 2)
         assert [found[f"test_coverage_{level}"] for level in (50, 80, 90, 95)] == [
             i["coverage"] for i in found["intervals"]
         ]
-        assert task_of(folder, "sentiment-gru-plain").evaluate(samples=4)["samples"] == 0
+        plain = task_of(folder, "sentiment-gru-plain").evaluate(samples=4)
+        assert plain["samples"] == 0
+        assert "draws_seed" not in plain
 
     def test_by_review(self):
         values, review = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([7, 7, 2])

@@ -54,7 +54,7 @@ def command(
         ),
     ] = "0",
     drop_words: Annotated[
-        bool, typer.Option("--drop-words", help="Keep word dropout on in draws.", rich_help_panel=_LANGUAGE)
+        bool, typer.Option("--drop-words", help="Keep word dropout on in draws; their figures end in _words.", rich_help_panel=_LANGUAGE)
     ] = False,
     test_only: Annotated[
         bool,
@@ -108,9 +108,10 @@ def command(
         if not isinstance(value, list | dict)
     ]
     console.print(rich_table(rows, (Column("key", "measure"), Column("value", trained.config["recipe"]))))
-    if by_draws := metrics.get("test_perplexity_by_draws"):
-        each = ", ".join(f"{_shown(row['perplexity'])} with {row['draws']}" for row in by_draws)
-        console.print(f"Test perplexity by the number of draws: {each}.", soft_wrap=True)
+    for key, what in (("", "draws"), ("_words", "draws that drop words")):
+        if by_draws := metrics.get(f"test_perplexity_by_draws{key}"):
+            each = ", ".join(f"{_shown(row['perplexity'])} with {row['draws']}" for row in by_draws)
+            console.print(f"Test perplexity by the number of {what}: {each}.", soft_wrap=True)
 
 
 def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str, Any]:

@@ -24,7 +24,8 @@ _CURVES = 12  # pictures of them
 _LAST = ("epistemic_share", "parameters", "train_seconds")
 # How figures were measured, which are no figures of the model.
 _HOW = ("level", "samples", "decode_samples", "beam", "length_penalty", "beam_mc", "length_penalty_mc",
-        "entropy_samples", "ahead.direct")  # fmt: skip
+        "entropy_samples", "samples_words", "entropy_samples_words", "draws_seed", "draws_seed_words",
+        "entropy_draws_seed", "entropy_draws_seed_words", "ahead.direct")  # fmt: skip
 
 
 def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
@@ -126,7 +127,7 @@ def _place(key: str, first: Sequence[str]) -> tuple[int, int]:
 def _is_main(key: str, first: Sequence[str]) -> bool:
     if key in first or key in _LAST or key.endswith(("_per_second", "naive_crps")):
         return True
-    return key.startswith("test_") and not key.endswith(("_raw", "_all_words"))
+    return key.startswith("test_") and not key.endswith(("_raw", "_all_words", "_mc_words", "_information_words"))
 
 
 def _lowest(groups: Sequence[Group], keys: Sequence[str]) -> dict[str, int]:

@@ -19,16 +19,20 @@ _ACRONYMS = {
 }
 _ENDS = {
     "_mc_all_words": ", averaged over draws that keep all words",
+    "_mc_words": ", averaged over draws that drop words",
     "_mc": ", averaged over draws",
     "_dynamic": ", dynamic evaluation",
     "_bound": ", sharpened bound",
     "_raw": ", before correction",
     "_tempered": ", at the temperature chosen on validation",
 }
+_GAPS = ("entropy_gap", "reversed_entropy")
 _WHOLE = {
-    **{f"{name}": f"{name.replace('_', ' ')}, with draws" for name in ("entropy_gap", "reversed_entropy")},
-    **{f"{name}_1": f"{name.replace('_', ' ')}, one draw" for name in ("entropy_gap", "reversed_entropy")},
-    **{f"{name}_mean": f"{name.replace('_', ' ')}, posterior mean" for name in ("entropy_gap", "reversed_entropy")},
+    **{f"{name}": f"{name.replace('_', ' ')}, with draws" for name in _GAPS},
+    **{f"{name}_1": f"{name.replace('_', ' ')}, one draw" for name in _GAPS},
+    **{f"{name}_mean": f"{name.replace('_', ' ')}, posterior mean" for name in _GAPS},
+    **{f"{name}_words": f"{name.replace('_', ' ')}, with draws that drop words" for name in _GAPS},
+    **{f"{name}_1_words": f"{name.replace('_', ' ')}, one draw that drops words" for name in _GAPS},
 }
 _PERCENT = {"digits": ("valid_error", "test_error", "train_error")}
 """Measures of a task that are percentages."""

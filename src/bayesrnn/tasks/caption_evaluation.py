@@ -79,18 +79,24 @@ def evaluate(
     if not caption_scores.available():
         kept_too = ": captions are kept" if file is not None else ""
         say(f"BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is{kept_too}.")
-        return {"samples": samples, "decode_samples": decode_samples, **kept["metrics"]}
+        return _of_draws(kept) | kept["metrics"]
     return scored(kept, task.references, say=say)
 
 
 def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
     """All figures of a ``captions.json``'s content; no model is needed."""
-    decoding = kept.get("decode_samples", kept["samples"])
-    metrics = {"samples": kept["samples"], "decode_samples": decoding, **kept["metrics"]}
+    metrics = _of_draws(kept) | kept["metrics"]
     for suffix, found in _ways(kept).items():
         say(f"BLEU and CIDEr, {WAYS[suffix]}")
         metrics |= _chosen(found, references, suffix)
     return metrics | {"human": _human(references.test)}
+
+
+def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """How many draws there were, for perplexity and for captions, and their seed where there were any."""
+    decoding = kept.get("decode_samples", kept["samples"])
+    seed = {"draws_seed": kept["seed"]} if kept["samples"] and "seed" in kept else {}
+    return {"samples": kept["samples"], "decode_samples": decoding, **seed}
 
 
 def _ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

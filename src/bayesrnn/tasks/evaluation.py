@@ -14,6 +14,8 @@ from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
 
 RMS_LR = 2e-4  # by the RMS rule, whose steps have another unit; the best for best-medium on Penn Treebank
+WORDS = "_words"
+"""The end of the names of all figures of draws that drop words, which is not the published protocol."""
 
 
 class Trained(Protocol):
@@ -55,7 +57,8 @@ def evaluate(
         dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate, or RMS_LR. Of
             several rates, "0.05,0.1", or decays, those that are best on the validation text are taken for the test
             text: first the rate, with the first decay; then the decay, with that rate.
-        drop_words: keep the dropout of word types on in draws; the authors had it off.
+        drop_words: keep the dropout of word types on in draws; the authors had it off. Figures of such draws have names
+            that end in ``_words``.
         test_only: Monte Carlo on the test text alone, which halves its time.
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
     """
@@ -82,14 +85,15 @@ def evaluate(
         metrics |= _tempered(run.model, streams, reset, say)
     random = _random(run)
     if samples and random:
-        metrics["samples"] = samples
+        kind = WORDS if drop_words else ""
+        metrics |= {f"samples{kind}": samples, f"draws_seed{kind}": seed}
         with scoring.word_dropout(run.model, on=drop_words):
             for split in ("test",) if test_only else splits:
                 stream = splits[split]
                 say(f"{counted(samples, 'draw')} on {split}")
                 found_mc = scoring.monte_carlo_perplexities(run.model, stream, samples=samples, seed=seed, reset=reset)
-                metrics[f"{split}_perplexity_mc"] = found_mc[samples]
-                metrics[f"{split}_perplexity_by_draws"] = [
+                metrics[f"{split}_perplexity_mc{kind}"] = found_mc[samples]
+                metrics[f"{split}_perplexity_by_draws{kind}"] = [
                     {"draws": draws, "perplexity": value} for draws, value in found_mc.items()
                 ]
     if run.recipe.posterior.kind == "sharpened":
@@ -271,9 +275,10 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     Of dynamic evaluation every rule is kept; the one that is best on the validation text has the names without a rule.
     """
     whole = {**kept, **new}
-    if "samples" in new:  # another number of draws
-        for key in {"valid_perplexity_mc", "valid_perplexity_by_draws"} - new.keys():
-            whole.pop(key, None)
+    for kind in ("", WORDS):
+        if f"samples{kind}" in new:  # other draws
+            for key in {f"valid_perplexity_mc{kind}", f"valid_perplexity_by_draws{kind}"} - new.keys():
+                whole.pop(key, None)
     if not by_rule(new):
         return whole
     rules = {**by_rule(kept), **by_rule(new)}
@@ -318,14 +323,16 @@ def _reversed(
             forward = scoring.scores(run.model, test, samples=samples, seed=seed, reset=reset)
             reverse = scoring.scores(run.model, backwards, samples=samples, seed=seed, reset=reset)
             gaps = [r - f for r, f in zip(reverse.entropies, forward.entropies, strict=True)]
-            found |= {
+            drawn = {
                 "entropy_gap_1": gaps[0],
                 "reversed_entropy_1": reverse.entropies[0],
                 "entropy_gap": gaps[-1],
                 "reversed_entropy": reverse.entropy,
                 "entropy_gaps": gaps,
                 "entropy_samples": samples,
+                "entropy_draws_seed": seed,
                 "test_calibration_error_mc": forward.calibration_error,
                 "test_mutual_information": forward.mutual_information,
             }
+            found |= {f"{key}{WORDS if drop_words else ''}": value for key, value in drawn.items()}
     return found

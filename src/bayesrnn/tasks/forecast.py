@@ -19,7 +19,7 @@ from bayesrnn.recipes.schema import Recipe, Sections, choice, number, positive
 from bayesrnn.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.tasks.forecast_model import Components, ForecastModel, GaussianHeads, Model, network, prior_cost
 from bayesrnn.tasks.forecast_plan import FRAME, SERIES, Plan
-from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, measures, reliability
+from bayesrnn.tasks.forecaster import PARTS, Forecaster, Walk, by_horizon, is_random, measures, reliability
 from bayesrnn.tasks.mixture import Mixture, together
 
 __all__ = [
@@ -198,6 +198,7 @@ class Forecast(Task):
         say("walking forward through the validation and test part")
         walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
         found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
+        found |= {"draws_seed": seed} if is_random(self.model) else {}
         for part in PARTS:
             rows = walk.rows(self._origins(part))
             raw = measures(walk.raw[rows], walk.actual[rows], level)

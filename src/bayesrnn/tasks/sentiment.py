@@ -331,6 +331,7 @@ class Sentiment(Task):
         count = (self.recipe.evaluate.samples if samples is None else samples) if self.random else 0
         say(f"{counted(count, 'draw') if count else 'no draws'} on {counted(len(self.ratings), 'piece')} of reviews")
         found = self.measures(self.predictions(count, seed), self.with_all_words(count, seed))
+        found |= {"draws_seed": seed} if count else {}
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
     def describe(self) -> str:
