@@ -88,6 +88,31 @@ def test_the_command_for_a_run_is_named(text_folder, tmp_path):
         assert said.endswith(f"For this run: bayesrnn predict {tmp_path / 'r'}\n")
 
 
+def test_options_about_draws_of_a_model_that_has_none(text_folder, tmp_path):
+    """Refused where they would have no effect; no draws, and the recipe's own number, are asked of every model."""
+    tiny = ["hidden=4", "batch_size=2", "window=3", "epochs=1"]
+    run = tmp_path / "r"
+    result = invoke("train", "small-plain", "--data", text_folder, "--out", run, "--device", "cpu", *tiny)
+    assert result.exit_code == 0, result.output
+    for option in (["--samples", 5], ["--drop-words"], ["--test-only"], ["--reversed", "--entropy-samples", 3]):
+        refused = invoke("evaluate", run, *option)
+        name = option[-2] if isinstance(option[-1], int) else option[0]
+        assert refused.exit_code == 2
+        said = f"bayesrnn: {name} is for draws, and this run has none: its model has no noise; leave it away.\n"
+        assert refused.stderr == said
+    assert not (run / "evaluation.json").exists()
+    for option in ([], ["--samples", 0], ["--reversed", "--entropy-samples", 0], ["--reversed"]):
+        result = invoke("evaluate", run, *option)
+        assert result.exit_code == 0, result.output
+        assert "draws" not in result.stdout.replace("no draws", "")
+
+
+def test_a_task_says_itself_that_it_has_no_draws(run, monkeypatch):
+    assert invoke("evaluate", run, "--samples", 3).exit_code == 0
+    monkeypatch.setattr(TASKS["line"], "random", False)
+    assert "--samples is for draws, and this run has none" in invoke("evaluate", run, "--samples", 3).stderr
+
+
 def test_data_that_is_not_the_runs(run, monkeypatch):
     monkeypatch.setattr(TASKS["line"], "files", lambda task: {"scale.txt": b"3\n"})
     result = invoke("evaluate", run)

@@ -79,6 +79,33 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
     assert "valid_perplexity_mc" in kept
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("variational-tied-medium", {"samples": 0, "test_only": True}, "--test-only is for draws, and there are none"),
+        ("small-plain", {"samples": 3, "test_only": True}, "--test-only is for draws, and there are none"),
+        ("variational-tied-medium", {"samples": 0, "drop_words": True}, "--drop-words is for draws, and there are no"),
+        ("brnn-medium", {"samples": 2, "drop_words": True}, "--drop-words is for models with word dropout, and this"),
+        ("variational-tied-medium", {"entropy_samples": 4}, "--entropy-samples is for .*; add --reversed.$"),
+        (
+            "variational-tied-medium",
+            {"samples": 0, "reversed_text": True, "entropy_samples": 0, "drop_words": True},
+            "--drop-words is for draws, and there are none; add --samples",
+        ),
+    ],
+)
+def test_options_without_effect_are_refused(text_folder, name, options, message):
+    with pytest.raises(UserError, match=message):
+        task_of(name, text_folder).evaluate(**options)
+
+
+def test_the_entropy_gap_alone_may_drop_words(text_folder):
+    task = task_of("variational-tied-medium", text_folder)
+    found = task.evaluate(samples=0, reversed_text=True, entropy_samples=2, drop_words=True)
+    assert "entropy_gap_words" in found
+    assert task.evaluate(samples=0, reversed_text=True)["entropy_samples"] == 10
+
+
 def test_the_state_is_carried_where_training_does(text_folder):
     task = task_of("unregularised-medium", text_folder)
     found = task.evaluate(samples=0)

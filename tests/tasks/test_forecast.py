@@ -240,6 +240,12 @@ class TestRuns:
         assert result.exit_code == 2
         assert "--samples is 0; a forecast is a mixture over draws, so at least 1." in result.output
 
+    def test_draws_of_a_model_that_has_none_are_refused(self, runs):
+        out, _ = runs["forecast-plain"]
+        result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu", "--samples", "4"])
+        assert result.exit_code == 2
+        assert "--samples is for draws, and this run has none: its model has no noise" in result.output
+
     @pytest.mark.parametrize("name", ["forecast", "forecast-mixture"])
     def test_a_run_is_resumed(self, series, tmp_path, name):
         """Stopped after two epochs and gone on with, it is as if it had not been stopped."""

@@ -54,7 +54,12 @@ def command(
         ),
     ] = "0",
     drop_words: Annotated[
-        bool, typer.Option("--drop-words", help="Keep word dropout on in draws; their figures end in _words.", rich_help_panel=_LANGUAGE)
+        bool,
+        typer.Option(
+            "--drop-words",
+            help="Keep word dropout on in draws; their figures end in _words.",
+            rich_help_panel=_LANGUAGE,
+        ),
     ] = False,
     test_only: Annotated[
         bool,
@@ -86,6 +91,7 @@ def command(
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
     task = trained.task(data, where)
+    _check_draws(task, options)
     other = None
     if said := trained.other_data(task):
         other = _Other.of(data or trained.config["data"], task)
@@ -151,6 +157,19 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
         if wrong := too_many_draws(key, value):
             raise UserError(f"{spelling(key)} is {value}; {wrong}.")
     return given
+
+
+_OF_DRAWS = ("samples", "decode_samples", "entropy_samples", "drop_words", "test_only")
+
+
+def _check_draws(task: "Task", options: dict[str, Any]) -> None:
+    """Refuse what would have no effect, as there is nothing to draw; numbers of draws that are 0 ask for none."""
+    from bayesrnn.errors import UserError
+
+    for key in _OF_DRAWS:
+        if options.get(key) and not task.random:
+            option = f"--{key.replace('_', '-')}"
+            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; leave it away.")
 
 
 def _explicit(context: typer.Context, key: str) -> bool:

@@ -105,13 +105,14 @@ def _gaps(run: "Trained", stream: "Tensor", say: Callable[[str], None]) -> list[
     import torch
 
     from bayesrnn.tasks import scoring
-    from bayesrnn.tasks.evaluation import _random, reset_of
+    from bayesrnn.tasks.evaluation import reset_of
+    from bayesrnn.tasks.language import is_random
 
     text, reset = stream[: WORDS + 1], reset_of(run)
     backwards = torch.flip(text, (0,))
     found = []
     with scoring.word_dropout(run.model, on=False):
-        for most in (0, DRAWS[-1]) if _random(run) else (0,):
+        for most in (0, DRAWS[-1]) if is_random(run.recipe) else (0,):
             say(f"{run.path}: entropy gap with {most or 'no'} draws")
             forward = scoring.scores(run.model, text, samples=most, seed=1, reset=reset)
             reverse = scoring.scores(run.model, backwards, samples=most, seed=1, reset=reset)

@@ -99,6 +99,8 @@ class Task:
     """Sequences, images, … in a step: the rows of a batch."""
     examples_per_step: int
     """Targets in a step; for a language model words, batch_size * window. ``terms.nll`` is a sum over these."""
+    random: bool = True
+    """Whether draws of the model differ. False: `bayesrnn evaluate` refuses options about draws."""
     limit: float = math.inf
     """-log p per target, as a mean over an epoch so far, above which the run is given up as diverged."""
 

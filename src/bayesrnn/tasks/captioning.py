@@ -156,6 +156,8 @@ class Captioning(Task):
         if data is None:
             raise UserError("Captioning needs images and captions: name a Flickr8k or COCO folder with --data.")
         settings = recipe.data
+        rates = (getattr(recipe.model, name) for name in vars(recipe.model) if name.endswith("_dropout"))
+        self.random = recipe.posterior.kind != "none" or any(rates)
         self.references = read_captions(data)
         file = feature_file(self.references.folder, settings.features)
         features = features_of(self.references, file, device=device)
@@ -306,12 +308,6 @@ class Captioning(Task):
             again=again,
             say=say,
         )
-
-    @property
-    def random(self) -> bool:
-        """Whether draws differ."""
-        rates = (getattr(self.recipe.model, name) for name in vars(self.recipe.model) if name.endswith("_dropout"))
-        return self.recipe.posterior.kind != "none" or any(rates)
 
     def describe(self) -> str:
         unknown = ", ".join(f"{count:,} in {split}" for split, count in self.unknown.items())

@@ -166,6 +166,9 @@ class Digits(Task):
         super().__init__(recipe, data, device)
         if data is None:
             raise UserError("Digits need --data, a folder with the four idx files of MNIST.")
+        m: Model = recipe.model
+        rates = (m.dropout, m.input_dropout, m.conv_dropout, m.weight_dropout)
+        self.random = recipe.posterior.kind != "none" or any(rates)
         digits = data_.read_folder(data)
         kept = len(digits.train_images) - recipe.data.valid
         if kept < recipe.data.batch_size:
@@ -239,7 +242,7 @@ class Digits(Task):
         the usual scaling of the weights. Models without randomness have the latter only.
         """
         draws = self.recipe.evaluate.samples if samples is None else samples
-        ways = {"": 0, "_mc": draws} if draws and self._random() else {"": 0}
+        ways = {"": 0, "_mc": draws} if draws and self.random else {"": 0}
         found: dict[str, Any] = {"samples": draws, "draws_seed": seed} if len(ways) > 1 else {"samples": 0}
         unfamiliar = measures.unfamiliar(self.test[0])
         for suffix, count in ways.items():
@@ -274,11 +277,6 @@ class Digits(Task):
 
     def _splits(self) -> dict[str, tuple[Tensor, Tensor]]:
         return {"valid": self.valid, "test": self.test}
-
-    def _random(self) -> bool:
-        m: Model = self.recipe.model
-        rates = (m.dropout, m.input_dropout, m.conv_dropout, m.weight_dropout)
-        return self.recipe.posterior.kind != "none" or any(rates)
 
     def describe(self) -> str:
         return (

@@ -40,7 +40,7 @@ def evaluate(
     dynamic_decay: str | float = 0.0,
     drop_words: bool = False,
     test_only: bool = False,
-    entropy_samples: int = 10,
+    entropy_samples: int | None = None,
     seed: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
@@ -60,13 +60,22 @@ def evaluate(
         drop_words: keep the dropout of word types on in draws; the authors had it off. Figures of such draws have names
             that end in ``_words``.
         test_only: Monte Carlo on the test text alone, which halves its time.
-        entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone.
+        entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone. None: 10.
     """
     decays = _numbers("--dynamic-decay", str(dynamic_decay), below=1.0)
     if not dynamic and (dynamic_lr is not None or dynamic_rule != "sgd" or any(decays)):
         raise UserError("--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic.")
     usual = RMS_LR if dynamic_rule == "rms" else run.recipe.evaluate.dynamic_lr
     rates = [usual] if dynamic_lr is None else _numbers("--dynamic-lr", str(dynamic_lr))
+    random, drawn = language.is_random(run.recipe), 10 if entropy_samples is None else entropy_samples
+    if entropy_samples is not None and not reversed_text:
+        raise UserError("--entropy-samples is for the entropy on reversed text; add --reversed.")
+    if test_only and not (samples and random):
+        raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
+    if drop_words and not (random and (samples or (reversed_text and drawn))):
+        raise UserError("--drop-words is for draws, and there are none; add --samples with their number.")
+    if drop_words and not run.recipe.model.word_dropout:
+        raise UserError("--drop-words is for models with word dropout, and this one has none; leave it away.")
     splits = {"valid": streams.valid, "test": streams.test}
     reset = reset_of(run)
     metrics: dict[str, Any] = {}
@@ -83,7 +92,6 @@ def evaluate(
     _sound(metrics)  # before the time that the rest takes, and before a rate is blamed
     if temperature:
         metrics |= _tempered(run.model, streams, reset, say)
-    random = _random(run)
     if samples and random:
         kind = WORDS if drop_words else ""
         metrics |= {f"samples{kind}": samples, f"draws_seed{kind}": seed}
@@ -109,7 +117,7 @@ def evaluate(
         limits = {split: _diverged_above(metrics[f"{split}_perplexity"], len(streams.vocabulary)) for split in splits}
         metrics |= _dynamic(run, streams, rates, dynamic_rule, decays, limits, say)
     if reversed_text:
-        metrics |= _reversed(run, streams.test, entropy_samples if random else 0, drop_words, seed, say)
+        metrics |= _reversed(run, streams.test, drawn if random else 0, drop_words, seed, say)
     return _sound(metrics)
 
 
@@ -154,12 +162,6 @@ class Forgetful(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.module(x)[0]
         return logits
-
-
-def _random(run: Trained) -> bool:
-    m = run.recipe.model
-    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.cell_dropout, m.weight_dropout)
-    return run.recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
 
 
 def _tempered(

@@ -114,6 +114,7 @@ class Forecast(Task):
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
+        self.random = is_random(model)
         likelihood: Any = GaussianHeads()
         self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.num_data)
         self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
@@ -198,7 +199,7 @@ class Forecast(Task):
         say("walking forward through the validation and test part")
         walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
         found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
-        found |= {"draws_seed": seed} if is_random(self.model) else {}
+        found |= {"draws_seed": seed} if self.random else {}
         for part in PARTS:
             rows = walk.rows(self._origins(part))
             raw = measures(walk.raw[rows], walk.actual[rows], level)

@@ -223,6 +223,7 @@ class Language(Task):
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
+        self.random = is_random(recipe)
         if data is not None and TokenFolder.is_at(data):
             found = disk_streams(TokenFolder(data), recipe)
         else:
@@ -326,7 +327,7 @@ class Language(Task):
         dynamic_decay: str | float = 0.0,
         drop_words: bool = False,
         test_only: bool = False,
-        entropy_samples: int = 10,
+        entropy_samples: int | None = None,
     ) -> dict[str, Any]:
         from bayesrnn.tasks.evaluation import evaluate
 
@@ -360,6 +361,13 @@ class Language(Task):
 
     def about(self) -> dict[str, Any]:
         return {"unknown_words": self.streams.unknown}
+
+
+def is_random(recipe: Recipe) -> bool:
+    """Whether draws of a recipe's model differ."""
+    m = recipe.model
+    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.cell_dropout, m.weight_dropout)
+    return recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
 
 
 def vocabulary_of(files: Files) -> Vocabulary:
