@@ -532,6 +532,27 @@ def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_run_is_used_from_another_folder(text_folder, tmp_path, monkeypatch):
+    """Its data was named by a relative path: commands that read it say so, the others need it not."""
+    shutil.copytree(text_folder, tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "text", "--out", "run", "--device", "cpu", *TINY]
+    assert invoke("train", "brnn-medium", *words).exit_code == 0
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    run = tmp_path / "run"
+    for command in ("evaluate", "prune"):
+        result = invoke(command, run)
+        assert result.exit_code == 2
+        assert result.stderr == (
+            f"bayesrnn: {run / 'config.json'} has text as the text of this run (a path from where it was trained), and "
+            "it is not there; name it with --data.\n"
+        )
+        result = invoke(command, run, "--data", "../text")
+        assert result.exit_code == 0, result.output
+    assert invoke("predict", run, text="w1 w2\n").exit_code == 0
+
+
 def test_another_vocabulary_of_the_same_size(bayesian, tmp_path):
     """The run folder is to blame, not the text."""
     words = (bayesian / "vocabulary.txt").read_text().splitlines()

@@ -137,7 +137,8 @@ def test_data_that_is_gone_is_said(report, tmp_path):
     result = invoke("report", run, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "out" / "index.html").read_text()
-    assert "Words are not shown" in text
+    note = f"Words are not shown: {run / 'config.json'} has {tmp_path / 'gone'} as the text of this run, and it is not "
+    assert f"{note}there; make the report where it is." in text
     assert "signal-to-noise" in Reader(text).ids
 
 

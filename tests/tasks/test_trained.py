@@ -3,12 +3,13 @@ import shutil
 
 import pytest
 import torch
+from torch import nn
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
 from bayesrnn.tasks import sizes
 from bayesrnn.tasks.base import task_class
-from bayesrnn.tasks.trained import open_run
+from bayesrnn.tasks.trained import Trained, open_run
 from bayesrnn.train import checkpoint
 from bayesrnn.train.launch import launch
 
@@ -50,6 +51,38 @@ def test_weights_of_another_run_and_a_changed_config(line_recipe, tmp_path):
         open_run(tmp_path / "1", CPU)
     forget_the_run(tmp_path / "1")  # an earlier version's: nothing says that it is not
     open_run(tmp_path / "1", CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("small-plain", "text"),
+        ("sentiment-gru-plain", "reviews"),
+        ("digits-mlp-plain", "images"),
+        ("caption-dropout", "images"),
+        ("forecast", "series"),
+    ],
+)
+def test_data_that_is_not_where_the_run_found_it(name, source, tmp_path, monkeypatch):
+    """Of every task: it is said that the run's config.json names it, and what to do."""
+    monkeypatch.chdir(tmp_path)
+
+    def refused(named, data=None):
+        run = Trained(tmp_path / "run", {"data": named}, recipes.load(name), {}, nn.Linear(1, 1))
+        with pytest.raises(UserError) as error:
+            run.task(data, CPU)
+        return str(error.value)
+
+    said = f"{tmp_path / 'run' / 'config.json'} has NAMED as the {source} of this run"
+    seen = "(a path from where it was trained), and it is not there; name it with --data."
+    assert refused("old/data") == f"{said.replace('NAMED', 'old/data')} {seen}"
+    gone = str(tmp_path / "gone")
+    assert refused(gone) == f"{said.replace('NAMED', gone)}, and it is not there; name it with --data."
+    (tmp_path / "here").mkdir()  # something else has the name
+    found = refused("here")
+    assert found.startswith(f"{said.replace('NAMED', 'here')}: ")
+    assert found.endswith(". Where it is elsewhere now, name it with --data.")
+    assert "config.json" not in refused("old/data", data="given")  # the command's, not the run's
 
 
 def test_a_language_run_of_before_there_were_tasks(text_folder, tmp_path):

@@ -58,7 +58,7 @@ def measure(folder: Path, *, with_gaps: bool, say: Callable[[str], None]) -> Mea
         found.ratios = br.signal_to_noise(model)
     if run.recipe.task == "language":
         try:
-            task: Any = run.task(None, torch.device("cpu"))
+            task: Any = run.task(None, torch.device("cpu"), advice="make the report where it is")
         except UserError as error:
             found.notes.append(f"Words are not shown: {error}")
             return found

@@ -1,5 +1,6 @@
 """A finished or unfinished run, read back: its recipe, the files of its data, and the best weights."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 from bayesrnn import recipes
 from bayesrnn.data.text import Vocabulary
 from bayesrnn.errors import UserError
-from bayesrnn.reading import MB, counted, read_bytes, read_json
+from bayesrnn.reading import MB, counted, printable, read_bytes, read_json
 from bayesrnn.tasks import language, sizes
 from bayesrnn.tasks.base import Files, Task, file_digests, task_class
 
@@ -27,11 +28,23 @@ class Trained:
     files: Files
     model: nn.Module
 
-    def task(self, data: str | None, device: torch.device) -> Task:
-        """The run's task with the trained model; ``data`` where the data has moved."""
+    def task(self, data: str | None, device: torch.device, *, advice: str = "name it with --data") -> Task:
+        """The run's task with the trained model; ``data`` where the data has moved.
+
+        ``advice`` is what to do where it is not at the place that config.json has.
+        """
         cls = task_class(self.recipe.task)
         source = data or self.config["data"]
-        task = cls(self.recipe, None if source == cls.default_data else source, device)
+        try:
+            task = cls(self.recipe, None if source == cls.default_data else source, device)
+        except UserError as error:
+            if data or source == cls.default_data:
+                raise
+            named = f"{self.path / 'config.json'} has {printable(source)} as the {cls.source} of this run"
+            if os.path.exists(source):
+                raise UserError(f"{named}: {error} Where it is elsewhere now, {advice}.") from None
+            seen = "" if os.path.isabs(source) else " (a path from where it was trained)"
+            raise UserError(f"{named}{seen}, and it is not there; {advice}.") from None
         check_files(task, self.files, advice=f"name the {task.source} it was trained on with --data")
         task.folder = self.path
         task.attach(self.model)
