@@ -111,6 +111,8 @@ def test_words_for_names_and_numbers():
     assert wording.spoken("test_perplexity_mc_words") == "test perplexity, averaged over draws that drop words"
     assert wording.spoken("entropy_gap_words") == "entropy gap, with draws that drop words"
     assert wording.spoken("entropy_gap_1_words") == "entropy gap, one draw that drops words"
+    assert wording.spoken("draws_seed_words") == "draws seed, draws that drop words"
+    assert wording.spoken("test_words") == "test words"
     assert wording.spoken("kl_per_sequence") == "KL per sequence"
     assert [wording.number(v) for v in (78.8, 3.0, 12_345.6, 0.12345, math.inf)] == \
         ["78.80", "3", "12,346", "0.1235", "inf"]  # fmt: skip

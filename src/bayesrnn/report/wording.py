@@ -26,6 +26,7 @@ _ENDS = {
     "_raw": ", before correction",
     "_tempered": ", at the temperature chosen on validation",
 }
+_OF_DRAWS = ("samples", "draws_seed", "entropy_samples", "entropy_draws_seed", "test_mutual_information")
 _GAPS = ("entropy_gap", "reversed_entropy")
 _WHOLE = {
     **{f"{name}": f"{name.replace('_', ' ')}, with draws" for name in _GAPS},
@@ -33,6 +34,7 @@ _WHOLE = {
     **{f"{name}_mean": f"{name.replace('_', ' ')}, posterior mean" for name in _GAPS},
     **{f"{name}_words": f"{name.replace('_', ' ')}, with draws that drop words" for name in _GAPS},
     **{f"{name}_1_words": f"{name.replace('_', ' ')}, one draw that drops words" for name in _GAPS},
+    **{f"{name}_words": f"{name.replace('_', ' ')}, draws that drop words" for name in _OF_DRAWS},
 }
 _PERCENT = {"digits": ("valid_error", "test_error", "train_error")}
 """Measures of a task that are percentages."""
