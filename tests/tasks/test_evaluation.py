@@ -357,6 +357,8 @@ def test_a_record_of_an_earlier_version_has_its_rule():
     )
     assert evaluation.merged(old, {"temperature": 1.1}) == {**old, "temperature": 1.1}
     assert evaluation.merged({}, {"temperature": 1.1}) == {"temperature": 1.1}
+    drawn = {"samples": 50, "draws_seed": 1, "test_error_mc": 0.5}
+    assert evaluation.merged(drawn, {"samples": 0, "test_error": 0.6}) == {**drawn, "test_error": 0.6}
 
 
 @pytest.mark.parametrize("odd", [[], "sgd", {"sgd": 3}, {"sgd": {"valid_perplexity": None}}, None])

@@ -276,6 +276,8 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
     Of dynamic evaluation every rule is kept; the one that is best on the validation text has the names without a rule.
     """
+    if new.get("samples") == 0:  # no draws: those of before stay, with their number
+        new = {key: value for key, value in new.items() if key != "samples"}
     whole = {**kept, **new}
     for kind in ("", WORDS):
         if f"samples{kind}" in new:  # other draws
