@@ -71,6 +71,18 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "bayesrnn: interrupted.\n")
 
 
+def test_an_interrupt_before_a_subcommand_begins_is_one_line():
+    """While typer reads the words, where it ends without one."""
+    code = (
+        "import typer.core; from bayesrnn.cli import main\n"
+        "def interrupt(*args, **kwargs): raise KeyboardInterrupt\n"
+        "typer.core.TyperGroup.parse_args = interrupt\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "bayesrnn: interrupted.\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 @pytest.mark.parametrize("words", ["recipes", "--help", "train --help"])
 def test_an_output_that_is_full_is_one_line(words):

@@ -30,6 +30,22 @@ def test_a_language_run_beside_its_paper(tmp_path):
     }  # fmt: skip
 
 
+def test_only_the_papers_rule_of_dynamic_evaluation_stands_beside_its_figure(tmp_path):
+    """SGD is theirs; the RMS rule is better, which would flatter us."""
+    own = record()
+    settings = {**own["settings"], "paper": {**own["settings"]["paper"], "test_dynamic": 70.7}}
+    rms = {"dynamic_rule": "rms", "dynamic_lr": 2e-4, "valid_perplexity_dynamic": 72.0, "test_perplexity_dynamic": 69.5}
+    sgd = {"lr": 0.1, "valid_perplexity": 74.0, "test_perplexity": 71.25}
+    by_rule = {"sgd": sgd, "rms": {"lr": 2e-4, "valid_perplexity": 72.0, "test_perplexity": 69.5}}
+    for name, more in {"one": {}, "both": {"dynamic_by_rule": by_rule}}.items():
+        (tmp_path / name).mkdir()
+        made = {**own, "settings": settings, "metrics": {**own["metrics"], **rms, **more}}
+        page = Reader(page_of(tmp_path / name, made)[0])
+        assert page.cells[page.cells.index("test perplexity, dynamic evaluation by the RMS rule") + 1] == "69.50"
+        found = page.cells[page.cells.index("test perplexity, dynamic evaluation") + 1]
+        assert found == ("71.25paper 70.70" if more else "–paper 70.70")
+
+
 def test_the_page_is_self_contained_and_has_alternatives(tmp_path):
     text, pictures = page_of(tmp_path, record(), SENTIMENT)
     page = Reader(text)

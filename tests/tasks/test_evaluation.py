@@ -357,8 +357,8 @@ def test_a_record_of_an_earlier_version_has_its_rule():
     )
     assert evaluation.merged(old, {"temperature": 1.1}) == {**old, "temperature": 1.1}
     assert evaluation.merged({}, {"temperature": 1.1}) == {"temperature": 1.1}
-    drawn = {"samples": 50, "draws_seed": 1, "test_error_mc": 0.5}
-    assert evaluation.merged(drawn, {"samples": 0, "test_error": 0.6}) == {**drawn, "test_error": 0.6}
+    drawn = {"samples": 50, "draws_seed": 1, "test_rmse_mc": 0.5, "noise": 0.2, "best_epoch": 3}  # of sentiment
+    assert evaluation.merged(drawn, {"samples": 0, "noise": 0.3}) == {"samples": 0, "noise": 0.3, "best_epoch": 3}
 
 
 @pytest.mark.parametrize("odd", [[], "sgd", {"sgd": 3}, {"sgd": {"valid_perplexity": None}}, None])

@@ -16,6 +16,7 @@ from bayesrnn.reading import first_line, lack_of_memory, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -41,6 +42,10 @@ def run(app: Callable[[], None]) -> None:
             app()
     except typer.Exit as end:
         sys.exit(end.exit_code)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED and not _Said.line:  # before a subcommand began, typer ends without a word
+            _ended("interrupted.", _INTERRUPTED)
+        raise
 
 
 @contextmanager
@@ -52,7 +57,7 @@ def _told() -> Iterator[None]:
     except UserError as error:
         raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
     except KeyboardInterrupt:
-        raise _ended("interrupted.", 130) from None
+        raise _ended("interrupted.", _INTERRUPTED) from None
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             _fault(error)
@@ -74,9 +79,15 @@ def _import_numpy() -> None:
         import numpy  # noqa: F401
 
 
+class _Said:
+    """The line that this command has ended with."""
+
+    line = ""
+
+
 def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
     """Says the line, unless another process has; one of several processes ends here."""
-    line = f"bayesrnn: {printable(text)}"
+    line = _Said.line = f"bayesrnn: {printable(text)}"
     if not told:
         typer.echo(line, err=True)
     _end_among_others(line, status)

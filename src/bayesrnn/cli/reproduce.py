@@ -126,7 +126,14 @@ class _Row:
 
     def lacking(self, metrics: "Metrics") -> list[str]:
         """What the paper has figures of, and these have not."""
-        return [published for published, key, _ in _measures(self.wanted) if _number(metrics.get(key)) is None]
+        from bayesrnn.tasks.evaluation import by_rule
+
+        papers = by_rule(metrics).get(PAPERS_RULE, {})
+        return [
+            published
+            for published, key, _ in _measures(self.wanted)
+            if _number(papers.get(key.removesuffix("_dynamic")) if published in DYNAMIC else metrics.get(key)) is None
+        ]
 
     def record(self) -> "tuple[Path, Record] | None":
         """The row's record and its file; of several the one that lacks least."""
@@ -200,8 +207,8 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
     lines = []
     for published, key, label in _measures(recipe):
-        named = _by_rule(key, label, records) if published in DYNAMIC else {}
-        for name, found in (named or {label: [r["metrics"].get(key) for r in records]}).items():
+        one = {label: [r["metrics"].get(key) for r in records]}
+        for name, found in (_by_rule(key, label, records) if published in DYNAMIC else one).items():
             ours = [value for each in found if (value := _number(each)) is not None]
             text = None
             if ours:
@@ -213,15 +220,15 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
 
 def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
-    """Figures of dynamic evaluation, the papers' rule first; another is in the label."""
+    """Figures of dynamic evaluation, the papers' rule first, even without any; another is in the label."""
     from bayesrnn.tasks.evaluation import by_rule
 
     rules = [by_rule(record["metrics"]) for record in records]
-    names = sorted({rule for each in rules for rule in each}, key=lambda rule: (rule != PAPERS_RULE, rule))
+    others = {rule for each in rules for rule in each} - {PAPERS_RULE}
     key = key.removesuffix("_dynamic")
     return {
         label if rule == PAPERS_RULE else f"{label} ({rule})": [each[rule].get(key) for each in rules if rule in each]
-        for rule in names
+        for rule in (PAPERS_RULE, *sorted(others))
     }
 
 

@@ -152,13 +152,25 @@ def _run(record: dict[str, Any], path: Path, *, finished: bool, folder: Path | N
         settings=settings,
         overrides=tuple(map(str, overrides)) if isinstance(overrides, list) else (),
         curves={str(k): numbers for k, v in curves.items() if (numbers := _numbers(v)) is not None},
-        metrics=record.get("metrics") or {},
+        metrics=_named_rules(record.get("metrics") or {}),
         environment={k: record[k] for k in _ENVIRONMENT if record.get(k) is not None},
         finished=finished,
         folder=folder,
         pruning=_optional(folder, "prune.json") or _embedded(record, "pruning") or _curve(record),
         series=_embedded(record, "series") or {},
     )
+
+
+def _named_rules(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Figures of dynamic evaluation under the name of their rule; SGD, which is the papers', has none."""
+    from bayesrnn.tasks.evaluation import by_rule
+
+    found = {key: value for key, value in metrics.items() if not key.endswith("_perplexity_dynamic")}
+    for rule, figures in by_rule(metrics).items():
+        end = "" if rule == "sgd" else f"_{rule}"
+        splits = (split for split in ("valid", "test") if f"{split}_perplexity" in figures)
+        found |= {f"{split}_perplexity_dynamic{end}": figures[f"{split}_perplexity"] for split in splits}
+    return found
 
 
 def _numbers(values: Any) -> list[float] | None:

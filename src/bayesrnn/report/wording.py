@@ -22,6 +22,7 @@ _ENDS = {
     "_mc_words": ", averaged over draws that drop words",
     "_mc": ", averaged over draws",
     "_dynamic": ", dynamic evaluation",
+    "_dynamic_rms": ", dynamic evaluation by the RMS rule",
     "_bound": ", sharpened bound",
     "_raw": ", before correction",
     "_tempered": ", at the temperature chosen on validation",

@@ -93,10 +93,11 @@ def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = l
 
 
 def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """How many draws there were, for perplexity and for captions, and their seed where there were any."""
-    decoding = kept.get("decode_samples", kept["samples"])
-    seed = {"draws_seed": kept["seed"]} if kept["samples"] and "seed" in kept else {}
-    return {"samples": kept["samples"], "decode_samples": decoding, **seed}
+    """How many draws there were, for perplexity and for captions, and their seed; nothing where there were none."""
+    if not kept["samples"]:
+        return {}
+    seed = {"draws_seed": kept["seed"]} if "seed" in kept else {}
+    return {"samples": kept["samples"], "decode_samples": kept.get("decode_samples", kept["samples"]), **seed}
 
 
 def _ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

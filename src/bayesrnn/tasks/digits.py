@@ -243,7 +243,7 @@ class Digits(Task):
         """
         draws = self.recipe.evaluate.samples if samples is None else samples
         ways = {"": 0, "_mc": draws} if draws and self.random else {"": 0}
-        found: dict[str, Any] = {"samples": draws, "draws_seed": seed} if len(ways) > 1 else {"samples": 0}
+        found: dict[str, Any] = {"samples": draws, "draws_seed": seed} if len(ways) > 1 else {}
         unfamiliar = measures.unfamiliar(self.test[0])
         for suffix, count in ways.items():
             passes = counted(count, "draw") if count else "the mean"

@@ -276,9 +276,11 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
     Of dynamic evaluation every rule is kept; the one that is best on the validation text has the names without a rule.
     """
-    if new.get("samples") == 0:  # no draws: those of before stay, with their number
-        new = {key: value for key, value in new.items() if key != "samples"}
     whole = {**kept, **new}
+    if new.get("samples") == 0:  # of the mean now, under the names that figures of draws have in this task
+        for key in [k for k in kept if k == "draws_seed" or "_mc" in k]:
+            if key not in new:
+                del whole[key]
     for kind in ("", WORDS):
         if f"samples{kind}" in new:  # other draws
             for key in {f"valid_perplexity_mc{kind}", f"valid_perplexity_by_draws{kind}"} - new.keys():
