@@ -34,8 +34,6 @@ MEASURES = (
     ("entropy_gap_mean", "entropy_gap_mean", "entropy gap, mean"),
 )
 DYNAMIC = ("valid_dynamic", "test_dynamic")
-PAPERS_RULE = "sgd"
-"""Of dynamic evaluation."""
 
 
 @one_line
@@ -126,7 +124,7 @@ class _Row:
 
     def lacking(self, metrics: "Metrics") -> list[str]:
         """What the paper has figures of, and these have not."""
-        from bayesrnn.tasks.evaluation import by_rule
+        from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
 
         papers = by_rule(metrics).get(PAPERS_RULE, {})
         return [
@@ -221,7 +219,7 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
 def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
     """Figures of dynamic evaluation, the papers' rule first, even without any; another is in the label."""
-    from bayesrnn.tasks.evaluation import by_rule
+    from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
 
     rules = [by_rule(record["metrics"]) for record in records]
     others = {rule for each in rules for rule in each} - {PAPERS_RULE}

@@ -162,12 +162,12 @@ def _run(record: dict[str, Any], path: Path, *, finished: bool, folder: Path | N
 
 
 def _named_rules(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Figures of dynamic evaluation under the name of their rule; SGD, which is the papers', has none."""
-    from bayesrnn.tasks.evaluation import by_rule
+    """Figures of dynamic evaluation under the name of their rule; the papers' has none."""
+    from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
 
     found = {key: value for key, value in metrics.items() if not key.endswith("_perplexity_dynamic")}
     for rule, figures in by_rule(metrics).items():
-        end = "" if rule == "sgd" else f"_{rule}"
+        end = "" if rule == PAPERS_RULE else f"_{rule}"
         splits = (split for split in ("valid", "test") if f"{split}_perplexity" in figures)
         found |= {f"{split}_perplexity_dynamic{end}": figures[f"{split}_perplexity"] for split in splits}
     return found

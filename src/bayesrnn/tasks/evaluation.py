@@ -13,6 +13,8 @@ from bayesrnn.reading import counted
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
 
+PAPERS_RULE = "sgd"
+"""Of dynamic evaluation, in all published figures that recipes have."""
 RMS_LR = 2e-4  # by the RMS rule, whose steps have another unit; the best for best-medium on Penn Treebank
 WORDS = "_words"
 """The end of the names of all figures of draws that drop words, which is not the published protocol."""
@@ -268,7 +270,7 @@ def by_rule(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if isinstance(found, dict):
         return {rule: figures for rule, figures in found.items() if isinstance(figures, dict)}
     flat = {name: metrics[key] for key, name in _OF_A_RULE.items() if key in metrics}
-    return {str(metrics.get("dynamic_rule", "sgd")): flat} if "test_perplexity" in flat else {}
+    return {str(metrics.get("dynamic_rule", PAPERS_RULE)): flat} if "test_perplexity" in flat else {}
 
 
 def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
