@@ -8,7 +8,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
     cpu*         results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
-    beyond       results/RECIPE/SEED.json                     bayesrnn train, then evaluate
+    beyond, glance, further   results/RECIPE/SEED.json        bayesrnn train, then evaluate
     overfitting  results/small-*/SEED.json                    bayesrnn train of each small recipe
     pruning      results/pruning/NAME.json                    bayesrnn prune RUN: its prune.json
     grid         results/grid/NAME.json                       bayesrnn sweep RECIPE --grid … --grid …: its sweep.json
@@ -56,6 +56,7 @@ from bayesrnn.report import (
     forecast,
     fuzz,
     language,
+    penn_treebank,
     sentiment,
     sentiment_plots,
     speed,
@@ -195,6 +196,7 @@ BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "gal2016": partial(_published, "gal2016"),
     "fortunato2017": partial(_published, "fortunato2017"),
     **{name: lambda root, page, make=make: make(root / "results") for name, make in language.BLOCKS.items()},
+    **{name: lambda root, page, make=make: make(root / "results") for name, make in penn_treebank.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in differences.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in digits.BLOCKS.items()},
     **{name: lambda root, page, make=make: make(root / "results") for name, make in sentiment.BLOCKS.items()},

@@ -44,7 +44,7 @@ def load(results: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: records for name, records in found.items() if records}
 
 
-def _label(name: str, record: dict[str, Any]) -> str:
+def label(name: str, record: dict[str, Any]) -> str:
     """The recipe, and what the run had otherwise."""
     changed = ", ".join(changed_settings(record))
     return f"{name} ({changed})" if changed else name
@@ -58,7 +58,7 @@ def beyond(results: Path) -> str:
             for record in records:
                 sentences += _averaged(name, record)
                 shown = {column.key: record["metrics"].get(column.key) for column in _COLUMNS}
-                rows.append({**shown, "recipe": _label(name, record), "seed": record["seed"]})
+                rows.append({**shown, "recipe": label(name, record), "seed": record["seed"]})
     return "\n".join([markdown_table(rows, _COLUMNS), *sentences])
 
 
@@ -231,7 +231,7 @@ def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> Non
             values = record["curves"]["valid_perplexity"]
             colour, style = COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)]
             axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.6,
-                      label=f"{_label(name, record)}  {min(values):.1f}")  # fmt: skip
+                      label=f"{label(name, record)}  {min(values):.1f}")  # fmt: skip
     axes.set_ylim(65, 140)
     axes.set_xlabel("epoch")
     axes.set_ylabel("validation perplexity, 10 streams")
@@ -264,8 +264,8 @@ def _gaps(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, records in runs.items():
         for record in (r for r in records if "entropy_gap_mean" in r["metrics"]):
-            label = textwrap.fill(f"{_label(name, record)}, seed {record['seed']}", _LEGEND)
-            found.setdefault(label, record["metrics"])
+            line = textwrap.fill(f"{label(name, record)}, seed {record['seed']}", _LEGEND)
+            found.setdefault(line, record["metrics"])
     return found
 
 
