@@ -1,5 +1,6 @@
 """Dynamic evaluation: predict first, learn after, leave the model alone."""
 
+import copy
 import math
 
 import pytest
@@ -293,3 +294,81 @@ def test_looking_at_the_losses_now_and_then_finds_the_same(monkeypatch):
     assert late.count == seen.count == targets.numel()
     with pytest.raises(FloatingPointError, match=r"diverged after \d+ targets: lower lr"):
         br.dynamic_evaluation(made, inputs, targets, lr=1e308, window=3)
+
+
+def sharpened(longest=None, seed=0):
+    q = br.BayesByBackprop(model(seed), init_sigma=0.3)
+    m = br.PosteriorSharpening(q, sigma0=0.1, max_gradient_norm=longest).double()
+    generator = torch.Generator().manual_seed(seed)
+    for eta in m.eta.parameters():
+        eta.data.uniform_(0, 2e-2, generator=generator)
+    return m
+
+
+def by_hand(m, s, lr, window, carry_state):
+    """The posterior's own bound, window by window; its means go on learning."""
+    m, total, state = copy.deepcopy(m).eval(), 0.0, None
+    for x, y in zip(s[:-1].split(window), s[1:].split(window), strict=True):
+        before = state if carry_state else None
+
+        def nll(x=x, y=y, before=before):
+            return nn.functional.cross_entropy(m(x, before)[0].flatten(0, 1), y.flatten(), reduction="sum")
+
+        with torch.no_grad(), m.sharpen(nll):
+            total += float(nll() + m.sharpening_kl())
+            state = m(x, before)[1]
+        plain = m.q.mean_module().train()
+        out, _ = plain(x, before)
+        (nn.functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum") / x.shape[1]).backward()
+        with torch.no_grad():
+            for name, p in plain.named_parameters():
+                m.q.means[name].sub_(lr * p.grad)
+    return total, m.q.mean_module()
+
+
+@pytest.mark.parametrize("carry_state", [True, False])
+@pytest.mark.parametrize("longest", [None, 0.5])
+@pytest.mark.parametrize(("batch", "lr"), [(1, 0.0), (1, 0.3), (3, 0.3)])
+def test_the_bound_of_a_sharpened_model_that_learns_on(batch, lr, longest, carry_state):
+    s, m = stream(40, batch), sharpened(longest)
+    expected, learnt = by_hand(m, s, lr, 8, carry_state)
+    kept = {name: value.clone() for name, value in m.state_dict().items()}
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr, window=8, carry_state=carry_state, bound=True)
+    assert result.nll == pytest.approx(expected, rel=1e-10)
+    for name, p in result.model.named_parameters():
+        torch.testing.assert_close(p, learnt.get_parameter(name))
+    assert all(torch.equal(kept[name], value) for name, value in m.state_dict().items())
+    plain = br.dynamic_evaluation(m, s[:-1], s[1:], lr=lr, window=8, carry_state=carry_state)
+    assert abs(result.nll / plain.nll - 1) > 1e-4
+
+
+def test_the_bound_with_weights_that_are_not_random_and_the_rms_rule():
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(LanguageModel(), include="rnn.*")
+    m, s = br.PosteriorSharpening(q), stream()
+    scale = mean_squared_gradients(m, s[:-1], s[1:])
+    learns = {"rule": "rms", "gradient_scale": scale, "decay": 0.01, "lr": 1e-3}
+    bound = br.dynamic_evaluation(m, s[:-1], s[1:], **learns, bound=True)
+    plain = br.dynamic_evaluation(m, s[:-1], s[1:], **learns)
+    assert bound.nll != plain.nll
+    assert bound.nll == pytest.approx(plain.nll, rel=0.05)
+
+
+def test_without_a_carried_state_windows_are_apart():
+    s, m = stream(30), model()
+    apart = sum(ordinary(m, x, y) for x, y in zip(s[:-1].split(10), s[1:].split(10), strict=True))
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.0, window=10, carry_state=False)
+    assert result.nll == pytest.approx(apart, rel=1e-10)
+    one = mean_squared_gradients(m, s[:20], s[1:21], window=10, carry_state=False)
+    parts = [mean_squared_gradients(m, s[k : k + 10], s[k + 1 : k + 11], window=10) for k in (0, 10)]
+    for name, value in one.items():
+        torch.testing.assert_close(value, (parts[0][name] + parts[1][name]) / 2)
+
+
+def test_what_cannot_go_together():
+    s, m = stream(), model()
+    with pytest.raises(TypeError, match="PosteriorSharpening, got LanguageModel"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], bound=True)
+    state = (torch.zeros(1, 1, 6).double(), torch.zeros(1, 1, 6).double())
+    with pytest.raises(ValueError, match="carry_state=False"):
+        br.dynamic_evaluation(m, s[:-1], s[1:], state=state, carry_state=False)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bayesrnn import draws
 from bayesrnn.likelihoods import Categorical, Likelihood
@@ -18,7 +20,7 @@ from bayesrnn.nn.plain import differentiable_in_eval
 
 @dataclass(frozen=True)
 class DynamicResult:
-    """`nll` is the summed -log p of all targets, each predicted before it was learnt from."""
+    """`nll` is the summed -log p of all targets, each predicted before it was learnt from; or the bound on it."""
 
     nll: float
     count: int
@@ -69,6 +71,8 @@ def dynamic_evaluation(
     epsilon: float = 1e-3,
     clip: float | None = None,
     state: Any = None,
+    carry_state: bool = True,
+    bound: bool = False,
 ) -> DynamicResult:
     """Score a stream window by window, taking a gradient step on the posterior mean after each.
 
@@ -84,6 +88,11 @@ def dynamic_evaluation(
         gradient_scale: for "rms", the mean squared gradients on training data by parameter name, from
             `br.dynamic.mean_squared_gradients`.
         clip: largest global norm of a window's gradient; None: no limit.
+        state: the first window's.
+        carry_state: False: the state starts from zero in every window.
+        bound: for a `br.PosteriorSharpening`: score every window by the sharpened bound on its -log p, as
+            `model.bound` does, around the mean as it has been learnt so far. Steps are as without it, by the window's
+            gradient at the mean; the state is carried from the sharpened weights.
 
     Returns:
         `DynamicResult` with `.nll`, `.count`, `.perplexity` and the adapted `.model`.
@@ -97,7 +106,10 @@ def dynamic_evaluation(
         raise ValueError(f"decay must be a number in [0, 1), got {decay!r}: 0 is no pull back")
     if clip is not None and (not draws.is_number(clip) or not clip > 0):
         raise ValueError(f"clip must be a number > 0, the largest norm of a gradient, or None, got {clip!r}")
+    if state is not None and not carry_state:
+        raise ValueError("a state was given with carry_state=False, which starts every window from zero")
     lr, decay, clip = float(lr), float(decay), None if clip is None else float(clip)
+    sharpening = _Sharpening(model) if bound else None
     scored = Categorical() if likelihood is None else likelihood
     _check_stream(inputs, targets, window, scored)
     adapted = mean_copy(model)
@@ -110,14 +122,47 @@ def dynamic_evaluation(
     found, learning = _Score(model, lr), _Rule(weights, lr, decay, scale, epsilon)
     with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
-            output, state = call(adapted, x, state)
+            before = state if carry_state else None
+            output, state = call(adapted, x, before)
             nll = scored.nll(output, y)
-            found.add(nll.detach(), scored.count(y), output)
-            state = detach(state)
             gradients = torch.autograd.grad(nll / inputs.shape[1], list(weights.values()), allow_unused=True)
+            value = nll.detach()
+            if sharpening is not None:
+                (output, state), kl = sharpening(adapted, x, before, dict(zip(weights, gradients, strict=True)))
+                value = scored.nll(output, y) + kl
+            found.add(value, scored.count(y), output)
+            state = detach(state)
             learning.step(gradients, clip)
     total, count = found.sums()
     return DynamicResult(total, count, adapted)
+
+
+class _Sharpening:
+    """Weights moved by a window's own gradient, and what that costs: the second level of a `PosteriorSharpening`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from bayesrnn.posteriors.sharpening import PosteriorSharpening
+
+        if not isinstance(model, PosteriorSharpening):
+            raise TypeError(f"bound=True is for a br.PosteriorSharpening, got {type(model).__name__}")
+        self._eta = {name: eta.detach() for name, eta in model.eta._items()}
+        self._variance, self._longest = model.sigma0**2, model.max_gradient_norm
+
+    @torch.no_grad()
+    def __call__(
+        self, adapted: nn.Module, x: Tensor, state: Any, gradients: dict[str, Tensor | None]
+    ) -> tuple[tuple[Tensor, Any], Tensor]:
+        """Output and state, and the KL. Eta is a rate for the sum over streams; the gradients are of their mean."""
+        found = {name: g * x.shape[1] for name, g in gradients.items() if g is not None and name in self._eta}
+        if self._longest is not None:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(found.values()))))
+            scale = (self._longest / norm.clamp_min(1e-12)).clamp_max(1.0)
+            found = {name: g * scale for name, g in found.items()}
+        steps = {name: self._eta[name] * g for name, g in found.items()}
+        total = torch.stack([step.square().sum() for step in steps.values()]).sum()
+        moved = {name: adapted.get_parameter(name) - step for name, step in steps.items()}
+        output = call(lambda *given: functional_call(adapted, moved, given), x, state)
+        return output, total / (2 * self._variance)
 
 
 def _check_stream(inputs: Tensor, targets: Tensor, window: int, scored: Likelihood) -> None:
@@ -179,7 +224,7 @@ def _why_not_finite(model: nn.Module, output: Tensor | None, count: int, lr: flo
     return "the negative log-likelihood is not finite, not by dynamic evaluation: the model's output is too far off"
 
 
-def call(model: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+def call(model: Callable[..., Any], x: Tensor, state: Any) -> tuple[Tensor, Any]:
     """Output and next state (None where the model returns the output alone)."""
     result = model(x) if state is None else model(x, state)
     if isinstance(result, tuple):
@@ -230,6 +275,7 @@ def mean_squared_gradients(
     *,
     window: int = 35,
     likelihood: Likelihood | None = None,
+    carry_state: bool = True,
 ) -> dict[str, Tensor]:
     """Mean over windows of the squared gradients of the posterior mean, for `rule="rms"`; run it on training data."""
     scored = Categorical() if likelihood is None else likelihood
@@ -242,7 +288,7 @@ def mean_squared_gradients(
     state, windows = None, 0
     with differentiable_in_eval(copied), torch.enable_grad():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
-            output, state = call(copied, x, state)
+            output, state = call(copied, x, state if carry_state else None)
             loss = scored.nll(output, y) / inputs.shape[1]
             state = detach(state)
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)

@@ -35,8 +35,8 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert result.exit_code == 0, result.output
     assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
     again = invoke("reproduce", "fortunato2017", *where, "--markdown")
-    assert again.stdout.count("\n| brnn") == 10
-    assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 10  # not as if it were the paper's
+    assert again.stdout.count("\n| brnn") == 12
+    assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 12  # not as if it were the paper's
     assert "–" not in again.stdout
     done = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *SETS)
     assert done.exit_code == 0, done.output
@@ -133,6 +133,20 @@ def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
         ("valid, dynamic", 73.4, "73.50 ± 0.71", 2), ("valid, dynamic (rms)", 73.4, "72.50", 1),
         ("test, dynamic", 70.7, "71.00", 1), ("test, dynamic (rms)", 70.7, "70.50", 1),
     ]  # fmt: skip
+    bounds = {"sgd": {"test_perplexity": 71.0, "test_perplexity_bound": 70.8}, "rms": {"test_perplexity_bound": 69.9}}
+    assert lines_of({"dynamic_by_rule": bounds})[-4:] == [
+        ("test, dynamic", 70.7, "71.00", 1), ("test, dynamic (bound)", 70.7, "70.80", 1),
+        ("test, dynamic (rms)", 70.7, None, None), ("test, dynamic (rms, bound)", 70.7, "69.90", 1),
+    ]  # fmt: skip
+
+
+def test_a_sharpened_row_lacks_its_bound_of_dynamic_evaluation(tmp_path):
+    row = reproduce._Row("brnn-sharpened-medium", recipes.load("brnn-sharpened-medium"), 1, "ptb", tmp_path, tmp_path)
+    static = {"valid_perplexity_bound": 78.0, "test_perplexity_bound": 75.0}
+    plain = {"valid_perplexity": 74.0, "test_perplexity": 71.0}
+    bounds = {"valid_perplexity_bound": 73.5, "test_perplexity_bound": 70.5}
+    assert row.lacking({**static, "dynamic_by_rule": {"sgd": plain}}) == ["valid_dynamic", "test_dynamic"]
+    assert row.lacking({**static, "dynamic_by_rule": {"sgd": plain | bounds}}) == []
 
 
 def test_copies_of_a_record_are_one_seed(reproduced, tmp_path):

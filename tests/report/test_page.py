@@ -46,6 +46,26 @@ def test_only_the_papers_rule_of_dynamic_evaluation_stands_beside_its_figure(tmp
         assert found == ("71.25paper 70.70" if more else "–paper 70.70")
 
 
+def test_of_a_sharpened_model_bounds_stand_beside_the_paper_s_figures(tmp_path):
+    own = record()
+    paper = {"source": "x", "test": 74.8, "test_dynamic": 69.8}
+    settings = {**own["settings"], "paper": paper, "posterior": {"kind": "sharpened"}}
+    rules = {
+        "sgd": {"test_perplexity": 71.25, "test_perplexity_bound": 70.75},
+        "rms": {"test_perplexity": 69.5, "test_perplexity_bound": 69.25},
+    }
+    metrics = {"test_perplexity": 76.25, "test_perplexity_bound": 75.5, "dynamic_by_rule": rules}
+    page = Reader(page_of(tmp_path, {**own, "settings": settings, "metrics": metrics})[0])
+    for words, text in {
+        "test perplexity": "76.25",
+        "test perplexity, sharpened bound": "75.50paper 74.80",
+        "test perplexity, dynamic evaluation": "71.25",
+        "test perplexity, dynamic evaluation, sharpened bound": "70.75paper 69.80",
+        "test perplexity, dynamic evaluation by the RMS rule, sharpened bound": "69.25",
+    }.items():
+        assert page.cells[page.cells.index(words) + 1] == text
+
+
 def test_the_page_is_self_contained_and_has_alternatives(tmp_path):
     text, pictures = page_of(tmp_path, record(), SENTIMENT)
     page = Reader(text)

@@ -138,6 +138,28 @@ def test_the_bound_without_a_step_forgets_too(text_folder):
     assert task.evaluate(samples=0)["bound_streams"] == 3
 
 
+@pytest.mark.parametrize("carry_state", [True, False])
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_the_bound_of_dynamic_evaluation(text_folder, rule, carry_state):
+    """Without a step it is the bound on one stream; with one it is of the rate that validation chose."""
+    task = task_of("brnn-sharpened-medium", text_folder, f"carry_state={carry_state}", "init_eta=1e-3", "init=0.4")
+    keys = [f"{split}_perplexity_dynamic_bound" for split in ("valid", "test")]
+    still = task.evaluate(samples=0, dynamic=True, dynamic_rule=rule, dynamic_lr=0)
+    for key, stream in zip(keys, (task.streams.valid, task.streams.test), strict=True):
+        window = 35 if carry_state else 7
+        bound = scoring.sharpened_perplexity(task.model, stream, window=window, carry_state=carry_state)
+        assert still[key] == pytest.approx(bound, rel=1e-5)
+        assert still[key] != pytest.approx(still[key.removesuffix("_bound")], rel=1e-5)
+    rates = "0,0.05" if rule == "sgd" else "0,1e-3"
+    found = task.evaluate(samples=0, dynamic=True, dynamic_rule=rule, dynamic_lr=rates)
+    assert found["dynamic_lr"] > 0
+    alone = task.evaluate(samples=0, dynamic=True, dynamic_rule=rule, dynamic_lr=found["dynamic_lr"])
+    for key in keys:
+        assert found[key] == alone[key] == found["dynamic_by_rule"][rule][key.replace("_dynamic", "")]
+        assert found[key] < still[key]
+    assert not any("bound" in key for key in task_of("brnn-medium", text_folder).evaluate(dynamic=True))
+
+
 def test_the_rate_of_dynamic_evaluation_is_chosen_on_validation(text_folder):
     task = task_of("unregularised-medium", text_folder)
     found = task.evaluate(samples=0, dynamic=True, dynamic_lr="0,0.05,1e9")

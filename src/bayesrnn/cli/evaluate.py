@@ -207,9 +207,11 @@ def _shown(value: Any) -> str:
 
 def _other_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     """Figures of dynamic evaluation by the rule that was not the best on validation, to be read beside the best's."""
+    from bayesrnn.tasks.evaluation import OF_A_RULE
+
     rules = metrics.get("dynamic_by_rule", {})
-    shown = {"lr": "dynamic_lr", "decay": "dynamic_decay"}
-    shown |= {f"{split}_perplexity": f"{split}_perplexity_dynamic" for split in ("valid", "test")}
+    kept = ("dynamic_lr", "dynamic_decay", *(key for key in OF_A_RULE if "perplexity" in key))
+    shown = {OF_A_RULE[key]: key for key in kept}
     return {
         f"{key} ({rule})": figures[name]
         for rule, figures in rules.items() if rule != metrics.get("dynamic_rule")

@@ -127,10 +127,11 @@ class _Row:
         from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
 
         papers = by_rule(metrics).get(PAPERS_RULE, {})
+        kind = "_bound" if self.wanted.posterior.kind == "sharpened" else ""
         return [
             published
             for published, key, _ in _measures(self.wanted)
-            if _number(papers.get(key.removesuffix("_dynamic")) if published in DYNAMIC else metrics.get(key)) is None
+            if _number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
         ]
 
     def record(self) -> "tuple[Path, Record] | None":
@@ -218,16 +219,20 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
 
 def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
-    """Figures of dynamic evaluation, the papers' rule first, even without any; another is in the label."""
+    """Figures of dynamic evaluation, the papers' rule first, even without any; labels name other rules and bounds."""
     from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
 
     rules = [by_rule(record["metrics"]) for record in records]
     others = {rule for each in rules for rule in each} - {PAPERS_RULE}
-    key = key.removesuffix("_dynamic")
-    return {
-        label if rule == PAPERS_RULE else f"{label} ({rule})": [each[rule].get(key) for each in rules if rule in each]
-        for rule in (PAPERS_RULE, *sorted(others))
-    }
+    lines = {}
+    for rule in (PAPERS_RULE, *sorted(others)):
+        for bound in (False, True):
+            kind = ", ".join(([] if rule == PAPERS_RULE else [rule]) + ["bound"] * bound)
+            name = key.replace("_dynamic", "_bound" * bound)
+            found = [each[rule].get(name) for each in rules if rule in each]
+            if not bound or any(value is not None for value in found):
+                lines[f"{label} ({kind})" if kind else label] = found
+    return lines
 
 
 def _run(

@@ -165,11 +165,11 @@ def _named_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     """Figures of dynamic evaluation under the name of their rule; the papers' has none."""
     from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
 
-    found = {key: value for key, value in metrics.items() if not key.endswith("_perplexity_dynamic")}
+    keys = [f"{split}_perplexity{kind}" for split in ("valid", "test") for kind in ("", "_bound")]
+    found = {key: value for key, value in metrics.items() if "_perplexity_dynamic" not in key}
     for rule, figures in by_rule(metrics).items():
         end = "" if rule == PAPERS_RULE else f"_{rule}"
-        splits = (split for split in ("valid", "test") if f"{split}_perplexity" in figures)
-        found |= {f"{split}_perplexity_dynamic{end}": figures[f"{split}_perplexity"] for split in splits}
+        found |= {k.replace("perplexity", f"perplexity_dynamic{end}"): figures[k] for k in keys if k in figures}
     return found
 
 

@@ -46,7 +46,10 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     key = "test_perplexity_bound" if recipe.posterior.kind == "sharpened" else "test_perplexity"
     rules = [by_rule(record["metrics"]) for record in records]
     rule = PAPERS_RULE if any(PAPERS_RULE in each for each in rules) else next((r for each in rules for r in each), "")
-    dynamic = mean([each[rule]["test_perplexity"] for each in rules if rule in each], _PLACES)
+    learnt = [each[rule] for each in rules if rule in each]
+    dynamic = mean([figures[key] for figures in learnt if key in figures], _PLACES)
+    if dynamic is None:  # the bound was not measured
+        dynamic = mean([figures["test_perplexity"] for figures in learnt], _PLACES)
     return {
         "ours": mean(figures(records, key), _PLACES),
         "ours_mc": mean(figures(records, "test_perplexity_mc"), _PLACES) if recipe.paper.test_mc else None,

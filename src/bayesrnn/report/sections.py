@@ -18,7 +18,7 @@ from bayesrnn.report.measured import Measured
 from bayesrnn.report.parts import Page, file_name
 from bayesrnn.report.wording import figure, mean, metric_of, number, paper_of, spoken
 
-_ENDS = ("", "_mc", "_bound", "_tempered", "_dynamic", "_dynamic_rms")
+_ENDS = ("", "_mc", "_bound", "_tempered", "_dynamic", "_dynamic_rms", "_dynamic_bound", "_dynamic_rms_bound")
 _ROWS = 500  # of a table
 _CURVES = 12  # pictures of them
 _LAST = ("epistemic_share", "parameters", "train_seconds")

@@ -23,6 +23,8 @@ _ENDS = {
     "_mc": ", averaged over draws",
     "_dynamic": ", dynamic evaluation",
     "_dynamic_rms": ", dynamic evaluation by the RMS rule",
+    "_dynamic_bound": ", dynamic evaluation, sharpened bound",
+    "_dynamic_rms_bound": ", dynamic evaluation by the RMS rule, sharpened bound",
     "_bound": ", sharpened bound",
     "_raw": ", before correction",
     "_tempered": ", at the temperature chosen on validation",
@@ -68,7 +70,9 @@ def paper_of(run: Run) -> dict[str, float]:
     for key, value in run.paper.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and key in known:
             name = known[key]
-            found[f"{name}_bound" if sharpened and key in ("valid", "test") else name] = float(value)
+            found[f"{name}_bound" if sharpened and name.removesuffix("_dynamic").endswith("_perplexity") else name] = (
+                float(value)
+            )
     return found
 
 

@@ -53,7 +53,7 @@ def evaluate(
 
     Args:
         samples: draws to average over; None or 0: no Monte Carlo.
-        dynamic: learn on while being tested, on the posterior mean.
+        dynamic: learn on while being tested, on the posterior mean; for a sharpened model the bound as well.
         reversed_text: entropy on the reversed test text against that on the text itself.
         temperature: of the posterior mean, chosen on the validation text; both texts are measured with it.
         dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate, or RMS_LR. Of
@@ -152,20 +152,6 @@ def reset_of(run: Trained) -> int | None:
     return None if run.recipe.data.carry_state else run.recipe.data.window
 
 
-class Forgetful(nn.Module):
-    """The posterior mean of a model that returns no state: each call starts from zero."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        from bayesrnn.dynamic import mean_copy
-
-        self.module = mean_copy(model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.module(x)[0]
-        return logits
-
-
 def _tempered(
     model: nn.Module, streams: language.Streams, reset: int | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -204,24 +190,25 @@ def _dynamic(
 ) -> dict[str, Any]:
     import bayesrnn as br
 
-    reset, window, model, scale = reset_of(run), run.recipe.evaluate.dynamic_window, run.model, None
-    if reset is not None:
-        window, model = reset, Forgetful(run.model)
+    carry_state, sharpened, scale = run.recipe.data.carry_state, run.recipe.posterior.kind == "sharpened", None
+    window = run.recipe.evaluate.dynamic_window if carry_state else run.recipe.data.window
     if rule == "rms":
         if not isinstance(streams.train, Tensor):
             raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
         say("mean squared gradients on train")
-        scale = br.dynamic.mean_squared_gradients(model, streams.train[:-1], streams.train[1:], window=window)
+        scale = br.dynamic.mean_squared_gradients(
+            run.model, streams.train[:-1], streams.train[1:], window=window, carry_state=carry_state
+        )
     # As in training: one stream's gradient is several times as long as a batch's.
     clip = run.recipe.train.clip if rule == "sgd" else None
 
-    def perplexity(split: str, lr: float, decay: float) -> float:
+    def perplexity(split: str, lr: float, decay: float, bound: bool = False) -> float:
         """Infinite: it diverged."""
         stream = getattr(streams, split)
         try:
             found = br.dynamic_evaluation(
-                model, stream[:-1], stream[1:],
-                lr=lr, window=window, rule=rule, decay=decay, gradient_scale=scale, clip=clip,
+                run.model, stream[:-1], stream[1:], lr=lr, window=window, rule=rule, decay=decay,
+                gradient_scale=scale, clip=clip, carry_state=carry_state, bound=bound,
             ).perplexity  # fmt: skip
         except FloatingPointError:
             return math.inf
@@ -252,14 +239,22 @@ def _dynamic(
         found["dynamic_diverged"] = [name for name, value in values.items() if value == math.inf]
     found["valid_perplexity_dynamic"] = tried[lr, decay]
     found["test_perplexity_dynamic"] = perplexity("test", lr, decay)
-    if found["test_perplexity_dynamic"] == math.inf:
-        raise _diverged("test", [(lr, decay)])
+    for split in ("valid", "test") if sharpened else ():
+        say(f"dynamic evaluation on {split}, {_named((lr, decay))}, sharpened bound")
+        found[f"{split}_perplexity_dynamic_bound"] = perplexity(split, lr, decay, bound=True)
+    for split in ("valid", "test"):
+        if math.inf in (found[f"{split}_perplexity_dynamic"], found.get(f"{split}_perplexity_dynamic_bound")):
+            raise _diverged(split, [(lr, decay)])
     return found | {"dynamic_by_rule": by_rule(found)}
 
 
-_OF_A_RULE = {
+OF_A_RULE = {
     **{f"dynamic_{name}": name for name in ("lr", "decay", "clip", "tried", "diverged")},
-    **{f"{split}_perplexity_dynamic": f"{split}_perplexity" for split in ("valid", "test")},
+    **{
+        f"{split}_perplexity_dynamic{kind}": f"{split}_perplexity{kind}"
+        for split in ("valid", "test")
+        for kind in ("", "_bound")
+    },
 }
 """Metrics of dynamic evaluation, and their names in ``dynamic_by_rule``."""
 
@@ -269,7 +264,7 @@ def by_rule(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found = metrics.get("dynamic_by_rule")
     if isinstance(found, dict):
         return {rule: figures for rule, figures in found.items() if isinstance(figures, dict)}
-    flat = {name: metrics[key] for key, name in _OF_A_RULE.items() if key in metrics}
+    flat = {name: metrics[key] for key, name in OF_A_RULE.items() if key in metrics}
     return {str(metrics.get("dynamic_rule", PAPERS_RULE)): flat} if "test_perplexity" in flat else {}
 
 
@@ -291,9 +286,9 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         return whole
     rules = {**by_rule(kept), **by_rule(new)}
     best = min(rules, key=lambda rule: _on_validation(rules[rule]))
-    for key in _OF_A_RULE:
+    for key in OF_A_RULE:
         whole.pop(key, None)
-    flat = {key: rules[best][name] for key, name in _OF_A_RULE.items() if name in rules[best]}
+    flat = {key: rules[best][name] for key, name in OF_A_RULE.items() if name in rules[best]}
     return {**whole, **flat, "dynamic_rule": best, "dynamic_by_rule": rules}
 
 
