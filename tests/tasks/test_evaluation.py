@@ -10,6 +10,7 @@ from bayesrnn.data.text import windows
 from bayesrnn.errors import UserError
 from bayesrnn.recipes import load, override
 from bayesrnn.tasks import evaluation, language, scoring
+from bayesrnn.tasks.figures import OF_A_RULE, merged
 
 CPU = torch.device("cpu")
 
@@ -72,7 +73,7 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
     assert dropped.keys() - usual.keys() == {f"{key}_words" for key in of_draws}
     again = task.evaluate(samples=3, seed=7, drop_words=True, test_only=True)  # the very draws, but for the words
     assert again["test_perplexity_mc_words"] != pytest.approx(usual["test_perplexity_mc"], rel=1e-4)
-    kept = evaluation.merged(evaluation.merged(usual, dropped), again)
+    kept = merged(merged(usual, dropped), again)
     assert {key: kept[key] for key in usual} == {**usual, **{key: again[key] for key in usual.keys() & again.keys()}}
     assert (kept["samples_words"], kept["draws_seed_words"]) == (3, 7)
     assert not {"valid_perplexity_mc_words", "valid_perplexity_by_draws_words"} & kept.keys()  # of two draws
@@ -326,21 +327,6 @@ def test_a_temperature_at_an_end_is_said(text_folder):
     assert "temperature 10 is an end of the range that is looked at; the best one is beyond it" in said
 
 
-SGD = {"lr": 0.1, "decay": 0.0, "clip": 5.0, "valid_perplexity": 73.8, "test_perplexity": 71.0, "tried": {"0.1": 73.8}}
-RMS = {"lr": 2e-4, "decay": 0.0, "clip": None, "valid_perplexity": 73.5, "test_perplexity": 71.5}
-
-
-def dynamic(rule, figures, **others):
-    """What one evaluation finds."""
-    names = {"valid_perplexity": "valid_perplexity_dynamic", "test_perplexity": "test_perplexity_dynamic"}
-    flat = {names.get(name, f"dynamic_{name}"): value for name, value in figures.items()}
-    return {**flat, "dynamic_rule": rule, "dynamic_by_rule": {rule: figures}, **others}
-
-
-def flat(metrics):
-    return {key: value for key, value in metrics.items() if key != "dynamic_by_rule"}
-
-
 def test_dynamic_evaluation_says_its_rule(text_folder):
     task = task_of("unregularised-medium", text_folder)
     settings = {"samples": 0, "dynamic": True}
@@ -351,40 +337,5 @@ def test_dynamic_evaluation_says_its_rule(text_folder):
         assert found["dynamic_by_rule"] == {rule: figures}
         assert figures.keys() == (names | {"tried", "diverged"} if rule == "sgd" else names)
         own = {key: value for key, value in found.items() if "dynamic" in key}
-        assert own == dynamic(rule, figures)
-
-
-def test_the_rule_that_is_best_on_validation_counts():
-    """Though it is worse on test; and whichever was measured last."""
-    for first, last in ((("sgd", SGD), ("rms", RMS)), (("rms", RMS), ("sgd", SGD))):
-        found = evaluation.merged(dynamic(*first, entropy_gap=0.6), dynamic(*last))
-        assert found == dynamic("rms", RMS, dynamic_by_rule={"sgd": SGD, "rms": RMS}, entropy_gap=0.6)
-    better = {**SGD, "valid_perplexity": 73.4, "test_perplexity": 72.0}
-    found = evaluation.merged(found, dynamic("sgd", better))  # of a rule its newest
-    assert found == dynamic("sgd", better, dynamic_by_rule={"sgd": better, "rms": RMS}, entropy_gap=0.6)
-    assert evaluation.merged(found, {"entropy_gap": 0.7}) == {**found, "entropy_gap": 0.7}
-
-
-def test_a_record_of_an_earlier_version_has_its_rule():
-    """Its figures are kept as that rule's, or as SGD's where it says none."""
-    old = flat(dynamic("sgd", SGD))
-    both = dynamic("rms", RMS, dynamic_by_rule={"sgd": SGD, "rms": RMS})
-    assert evaluation.merged(old, dynamic("rms", RMS)) == both
-    del old["dynamic_rule"]
-    assert evaluation.merged(old, dynamic("rms", RMS)) == both
-    assert evaluation.merged(flat(dynamic("rms", RMS)), dynamic("sgd", SGD)) == both
-    worse = {**RMS, "valid_perplexity": 80.0}
-    assert evaluation.merged(old, dynamic("rms", worse)) == dynamic(
-        "sgd", SGD, dynamic_by_rule={"sgd": SGD, "rms": worse}
-    )
-    assert evaluation.merged(old, {"temperature": 1.1}) == {**old, "temperature": 1.1}
-    assert evaluation.merged({}, {"temperature": 1.1}) == {"temperature": 1.1}
-    drawn = {"samples": 50, "draws_seed": 1, "test_rmse_mc": 0.5, "noise": 0.2, "best_epoch": 3}  # of sentiment
-    assert evaluation.merged(drawn, {"samples": 0, "noise": 0.3}) == {"samples": 0, "noise": 0.3, "best_epoch": 3}
-
-
-@pytest.mark.parametrize("odd", [[], "sgd", {"sgd": 3}, {"sgd": {"valid_perplexity": None}}, None])
-def test_odd_figures_by_rule_do_not_stand_in_the_way(odd):
-    found = evaluation.merged({"dynamic_by_rule": odd}, dynamic("rms", RMS))
-    assert flat(found) == flat(dynamic("rms", RMS))
-    assert found["dynamic_by_rule"]["rms"] == RMS
+        shown = {key: figures[name] for key, name in OF_A_RULE.items() if name in figures}
+        assert own == {**shown, "dynamic_rule": rule, "dynamic_by_rule": {rule: figures}}

@@ -207,7 +207,7 @@ def _shown(value: Any) -> str:
 
 def _other_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     """Figures of dynamic evaluation by the rule that was not the best on validation, to be read beside the best's."""
-    from bayesrnn.tasks.evaluation import OF_A_RULE
+    from bayesrnn.tasks.figures import OF_A_RULE
 
     rules = metrics.get("dynamic_by_rule", {})
     kept = ("dynamic_lr", "dynamic_decay", *(key for key in OF_A_RULE if "perplexity" in key))
@@ -253,7 +253,7 @@ def record(run: Path, metrics: dict[str, Any]) -> dict[str, Any] | None:
     """
     import json
 
-    from bayesrnn.tasks.evaluation import by_rule, merged
+    from bayesrnn.tasks.figures import by_rule, merged
     from bayesrnn.train.run_folder import RECORD, as_json, write_file
 
     whole, latest = None, metrics

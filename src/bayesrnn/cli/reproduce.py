@@ -124,7 +124,7 @@ class _Row:
 
     def lacking(self, metrics: "Metrics") -> list[str]:
         """What the paper has figures of, and these have not."""
-        from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
+        from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
         papers = by_rule(metrics).get(PAPERS_RULE, {})
         kind = "_bound" if self.wanted.posterior.kind == "sharpened" else ""
@@ -220,7 +220,7 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
 def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
     """Figures of dynamic evaluation, the papers' rule first, even without any; labels name other rules and bounds."""
-    from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
+    from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
     rules = [by_rule(record["metrics"]) for record in records]
     others = {rule for each in rules for rule in each} - {PAPERS_RULE}
@@ -244,7 +244,7 @@ def _run(
 ) -> None:
     """Train the row where its run is not there, measure what the paper has, and write the record."""
     from bayesrnn.reading import read_json
-    from bayesrnn.tasks.evaluation import merged
+    from bayesrnn.tasks.figures import merged
     from bayesrnn.train.run_folder import MARKER, RECORD, as_json, write_file
 
     told = f"{row.name}, seed {row.seed}"

@@ -163,7 +163,7 @@ def _run(record: dict[str, Any], path: Path, *, finished: bool, folder: Path | N
 
 def _named_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     """Figures of dynamic evaluation under the name of their rule; the papers' has none."""
-    from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
+    from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
     keys = [f"{split}_perplexity{kind}" for split in ("valid", "test") for kind in ("", "_bound")]
     found = {key: value for key, value in metrics.items() if "_perplexity_dynamic" not in key}

@@ -10,7 +10,7 @@ from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.language import label, load
 from bayesrnn.report.records import Record, devices, figures, mean
 from bayesrnn.report.tables import Column, markdown_table
-from bayesrnn.tasks.evaluation import PAPERS_RULE, by_rule
+from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
 _TABLES = ("gal2016", "fortunato2017", "beyond")
 _PLACES = "{:.2f}"
