@@ -44,9 +44,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bayesrnn import recipes
 from bayesrnn.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.cli.reproduce import compared, records_of
+from bayesrnn.recipes.tables import rows as published_rows
 from bayesrnn.report import (
     captioning,
     differences,
@@ -169,9 +169,9 @@ def _published(table: str, root: Path, page: Path) -> str:
     """Every row of a published table that has a record, the paper's figures beside ours."""
     rows: list[dict[str, Any]] = []
     sources: dict[str, dict[str, None]] = {}
-    for name in recipes.names():
-        recipe, records = recipes.load(name), records_of(root / "results" / name)
-        if recipe.table == table and records:
+    for name, recipe in published_rows(table).items():
+        records = records_of(root / "results" / name)
+        if records:
             rows += [line for line in compared(name, recipe, records) if line["ours"] is not None]
             for r in records:
                 sources.setdefault(f"{r['device']}, torch {r['versions']['torch']}", {})[f"{name}/{r['seed']}"] = None

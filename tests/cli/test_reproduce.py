@@ -36,12 +36,13 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
     again = invoke("reproduce", "fortunato2017", *where, "--markdown")
     assert again.stdout.count("\n| brnn") == 12
-    assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 12  # not as if it were the paper's
+    assert again.stdout.count("\n| ") == 12 + 2 + 3 + 4  # plain, variational, Zaremba
+    assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 21  # not as if it were the paper's
     assert "–" not in again.stdout
     done = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *SETS)
     assert done.exit_code == 0, done.output
     assert "epoch 1/1" not in done.stdout
-    assert len(list((tmp_path / "results").glob("*/*.json"))) == 2
+    assert len(list((tmp_path / "results").glob("*/*.json"))) == 5
     refused = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, *SETS, "--set", "train.lr=0.5")
     assert refused.exit_code == 2
     assert "brnn-medium/1 holds a run with other settings or on another text; move it away" in refused.stderr
@@ -95,16 +96,17 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
         "other rule": {**own, "metrics": {**metrics, "dynamic_rule": "rms"}},
         "no number": {**own, "metrics": {**metrics, "test_perplexity": "low"}},
     }
-    for name, record in cases.items():
+    for case, record in cases.items():
         ran.clear()
         (folder / "1.json").write_text(json.dumps(record))
         result = invoke(*words)
         assert result.exit_code == 0, result.output
-        assert ran == [("brnn-medium", 1)] * (name != "own") + [("brnn-sharpened-medium", 1)]
+        others = ["brnn-sharpened-medium", "unregularised-small", "variational-tied-medium", "zaremba-medium"]
+        assert ran == [(name, 1) for name in ["brnn-medium"] * (case != "own") + others]
     (folder / "ptb-1.json").write_text(json.dumps(own))  # of two that fit the one that has all
     ran.clear()
     assert invoke(*words).exit_code == 0
-    assert ran == [("brnn-sharpened-medium", 1)]
+    assert ran == [(name, 1) for name in others]
 
 
 def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():

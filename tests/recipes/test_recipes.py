@@ -7,7 +7,7 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.recipes import flatten, from_dict, load, names, override, schema
+from bayesrnn.recipes import flatten, from_dict, load, names, override, schema, tables
 from bayesrnn.tasks import language
 
 TINY = ["model.hidden=4", "data.batch_size=2", "data.window=3"]
@@ -46,8 +46,26 @@ def test_rows_of_the_tables_have_their_figures(name):
     assert recipe.paper.test
     published = 10.0 if recipe.model.hidden == 1500 else 5.0
     assert recipe.train.clip == (5.0 if name == "moon-large-embedding" else published)
-    assert recipe.model.hidden in (650, 1500)
-    assert (recipe.data.batch_size, recipe.data.window, recipe.model.layers) == (20, 35, 2)
+    small = name == "unregularised-small"
+    assert recipe.model.hidden in ((200,) if small else (650, 1500))
+    assert (recipe.data.batch_size, recipe.data.window, recipe.model.layers) == (20, 20 if small else 35, 2)
+
+
+def test_rows_of_a_table_have_its_figures():
+    """Also where the recipe is another paper's; the recipe itself keeps that one's."""
+    rows = tables.rows("fortunato2017")
+    assert list(rows) == [
+        "brnn-medium", "brnn-sharpened-medium", "unregularised-small", "variational-tied-medium", "zaremba-medium"
+    ]  # fmt: skip
+    here, own = rows["zaremba-medium"], load("zaremba-medium")
+    assert (here.paper.test, here.paper.test_dynamic, own.paper.test) == (82.1, 77.1, 82.7)
+    assert (here.model, here.train, here.data) == (own.model, own.train, own.data)
+    assert rows["brnn-medium"] == load("brnn-medium")
+    gal = tables.rows("gal2016")
+    assert len(gal) == 12
+    assert all(recipe == load(name) for name, recipe in gal.items())
+    assert tables.rows("beyond").keys() == {"best-medium"}
+    assert all("1704.02798" in recipe.paper.source for recipe in rows.values())
 
 
 def test_published_settings_of_the_bayesian_row():

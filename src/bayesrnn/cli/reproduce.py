@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bayesrnn.cli.errors import one_line
+from bayesrnn.recipes.tables import TABLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
     Metrics = Mapping[str, Any]
 
-TABLES = {
-    "gal2016": "dropout in recurrent networks, arXiv 1512.05287",
-    "fortunato2017": "Bayes by Backprop for them, arXiv 1704.02798",
-}
 _CHOICE = " or ".join(f"{name} ({what})" for name, what in TABLES.items())
 MEASURES = (
     ("valid", "valid_perplexity", "valid"),
@@ -57,6 +54,7 @@ def command(
     from bayesrnn import recipes
     from bayesrnn.cli.console import plain_console
     from bayesrnn.errors import UserError
+    from bayesrnn.recipes.tables import rows as rows_of
     from bayesrnn.report.tables import Column, markdown_table, rich_table
 
     if table not in TABLES:
@@ -65,10 +63,7 @@ def command(
         raise UserError(f"{results} is a file; name the folder of records with --results.")
     console = plain_console()
     rows: list[dict[str, Any]] = []
-    for name in recipes.names():
-        recipe = recipes.load(name)
-        if recipe.table != table:
-            continue
+    for name, recipe in rows_of(table).items():
         if data is not None:
             wanted = recipes.override(recipe, overrides or [])
             for seed in range(1, seeds + 1):
