@@ -64,9 +64,11 @@ def test_curves_of_what_was_trained_again(tmp_path):
         assert lines(pruning.table(tmp_path))[2][0] == f"brnn-medium, seed 1, trained again for 6 epochs {way}"
     file.write_text(json.dumps(record | {"retrained": {**record["retrained"], "sigma": 0.5}}))
     assert lines(pruning.table(tmp_path))[2][0].endswith("from rate 0.1, sigma held, 50% of it on what is gone")
+    assert len(pruning.curves(tmp_path, earlier=False)) == 2
     record["retrained"]["curve"] = [{"fraction": 0.9, "valid_perplexity": 90.0, "rise": 0.1}]
     file.write_text(json.dumps(record))
     assert lines(pruning.table(tmp_path))[2][1:] == ["–", "–", "–", "–", "+10.0%", "–"]
+    assert list(pruning.curves(tmp_path, earlier=False)) == ["brnn-medium, seed 1"]
 
 
 def test_a_share_that_reads_like_another(tmp_path):

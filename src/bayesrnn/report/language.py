@@ -282,7 +282,11 @@ def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:
     axes.set_xlabel("the posterior mean, or draws that are averaged")
     axes.set_ylabel("entropy on reversed minus on test text, nats")
     axes.grid(alpha=0.25)
-    figure.legend(loc="outside upper left", frameon=False, fontsize=8.5)
+    paper = recipes.load("brnn-medium").paper
+    axes.plot([1, most], [paper.entropy_gap] * 2, ":", color="#777777", linewidth=1.2)
+    both = f"published, of 10 draws ({paper.entropy_gap:g}) and the mean ({paper.entropy_gap_mean:g})"
+    axes.plot([-0.3, 0.3], [paper.entropy_gap_mean] * 2, ":", color="#777777", linewidth=1.2, label=both)
+    figure.legend(loc="outside upper left", frameon=False, fontsize=8.5, handlelength=4)
 
 
 def _gap_points(metrics: dict[str, Any]) -> list[tuple[int, float]]:

@@ -109,12 +109,15 @@ def _name(record: Mapping[str, Any]) -> str:
     return f"{record['recipe']}{f' ({changed})' if changed else ''}, seed {record['seed']}"
 
 
-def curves(results: Path) -> dict[str, list[dict[str, float]]]:
-    """The curve of every record, and where the rest was trained again that one too; rises are over the whole model."""
+def curves(results: Path, *, earlier: bool = True) -> dict[str, list[dict[str, float]]]:
+    """The curve of every record, and where the rest was trained again that one too; rises are over the whole model.
+
+    ``earlier``: also where it was trained in a way that the program no longer has, with sigmas that are not held.
+    """
     found = {}
     for name, record in load(results):
         found[name] = record["curve"]
-        if again := record.get("retrained"):
+        if (again := record.get("retrained")) and (earlier or "sigma" in again):
             found[f"{name}, {_way(again)}"] = again["curve"]
     return found
 
@@ -147,7 +150,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {"pruning": table}
 
 def figures(results: Path) -> dict[str, bytes]:
     """The curves of all records as one PNG file, by name; nothing without records."""
-    found = {textwrap.fill(name, _LABEL): curve for name, curve in curves(results).items()}
+    found = {textwrap.fill(name, _LABEL): curve for name, curve in curves(results, earlier=False).items()}
     lines = sum(name.count("\n") + 1 for name in found)
     return {"ptb-pruning.png": drawn(lambda f: _draw(f, found), (6.4, 3.8 + 0.2 * lines))} if found else {}
 
@@ -162,7 +165,7 @@ def _draw(figure: "Figure", named: Mapping[str, Sequence[Mapping[str, float]]]) 
     axes.axhline(100 * _FLAT, color="0.4", linewidth=1, linestyle="--")
     axes.annotate(f"{_FLAT:+.0%}", (0, 100 * _FLAT), xytext=(2, 3), textcoords="offset points", fontsize=8.5)
     axes.set_xlabel("weights removed, lowest |mean| / sigma first, %")
-    axes.set_ylabel("rise of validation perplexity, %")
+    axes.set_ylabel("rise of validation perplexity, % (shown up to 25)")
     axes.set_ylim(lowest - 0.5, 25)
     axes.grid(alpha=0.25)
-    figure.legend(loc="outside upper left", frameon=False, fontsize=8.5)
+    figure.legend(loc="outside upper left", frameon=False, fontsize=8.5, handlelength=4)
