@@ -34,8 +34,8 @@ def glance(results: Path) -> str:
         return markdown_table([], _GLANCE)
     sentence = (
         "± is the standard deviation over seeds. MC: averaged over draws; dynamic: learnt on while being tested, by "
-        "SGD unless another rule is named; of a sharpened model the bound. Tied and untied: gates share their masks, or "
-        f"have their own. From `results/` ({devices(shown)})."
+        "SGD unless another rule is named; of a sharpened model the bound. Tied and untied: gates share their masks, "
+        f"or have their own. From `results/` ({devices(shown)})."
     )
     return "\n".join([markdown_table(rows, _GLANCE), sentence])
 
