@@ -1,5 +1,6 @@
 """Dynamic evaluation: predict first, learn after, leave the model alone."""
 
+import collections
 import copy
 import math
 
@@ -317,6 +318,8 @@ def by_hand(m, s, lr, window, carry_state):
         with torch.no_grad(), m.sharpen(nll):
             total += float(nll() + m.sharpening_kl())
             state = m(x, before)[1]
+        if lr is None:
+            continue
         plain = m.q.mean_module().train()
         out, _ = plain(x, before)
         (nn.functional.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum") / x.shape[1]).backward()
@@ -372,3 +375,93 @@ def test_what_cannot_go_together():
     state = (torch.zeros(1, 1, 6).double(), torch.zeros(1, 1, 6).double())
     with pytest.raises(ValueError, match="carry_state=False"):
         br.dynamic_evaluation(m, s[:-1], s[1:], state=state, carry_state=False)
+
+
+class Twice(LanguageModel):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = self.head
+
+
+class Tied(LanguageModel):
+    def __init__(self):
+        super().__init__()
+        self.head.weight = nn.Parameter(torch.empty(8, 6).uniform_(-1, 1))
+        self.embed.weight = self.head.weight
+
+
+class Unused(LanguageModel):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "include", "frozen"),
+    [
+        (Twice, None, None), (Tied, "head.*", None), (Tied, ["head.*", "rnn.*"], None), (Unused, "unused.*", None),
+        (LanguageModel, None, "head.weight"), (LanguageModel, None, ""),
+    ],
+)  # fmt: skip
+def test_every_sharpened_weight_is_in_the_bound(kind, include, frozen):
+    """Whatever its names are, and whether it learns on or not."""
+    torch.manual_seed(0)
+    m = br.PosteriorSharpening(br.BayesByBackprop(kind(), include=include), sigma0=0.1, max_gradient_norm=5.0).double()
+    for eta in m.eta.parameters():
+        eta.data.fill_(1e-2)
+    if frozen is not None:
+        for name, mean in m.q.means.items():
+            mean.requires_grad_(frozen not in name)
+    s, m = stream(40, 2), m.eval()
+    kept = m.q.mean_module()
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.0, window=8, bound=True)
+    expected, _ = by_hand(m, s, None, 8, True)
+    assert result.nll == pytest.approx(expected, rel=1e-10)
+    for name, p in result.model.named_parameters():
+        assert torch.equal(p, kept.get_parameter(name))
+        assert p.requires_grad == kept.get_parameter(name).requires_grad
+    learnt = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1, window=8, bound=True).model
+    still = [n for n, p in learnt.named_parameters() if torch.equal(p, kept.get_parameter(n))]
+    assert still == [n for n, p in kept.named_parameters() if not p.requires_grad or n.startswith("unused")]
+
+
+@pytest.mark.parametrize("sharpen", [False, True])
+def test_a_layer_compiled_in_place_learns_on(sharpen):
+    """torch's copy of a compiled recurrent layer runs on the original's weights."""
+    s, m = stream(), sharpened() if sharpen else model()
+    inner = m.q.module if sharpen else m
+    expected = br.dynamic_evaluation(m, s[:-1], s[1:], window=20, bound=sharpen)
+    inner.rnn.compile(backend="eager")
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], window=20, bound=sharpen)
+    assert result.nll == pytest.approx(expected.nll, rel=1e-10)
+    torch.testing.assert_close(result.model.rnn.weight_hh_l0, expected.model.rnn.weight_hh_l0)
+    q = br.BayesByBackprop(copy.copy(inner)).double()
+    q(s[:5, None])[0].sum().backward()
+    assert all(mean.grad is not None for name, mean in q.means.items() if name.startswith("rnn"))
+
+
+State = collections.namedtuple("State", "hidden cell")
+
+
+@pytest.mark.parametrize("kind", [list, State._make, lambda pair: {"both": tuple(pair)}])
+def test_states_of_any_kind(kind):
+    class Other(LanguageModel):
+        def forward(self, x, state=None):
+            pair = state["both"] if isinstance(state, dict) else state
+            out, state = super().forward(x, pair if pair is None else tuple(pair))
+            return out, kind(state)
+
+    torch.manual_seed(0)
+    s, m = stream(), Other().double()
+    expected = br.dynamic_evaluation(model(), s[:-1], s[1:], window=20)
+    assert br.dynamic_evaluation(m, s[:-1], s[1:], window=20).nll == pytest.approx(expected.nll, rel=1e-10)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_model_with_nothing_to_learn_is_scored(decay):
+    s, m = stream(), model().requires_grad_(False)
+    result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1, decay=decay)
+    assert result.nll == pytest.approx(ordinary(m, s[:-1], s[1:]), rel=1e-10)
+    assert mean_squared_gradients(m, s[:-1], s[1:]) == {}

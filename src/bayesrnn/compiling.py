@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from torch import nn
+
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+
+
+def copied(module: M) -> M:
+    """A deep copy, not compiled."""
+    return not_compiled(copy.deepcopy(module))
+
+
+def not_compiled(made: M) -> M:
+    """The copy itself, its layers without what `layer.compile()` has made of the original's: in a copy of one of
+    torch's recurrent layers that would go on running on the original's weights."""
+    for part in made.modules():
+        part.__dict__.pop("_compiled_call_impl", None)
+    return made
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from bayesrnn import draws
+from bayesrnn.compiling import copied
 from bayesrnn.likelihoods import Categorical, Likelihood
 from bayesrnn.nn.layered import clear_about_states
 from bayesrnn.nn.plain import differentiable_in_eval
@@ -43,17 +42,21 @@ def exp_or_inf(x: float) -> float:
 
 
 def detach(state: Any) -> Any:
-    """The state without its history."""
+    """The state without its history: a tensor, or tuples, lists and dicts of them."""
     if isinstance(state, Tensor):
         return state.detach()
-    if isinstance(state, tuple):
-        return tuple(detach(s) for s in state)
+    if isinstance(state, dict):
+        return {key: detach(value) for key, value in state.items()}
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        return type(state)(*map(detach, state))
+    if isinstance(state, tuple | list):
+        return type(state)(map(detach, state))
     return state
 
 
 def mean_copy(model: nn.Module) -> nn.Module:
     """A plain copy of the model's posterior mean, in eval mode."""
-    make: Any = getattr(model, "mean_module", None) or (lambda: copy.deepcopy(model))
+    make: Any = getattr(model, "mean_module", None) or (lambda: copied(model))
     return make().eval()
 
 
@@ -109,7 +112,6 @@ def dynamic_evaluation(
     if state is not None and not carry_state:
         raise ValueError("a state was given with carry_state=False, which starts every window from zero")
     lr, decay, clip = float(lr), float(decay), None if clip is None else float(clip)
-    sharpening = _Sharpening(model) if bound else None
     scored = Categorical() if likelihood is None else likelihood
     _check_stream(inputs, targets, window, scored)
     adapted = mean_copy(model)
@@ -119,20 +121,25 @@ def dynamic_evaluation(
         raise ValueError(f"gradient_scale has nothing for {sorted(missing)[0]!r}: make it from this same model")
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
+    sharpening = _Sharpening(model, adapted) if bound else None
+    frozen = sharpening.frozen if sharpening else []
+    moving = [*weights.values(), *(p.requires_grad_() for p in frozen)]
     found, learning = _Score(model, lr), _Rule(weights, lr, decay, scale, epsilon)
     with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             before = state if carry_state else None
             output, state = call(adapted, x, before)
             nll = scored.nll(output, y)
-            gradients = torch.autograd.grad(nll / inputs.shape[1], list(weights.values()), allow_unused=True)
+            gradients = torch.autograd.grad(nll / inputs.shape[1], moving, allow_unused=True) if moving else ()
             value = nll.detach()
             if sharpening is not None:
-                (output, state), kl = sharpening(adapted, x, before, dict(zip(weights, gradients, strict=True)))
+                (output, state), kl = sharpening(x, before, dict(zip(map(id, moving), gradients, strict=True)))
                 value = scored.nll(output, y) + kl
             found.add(value, scored.count(y), output)
             state = detach(state)
-            learning.step(gradients, clip)
+            learning.step(gradients[: len(weights)], clip)
+    for p in frozen:
+        p.requires_grad_(False)
     total, count = found.sums()
     return DynamicResult(total, count, adapted)
 
@@ -140,29 +147,37 @@ def dynamic_evaluation(
 class _Sharpening:
     """Weights moved by a window's own gradient, and what that costs: the second level of a `PosteriorSharpening`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, adapted: nn.Module) -> None:
         from bayesrnn.posteriors.sharpening import PosteriorSharpening
 
-        if not isinstance(model, PosteriorSharpening):
-            raise TypeError(f"bound=True is for a br.PosteriorSharpening, got {type(model).__name__}")
-        self._eta = {name: eta.detach() for name, eta in model.eta._items()}
-        self._variance, self._longest = model.sigma0**2, model.max_gradient_norm
+        inner: Any = getattr(model, "_orig_mod", model)  # of torch.compile
+        if not isinstance(inner, PosteriorSharpening):
+            raise TypeError(f"bound=True is for a br.PosteriorSharpening, got {type(inner).__name__}")
+        self._adapted, self._variance, self._longest = adapted, inner.sigma0**2, inner.max_gradient_norm
+        # by the parameter, not by its name: tied weights have several
+        self._moves = [(adapted.get_parameter(name), eta.detach()) for name, eta in inner.eta._items()]
+        self.frozen = [p for p, _ in self._moves if not p.requires_grad]
+        """Sharpened, but not learnt on."""
 
     @torch.no_grad()
-    def __call__(
-        self, adapted: nn.Module, x: Tensor, state: Any, gradients: dict[str, Tensor | None]
-    ) -> tuple[tuple[Tensor, Any], Tensor]:
+    def __call__(self, x: Tensor, state: Any, gradients: dict[int, Tensor | None]) -> tuple[tuple[Tensor, Any], Tensor]:
         """Output and state, and the KL. Eta is a rate for the sum over streams; the gradients are of their mean."""
-        found = {name: g * x.shape[1] for name, g in gradients.items() if g is not None and name in self._eta}
+        found = [(p, eta, g * x.shape[1]) for p, eta in self._moves if (g := gradients[id(p)]) is not None]
+        if not found:
+            return call(self._adapted, x, state), torch.zeros((), device=x.device)
+        scale: Any = 1.0
         if self._longest is not None:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(found.values()))))
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([g for _, _, g in found])))
             scale = (self._longest / norm.clamp_min(1e-12)).clamp_max(1.0)
-            found = {name: g * scale for name, g in found.items()}
-        steps = {name: self._eta[name] * g for name, g in found.items()}
-        total = torch.stack([step.square().sum() for step in steps.values()]).sum()
-        moved = {name: adapted.get_parameter(name) - step for name, step in steps.items()}
-        output = call(lambda *given: functional_call(adapted, moved, given), x, state)
-        return output, total / (2 * self._variance)
+        steps = [eta * (g * scale) for _, eta, g in found]
+        total = torch.stack([step.square().sum() for step in steps]).sum()
+        moved: list[Tensor] = [p for p, _, _ in found]
+        kept = [p.clone() for p in moved]
+        torch._foreach_sub_(moved, steps)
+        try:
+            return call(self._adapted, x, state), total / (2 * self._variance)
+        finally:
+            torch._foreach_copy_(moved, kept)
 
 
 def _check_stream(inputs: Tensor, targets: Tensor, window: int, scored: Likelihood) -> None:
@@ -259,10 +274,11 @@ class _Rule:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(known)))
             factor = (clip / (norm + 1e-12)).clamp(max=1.0)
         before = list(torch._foreach_sub(self._start, self._weights)) if self._start else []
-        steps = list(torch._foreach_mul(known, -self._lr * factor))
-        if self._inverse:
-            torch._foreach_mul_(steps, [self._inverse[k] for k in moving])
-        torch._foreach_add_(changed, steps)
+        if known:
+            steps = list(torch._foreach_mul(known, -self._lr * factor))
+            if self._inverse:
+                torch._foreach_mul_(steps, [self._inverse[k] for k in moving])
+            torch._foreach_add_(changed, steps)
         if before:
             torch._foreach_mul_(before, self._pull)
             torch._foreach_add_(self._weights, before)
@@ -283,6 +299,8 @@ def mean_squared_gradients(
     copied = mean_copy(model)
     weights = {n: p for n, p in copied.named_parameters() if p.requires_grad}
     sums = {n: torch.zeros_like(p, requires_grad=False) for n, p in weights.items()}
+    if not weights:
+        return {}
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     state, windows = None, 0

@@ -236,6 +236,46 @@ def floats(record):
 LACKING = dict.fromkeys(("valid_perplexity_dynamic", "test_perplexity_dynamic", "dynamic_lr", "dynamic_by_rule"))
 
 
+@pytest.mark.parametrize("since", [False, True])
+def test_a_bound_is_measured_at_the_rate_that_was_chosen(here, since):
+    """Records from before there was one have a rate of their own; where the run was evaluated since, that counts."""
+    folder, words = here
+    file = folder / "results/brnn-sharpened-medium/1.json"
+    run = folder / "runs/brnn-sharpened-medium/1"
+    rates = ["--samples", "0", "--dynamic", "--dynamic-lr", "0.2,0.25", "--dynamic-decay", "0.01"]
+    assert invoke("evaluate", run, *rates, "--device", "cpu").exit_code == 0
+    whole = json.loads((run / "record.json").read_text())["metrics"]
+    old = {key: value for key, value in whole["dynamic_by_rule"]["sgd"].items() if "bound" not in key}
+    assert old["lr"] == 0.2
+    bounds = dict.fromkeys(f"{split}_perplexity_dynamic_bound" for split in ("valid", "test"))
+    change(file, **{**whole, **bounds, "dynamic_by_rule": {"sgd": {**old, "lr": 0.2 if not since else 0.3}}})
+    if not since:
+        change(run / "record.json", **bounds, dynamic_by_rule={"sgd": old})
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    assert f"{file} lacks valid_dynamic, test_dynamic" in result.stdout
+    assert ("dynamic evaluation on valid" in result.stdout) is not since
+    for path in (file, run / "record.json"):
+        assert json.loads(path.read_text())["metrics"]["dynamic_by_rule"] == {
+            "sgd": {key: pytest.approx(value) for key, value in whole["dynamic_by_rule"]["sgd"].items()}
+        }
+
+
+def test_a_figure_of_any_size_is_shown(tmp_path):
+    record = {"recipe": "brnn-medium", "seed": 1, "data": "ptb", "metrics": {"test_perplexity": 2.4e94}}
+    (tmp_path / "brnn-medium").mkdir()
+    (tmp_path / "brnn-medium" / "1.json").write_text(json.dumps(record))
+    shown = invoke("reproduce", "fortunato2017", "--results", tmp_path).stdout
+    assert "2.40e+94" in shown
+    assert "75.50" in shown
+
+
+def test_wrong_data_leave_no_folder(tmp_path):
+    result = invoke("reproduce", "gal2016", "--data", tmp_path / "none", "--results", tmp_path / "results")
+    assert result.exit_code == 2
+    assert not list((tmp_path / "results").glob("*"))
+
+
 @pytest.mark.parametrize("evaluated", [False, True])
 def test_a_record_without_a_published_figure_is_evaluated_and_not_trained(here, evaluated):
     """Of its own run alone what is missing is measured; where the run has it, it is taken from there."""

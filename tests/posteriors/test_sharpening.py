@@ -293,3 +293,9 @@ def test_errors():
     # and after an error the module is as it was
     assert torch.isfinite(nll())
     assert s._placed is None
+
+
+@pytest.mark.parametrize("norm", [0, -1.0, float("nan"), "1", True])
+def test_a_limit_that_is_none(norm):
+    with pytest.raises(ValueError, match="max_gradient_norm must be a number > 0"):
+        br.PosteriorSharpening(br.BayesByBackprop(nn.Linear(2, 2)), max_gradient_norm=norm)

@@ -88,6 +88,8 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
         ("variational-tied-medium", {"samples": 0, "drop_words": True}, "--drop-words is for draws, and there are no"),
         ("brnn-medium", {"samples": 2, "drop_words": True}, "--drop-words is for models with word dropout, and this"),
         ("variational-tied-medium", {"entropy_samples": 4}, "--entropy-samples is for .*; add --reversed.$"),
+        ("brnn-medium", {"dynamic_rule": "sgd"}, "are for dynamic evaluation; add --dynamic.$"),
+        ("brnn-medium", {"dynamic_decay": "0"}, "are for dynamic evaluation; add --dynamic.$"),
         (
             "variational-tied-medium",
             {"samples": 0, "reversed_text": True, "entropy_samples": 0, "drop_words": True},
@@ -159,6 +161,27 @@ def test_the_bound_of_dynamic_evaluation(text_folder, rule, carry_state):
         assert found[key] == alone[key] == found["dynamic_by_rule"][rule][key.replace("_dynamic", "")]
         assert found[key] < still[key]
     assert not any("bound" in key for key in task_of("brnn-medium", text_folder).evaluate(dynamic=True))
+
+
+def test_a_bound_beyond_all_numbers_is_left_out_of_dynamic_evaluation(text_folder, monkeypatch):
+    """The rate of learning is not to blame, and what is sound is kept."""
+    monkeypatch.setattr(scoring, "sharpened_perplexity", lambda *args, **kwargs: 12.0)
+    task = task_of("brnn-sharpened-medium", text_folder, "init_eta=1e3")
+    said = []
+    found = task.evaluate(samples=0, dynamic=True, dynamic_lr=1e-3, say=said.append)
+    assert not any("dynamic_bound" in key for key in found)
+    assert found["test_perplexity_dynamic"] > 0
+    assert sum("the bound is larger than any number" in text for text in said) == 2
+    task = task_of("brnn-sharpened-medium", text_folder, "init_eta=0.02")  # large, but a number
+    found = task.evaluate(samples=0, dynamic=True, dynamic_lr=1e-3)
+    assert found["test_perplexity_dynamic_bound"] > len(task.streams.vocabulary)
+
+
+def test_how_many_streams_the_bound_had(text_folder):
+    task = task_of("brnn-sharpened-medium", text_folder, "batch_size=20", "window=23")
+    fewest = min(len(task.streams.valid), len(task.streams.test)) // 24
+    assert fewest < 20
+    assert task.evaluate(samples=0)["bound_streams"] == fewest
 
 
 def test_the_rate_of_dynamic_evaluation_is_chosen_on_validation(text_folder):

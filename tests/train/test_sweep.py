@@ -246,6 +246,8 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
         swept(grid=["hidden=2"], search=["lr=1:2"])
     with pytest.raises(UserError, match="needs --trials"):
         swept(search=["lr=1:2"])
+    with pytest.raises(UserError, match="--trials is for a search; a grid runs all its points"):
+        swept(grid=["hidden=2"], trials=1)
     with pytest.raises(UserError, match="storage cannot be opened"):
         swept(grid=["hidden=2"], storage="no url")
     with pytest.raises(UserError, match="storage cannot be opened"):

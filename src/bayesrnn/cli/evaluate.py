@@ -45,14 +45,16 @@ def command(
             rich_help_panel=_LANGUAGE,
         ),
     ] = None,
-    dynamic_rule: Annotated[str, typer.Option(help="sgd, or rms (Krause et al.).", rich_help_panel=_LANGUAGE)] = "sgd",
+    dynamic_rule: Annotated[
+        str | None, typer.Option(help="sgd (the default), or rms (Krause et al.).", rich_help_panel=_LANGUAGE)
+    ] = None,
     dynamic_decay: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Pull back to the trained weights, or several with commas: the best on validation.",
+            help="Pull back to the trained weights, or several with commas: the best on validation. Default: 0.",
             rich_help_panel=_LANGUAGE,
         ),
-    ] = "0",
+    ] = None,
     drop_words: Annotated[
         bool,
         typer.Option(

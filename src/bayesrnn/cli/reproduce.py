@@ -1,7 +1,7 @@
 """``bayesrnn reproduce``: a published table beside our own figures, from records; missing rows can be run."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -147,6 +147,16 @@ class _Row:
         except OSError as error:
             raise UserError(f"{self.folder} cannot be made ({error.strerror}); choose another --results.") from None
 
+    @contextmanager
+    def no_empty_folder(self) -> Iterator[None]:
+        """Where nothing came of it, as it was before."""
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                self.folder.rmdir()
+            raise
+
     def free(self) -> Path:
         """Where a record goes: to SEED.json, or beside the record of other settings or another text that is there."""
         import itertools
@@ -196,6 +206,10 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
+def _shown(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
 def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
     import statistics
 
@@ -206,8 +220,8 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
             ours = [value for each in found if (value := _number(each)) is not None]
             text = None
             if ours:
-                spread = f" ± {statistics.stdev(ours):.2f}" if len(ours) > 1 else ""
-                text = f"{statistics.fmean(ours):.2f}{spread}"
+                spread = f" ± {_shown(statistics.stdev(ours))}" if len(ours) > 1 else ""
+                text = f"{_shown(statistics.fmean(ours))}{spread}"
             paper = getattr(recipe.paper, published)
             lines.append({"measure": name, "paper": paper, "ours": text, "seeds": len(ours) or None})
     return lines
@@ -239,7 +253,7 @@ def _run(
 ) -> None:
     """Train the row where its run is not there, measure what the paper has, and write the record."""
     from bayesrnn.reading import read_json
-    from bayesrnn.tasks.figures import merged
+    from bayesrnn.tasks.figures import by_rule, merged
     from bayesrnn.train.run_folder import MARKER, RECORD, as_json, write_file
 
     told = f"{row.name}, seed {row.seed}"
@@ -248,7 +262,7 @@ def _run(
     console.print(told, style="bold", soft_wrap=True, markup=False)
     _check_folder(row)
     row.make_folder()
-    with _advice(console, row):
+    with row.no_empty_folder(), _advice(console, row):
         if not (row.out / RECORD).exists():
             if found is not None and not (row.out / MARKER).exists():
                 console.print(f"Its run is not in {row.out}: it is trained.", soft_wrap=True, markup=False)
@@ -256,6 +270,8 @@ def _run(
         before = read_json(row.out / RECORD)
         same = found is not None and found[1].get("started") == before.get("started")
         known = merged(before["metrics"], _known(found[1]["metrics"] if found and same else {}))
+        if set(DYNAMIC) & (set(row.lacking(known)) - set(row.lacking(before["metrics"]))):  # measured anew since
+            known = merged(known, {"dynamic_by_rule": by_rule(before["metrics"])})
         new = _measure(console, row, known, device)
     file = row.free() if found is None else found[0]
     if file.exists() and not same:
@@ -344,6 +360,7 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
     from bayesrnn.cli.evaluate import record
     from bayesrnn.errors import UserError
     from bayesrnn.tasks.evaluation import evaluate
+    from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
     from bayesrnn.tasks.language import Language
     from bayesrnn.tasks.trained import open_run
     from bayesrnn.train.engine import set_precision
@@ -361,12 +378,14 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
         return {}
     dynamic = bool(set(DYNAMIC) & set(missing))
     settings = row.wanted.evaluate
+    chosen = by_rule(known).get(PAPERS_RULE, {})  # on validation, when it was measured before
     metrics = evaluate(
         trained,
         task.streams,
         samples=settings.samples if "test_mc" in missing else 0,
         dynamic=dynamic,
-        dynamic_lr=settings.dynamic_lr if dynamic else None,
+        dynamic_lr=chosen.get("lr", settings.dynamic_lr) if dynamic else None,
+        dynamic_decay=chosen.get("decay", 0.0) if dynamic else None,
         reversed_text=bool({"entropy_gap", "entropy_gap_mean"} & set(missing)),
         say=lambda text: console.print(text, style="dim"),
     )

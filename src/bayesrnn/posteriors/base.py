@@ -19,7 +19,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
 from bayesrnn import draws
-from bayesrnn.compiling import uncompiled
+from bayesrnn.compiling import copied, not_compiled, uncompiled
 from bayesrnn.kernels.gaussian.plan import Recurrent
 from bayesrnn.nn import layered
 
@@ -221,7 +221,7 @@ class Bayesian(nn.Module):
         if not isinstance(module, nn.Module):
             raise TypeError(f"expected a torch.nn.Module, got {type(module).__name__}")
         _refuse_unconvertible(module)
-        self.module = copy.deepcopy(module)
+        self.module = copied(module)
         weights, places = find_weights(self.module, include, exclude)
         self._names = [w.name for w in weights]
         self._places = places
@@ -233,7 +233,7 @@ class Bayesian(nn.Module):
         memo[id(self)] = new
         for key, value in self.__dict__.items():
             new.__dict__[key] = None if key == "_current" else copy.deepcopy(value, memo)
-        return new
+        return not_compiled(new)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_current": None}
@@ -306,7 +306,7 @@ class Bayesian(nn.Module):
 
     def mean_module(self) -> nn.Module:
         """A plain deep copy of the module with the posterior means in place."""
-        made = copy.deepcopy(self.module)
+        made = copied(self.module)
         for part in made.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters()  # a copy of cuDNN's one piece of memory is many

@@ -62,6 +62,8 @@ class PosteriorSharpening(nn.Module):
             raise TypeError(f"PosteriorSharpening goes around a br.BayesByBackprop, got {type(q).__name__}")
         self.q = q
         self.sigma0 = _check_sigma("sigma0", sigma0)
+        if max_gradient_norm is not None and (not draws.is_number(max_gradient_norm) or not max_gradient_norm > 0):
+            raise ValueError(f"max_gradient_norm must be a number > 0, or None for no limit, got {max_gradient_norm!r}")
         self.max_gradient_norm = max_gradient_norm
         start = self.sigma0**2 / 10 if init_eta is None else float(init_eta)
         self.eta = ParameterTree({n: torch.full_like(m, start, requires_grad=False) for n, m in q.means.items()})

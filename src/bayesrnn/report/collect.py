@@ -166,7 +166,7 @@ def _named_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
     keys = [f"{split}_perplexity{kind}" for split in ("valid", "test") for kind in ("", "_bound")]
-    found = {key: value for key, value in metrics.items() if "_perplexity_dynamic" not in key}
+    found = {k: value for k, value in metrics.items() if "_perplexity_dynamic" not in k and k != "dynamic_tried"}
     for rule, figures in by_rule(metrics).items():
         end = "" if rule == PAPERS_RULE else f"_{rule}"
         found |= {k.replace("perplexity", f"perplexity_dynamic{end}"): figures[k] for k in keys if k in figures}

@@ -1,6 +1,6 @@
 """Two short tables of language models: all published rows at a glance, and what more can be had of a trained model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from bayesrnn import recipes
 from bayesrnn.recipes import Recipe
 from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.language import label, load
-from bayesrnn.report.records import Record, devices, figures, mean
+from bayesrnn.report.records import Record, devices, mean
 from bayesrnn.report.tables import Column, markdown_table
 from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
@@ -51,18 +51,25 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     rules = [by_rule(record["metrics"]) for record in records]
     rule = PAPERS_RULE if any(PAPERS_RULE in each for each in rules) else next((r for each in rules for r in each), "")
     learnt = [each[rule] for each in rules if rule in each]
-    dynamic = mean([figures[key] for figures in learnt if key in figures], _PLACES)
-    if dynamic is None:  # the bound was not measured
-        dynamic = mean([figures["test_perplexity"] for figures in learnt], _PLACES)
+    named, found = [] if rule == PAPERS_RULE else [rule], _numbers(learnt, key)
+    if len(found) < len(_numbers(learnt, "test_perplexity")):  # the bound was not measured of all
+        named, found = [*named, "no bound"], _numbers(learnt, "test_perplexity")
+    dynamic = mean(found, _PLACES)
+    metrics = [record["metrics"] for record in records]
     return {
-        "ours": mean(figures(records, key), _PLACES),
-        "ours_mc": mean(figures(records, "test_perplexity_mc"), _PLACES) if recipe.paper.test_mc else None,
-        "ours_dynamic": dynamic and (dynamic if rule == PAPERS_RULE else f"{dynamic} ({rule})"),
+        "ours": mean(_numbers(metrics, key), _PLACES),
+        "ours_mc": mean(_numbers(metrics, "test_perplexity_mc"), _PLACES) if recipe.paper.test_mc else None,
+        "ours_dynamic": f"{dynamic} ({', '.join(named)})" if dynamic and named else dynamic,
     }
 
 
+def _numbers(tables: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """Of those that have one there."""
+    return [value for each in tables if isinstance(value := each.get(key), float)]
+
+
 _FURTHER = (
-    Column("recipe", "recipe"), Column("seed", "seed"), Column("test_perplexity", "mean", _PLACES),
+    Column("recipe", "recipe"), Column("seed", "seed"), Column("mean", "mean", _PLACES),
     Column("tempered", "at temperature"), Column("drawn", "average of draws"),
     Column("sgd", "dynamic (sgd)", _PLACES), Column("rms", "dynamic (rms)", _PLACES),
 )  # fmt: skip
@@ -72,14 +79,21 @@ def further(results: Path) -> str:
     """Test perplexities of the runs whose temperature was chosen: one model, measured in several ways."""
     rows = []
     for name, records in load(results).items():
-        for record in (r for r in records if "temperature" in r["metrics"]):
+        for record in records:
             metrics = record["metrics"]
-            rules = {rule: figures.get("test_perplexity") for rule, figures in by_rule(metrics).items()}
-            row = {"recipe": label(name, record), "seed": record["seed"], **rules}
-            row["test_perplexity"] = metrics["test_perplexity"]
-            row["tempered"] = f"{metrics['test_perplexity_tempered']:.2f} (T = {metrics['temperature']:.2f})"
-            if "test_perplexity_mc" in metrics:
-                row["drawn"] = f"{metrics['test_perplexity_mc']:.2f} ({metrics['samples']})"
+            plain, tempered, temperature, drawn = (
+                next(iter(_numbers([metrics], key)), None)
+                for key in ("test_perplexity", "test_perplexity_tempered", "temperature", "test_perplexity_mc")
+            )
+            if temperature is None or tempered is None:
+                continue
+            row = {"recipe": label(name, record), "seed": record["seed"], "mean": plain}
+            row["tempered"] = f"{tempered:.2f} (T = {temperature:.2f})"
+            row["drawn"] = None if drawn is None else f"{drawn:.2f} ({metrics.get('samples')})"
+            rules = by_rule(metrics)
+            row |= {
+                rule: next(iter(_numbers([rules.get(rule, {})], "test_perplexity")), None) for rule in ("sgd", "rms")
+            }
             rows.append(row)
     return markdown_table(rows, _FURTHER)
 

@@ -12,7 +12,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.reading import counted
 from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
-from bayesrnn.tasks.figures import WORDS, by_rule
+from bayesrnn.tasks.figures import PAPERS_RULE, WORDS, by_rule
 
 RMS_LR = 2e-4  # by the RMS rule, whose steps have another unit; the best for best-medium on Penn Treebank
 
@@ -35,8 +35,8 @@ def evaluate(
     reversed_text: bool = False,
     temperature: bool = False,
     dynamic_lr: str | float | None = None,
-    dynamic_rule: str = "sgd",
-    dynamic_decay: str | float = 0.0,
+    dynamic_rule: str | None = None,
+    dynamic_decay: str | float | None = None,
     drop_words: bool = False,
     test_only: bool = False,
     entropy_samples: int | None = None,
@@ -53,17 +53,17 @@ def evaluate(
         dynamic: learn on while being tested, on the posterior mean; for a sharpened model the bound as well.
         reversed_text: entropy on the reversed test text against that on the text itself.
         temperature: of the posterior mean, chosen on the validation text; both texts are measured with it.
-        dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate, or RMS_LR. Of
-            several rates, "0.05,0.1", or decays, those that are best on the validation text are taken for the test
-            text: first the rate, with the first decay; then the decay, with that rate.
+        dynamic_lr, dynamic_rule, dynamic_decay: see ``br.dynamic_evaluation``; None: the recipe's rate, or RMS_LR; SGD;
+            no decay. Of several rates, "0.05,0.1", or decays, those that are best on the validation text are taken for
+            the test text: first the rate, with the first decay; then the decay, with that rate.
         drop_words: keep the dropout of word types on in draws; the authors had it off. Figures of such draws have names
             that end in ``_words``.
         test_only: Monte Carlo on the test text alone, which halves its time.
         entropy_samples: draws for the entropy gap and for calibration; 0: the mean alone. None: 10.
     """
-    decays = _numbers("--dynamic-decay", str(dynamic_decay), below=1.0)
-    if not dynamic and (dynamic_lr is not None or dynamic_rule != "sgd" or any(decays)):
+    if not dynamic and any(given is not None for given in (dynamic_lr, dynamic_rule, dynamic_decay)):
         raise UserError("--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic.")
+    decays = _numbers("--dynamic-decay", str(dynamic_decay or 0), below=1.0)
     usual = RMS_LR if dynamic_rule == "rms" else run.recipe.evaluate.dynamic_lr
     rates = [usual] if dynamic_lr is None else _numbers("--dynamic-lr", str(dynamic_lr))
     random, drawn = language.is_random(run.recipe), 10 if entropy_samples is None else entropy_samples
@@ -105,16 +105,16 @@ def evaluate(
                 ]
     if run.recipe.posterior.kind == "sharpened":
         data = run.recipe.data
-        metrics["bound_streams"] = data.batch_size
         for split, stream in splits.items():
             say(f"sharpened bound on {split}")
             parts = batchify(stream[:, 0], min(data.batch_size, len(stream) // (data.window + 1)))
+            metrics["bound_streams"] = min(metrics.get("bound_streams", data.batch_size), parts.shape[1])
             metrics[f"{split}_perplexity_bound"] = scoring.sharpened_perplexity(
                 run.model, parts, window=data.window, carry_state=data.carry_state
             )
     if dynamic:
         limits = {split: _diverged_above(metrics[f"{split}_perplexity"], len(streams.vocabulary)) for split in splits}
-        metrics |= _dynamic(run, streams, rates, dynamic_rule, decays, limits, say)
+        metrics |= _dynamic(run, streams, rates, dynamic_rule or PAPERS_RULE, decays, limits, say)
     if reversed_text:
         metrics |= _reversed(run, streams.test, drawn if random else 0, drop_words, seed, say)
     return _sound(metrics)
@@ -209,7 +209,7 @@ def _dynamic(
             ).perplexity  # fmt: skip
         except FloatingPointError:
             return math.inf
-        return found if found <= limits[split] else math.inf
+        return found if bound or found <= limits[split] else math.inf
 
     tried: dict[tuple[float, float], float] = {}
 
@@ -236,12 +236,14 @@ def _dynamic(
         found["dynamic_diverged"] = [name for name, value in values.items() if value == math.inf]
     found["valid_perplexity_dynamic"] = tried[lr, decay]
     found["test_perplexity_dynamic"] = perplexity("test", lr, decay)
+    if found["test_perplexity_dynamic"] == math.inf:
+        raise _diverged("test", [(lr, decay)])
     for split in ("valid", "test") if sharpened else ():
         say(f"dynamic evaluation on {split}, {_named((lr, decay))}, sharpened bound")
-        found[f"{split}_perplexity_dynamic_bound"] = perplexity(split, lr, decay, bound=True)
-    for split in ("valid", "test"):
-        if math.inf in (found[f"{split}_perplexity_dynamic"], found.get(f"{split}_perplexity_dynamic_bound")):
-            raise _diverged(split, [(lr, decay)])
+        found[f"{split}_perplexity_dynamic_bound"] = value = perplexity(split, lr, decay, bound=True)
+        if value == math.inf:
+            del found[f"{split}_perplexity_dynamic_bound"]
+            say("the bound is larger than any number: the rates of sharpening (eta) are too high here; it is left out")
     return found | {"dynamic_by_rule": by_rule(found)}
 
 

@@ -323,15 +323,15 @@ class Language(Task):
         reversed_text: bool = False,
         temperature: bool = False,
         dynamic_lr: str | float | None = None,
-        dynamic_rule: str = "sgd",
-        dynamic_decay: str | float = 0.0,
+        dynamic_rule: str | None = None,
+        dynamic_decay: str | float | None = None,
         drop_words: bool = False,
         test_only: bool = False,
         entropy_samples: int | None = None,
     ) -> dict[str, Any]:
         from bayesrnn.tasks.evaluation import evaluate
 
-        if dynamic_rule not in ("sgd", "rms"):
+        if dynamic_rule not in (None, "sgd", "rms"):
             raise UserError(f"There is no rule {dynamic_rule}; choose sgd or rms.")
         return evaluate(
             self,

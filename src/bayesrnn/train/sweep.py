@@ -73,6 +73,8 @@ def sweep(
     space: Space = read_grid(recipe, grid) if grid else read_search(recipe, search or [])
     if search and trials is None:
         raise UserError("A search needs --trials, the number of runs.")
+    if trials is not None and not search:
+        raise UserError("--trials is for a search; a grid runs all its points, so leave it away.")
     where = device_of(device)
     about = {
         "recipe": Path(name).stem,
