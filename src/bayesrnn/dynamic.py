@@ -296,17 +296,17 @@ def mean_squared_gradients(
     """Mean over windows of the squared gradients of the posterior mean, for `rule="rms"`; run it on training data."""
     scored = Categorical() if likelihood is None else likelihood
     _check_stream(inputs, targets, window, scored)
-    copied = mean_copy(model)
-    weights = {n: p for n, p in copied.named_parameters() if p.requires_grad}
+    mean = mean_copy(model)
+    weights = {n: p for n, p in mean.named_parameters() if p.requires_grad}
     sums = {n: torch.zeros_like(p, requires_grad=False) for n, p in weights.items()}
     if not weights:
         return {}
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     state, windows = None, 0
-    with differentiable_in_eval(copied), torch.enable_grad():
+    with differentiable_in_eval(mean), torch.enable_grad():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
-            output, state = call(copied, x, state if carry_state else None)
+            output, state = call(mean, x, state if carry_state else None)
             loss = scored.nll(output, y) / inputs.shape[1]
             state = detach(state)
             gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
