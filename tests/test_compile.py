@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 
 import pytest
@@ -151,3 +153,40 @@ def test_inductor():
         out = run(x)[0]
         found.append((out, torch.autograd.grad(out.square().sum(), list(q.parameters()))))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bayes", "sharpened"])
+def test_a_model_compiled_in_place_is_copied_and_pickled_without_it(kind):
+    torch.manual_seed(0)
+    q = br.BayesByBackprop(nn.Linear(3, 2))
+    m = br.PosteriorSharpening(q) if kind == "sharpened" else q
+    x = torch.randn(4, 3)
+    m.eval().compile(backend="eager")
+    expected = m(x)
+    for other in (copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
+        torch.testing.assert_close(other(x), expected)
+        inner = other.q if kind == "sharpened" else other
+        with torch.no_grad():
+            inner.means["bias"].add_(5.0)
+        torch.testing.assert_close(other(x), expected + 5)
+    torch.testing.assert_close(m(x), expected)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, br.LSTM])
+def test_a_layer_compiled_in_place_is_exported_without_it(layer):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = layer(3, 4)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    m, x = Model().eval(), torch.randn(5, 2, 3)
+    m.rnn.compile(backend="eager")
+    expected, made = m(x), br.to_torch(m)
+    torch.testing.assert_close(made(x), expected)
+    with torch.no_grad():
+        made.rnn.weight_hh_l0.zero_()
+    assert not torch.allclose(made(x), expected)
+    torch.testing.assert_close(m(x), expected)

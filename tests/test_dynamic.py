@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import functools
 import math
 
 import pytest
@@ -465,3 +466,43 @@ def test_a_model_with_nothing_to_learn_is_scored(decay):
     result = br.dynamic_evaluation(m, s[:-1], s[1:], lr=0.1, decay=decay)
     assert result.nll == pytest.approx(ordinary(m, s[:-1], s[1:]), rel=1e-10)
     assert mean_squared_gradients(m, s[:-1], s[1:]) == {}
+
+
+def unused_alone():
+    """Its one parameter that may learn has no part in the output."""
+    m = Unused().double().requires_grad_(False)
+    m.unused.requires_grad_()
+    return m
+
+
+def test_only_what_is_not_used_may_learn():
+    torch.manual_seed(0)
+    s, m = stream(), unused_alone()
+    for rule in ("sgd", "rms"):
+        scale = mean_squared_gradients(m, s[:-1], s[1:])
+        assert all(not value.any() for value in scale.values())
+        result = br.dynamic_evaluation(m, s[:-1], s[1:], rule=rule, decay=0.1, gradient_scale=scale)
+        assert result.nll == pytest.approx(ordinary(m, s[:-1], s[1:]), rel=1e-10)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_inside_autocast(bound):
+    """Its lowered copies of weights are made anew after every step, as they are without a cache."""
+    torch.manual_seed(0)
+    s, m = stream(batch=2), br.PosteriorSharpening(br.BayesByBackprop(LanguageModel()), sigma0=0.1, init_eta=2e-2)
+    run = functools.partial(br.dynamic_evaluation, m, s[:-1], s[1:], window=20, bound=bound)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        expected = {lr: run(lr=lr).nll for lr in (0.0, 0.3)}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.is_autocast_cache_enabled()
+        assert {lr: run(lr=lr).nll for lr in (0.0, 0.3)} == expected
+        assert torch.is_autocast_cache_enabled()
+    assert abs(expected[0.3] / expected[0.0] - 1) > 1e-3
+
+
+def test_inference_mode_is_refused():
+    s, m = stream(), model()
+    with torch.inference_mode():
+        for learn in (br.dynamic_evaluation, mean_squared_gradients):
+            with pytest.raises(RuntimeError, match=r"which torch.inference_mode\(\) forbids"):
+                learn(m, s[:-1], s[1:])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,7 @@ def dynamic_evaluation(
     Returns:
         `DynamicResult` with `.nll`, `.count`, `.perplexity` and the adapted `.model`.
     """
+    _check_learning()
     draws.check_choice("rule", rule, ("sgd", "rms"))
     if rule == "rms" and gradient_scale is None:
         raise ValueError("rule='rms' needs gradient_scale: make it with bayesrnn.dynamic.mean_squared_gradients")
@@ -125,12 +127,12 @@ def dynamic_evaluation(
     frozen = sharpening.frozen if sharpening else []
     moving = [*weights.values(), *(p.requires_grad_() for p in frozen)]
     found, learning = _Score(model, lr), _Rule(weights, lr, decay, scale, epsilon)
-    with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states():
+    with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states(), _no_autocast_cache():
         for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
             before = state if carry_state else None
             output, state = call(adapted, x, before)
             nll = scored.nll(output, y)
-            gradients = torch.autograd.grad(nll / inputs.shape[1], moving, allow_unused=True) if moving else ()
+            gradients = _gradients(nll / inputs.shape[1], moving)
             value = nll.detach()
             if sharpening is not None:
                 (output, state), kl = sharpening(x, before, dict(zip(map(id, moving), gradients, strict=True)))
@@ -142,6 +144,33 @@ def dynamic_evaluation(
         p.requires_grad_(False)
     total, count = found.sums()
     return DynamicResult(total, count, adapted)
+
+
+def _check_learning() -> None:
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "dynamic evaluation takes gradients, which torch.inference_mode() forbids: leave that block, or use "
+            "torch.no_grad() in its place"
+        )
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Inside `torch.autocast` lowered copies of weights are kept for the block, though the weights go on changing."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+def _gradients(loss: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """None for a weight that the loss does not depend on."""
+    if not weights or not loss.requires_grad:
+        return (None,) * len(weights)
+    return torch.autograd.grad(loss, weights, allow_unused=True)
 
 
 class _Sharpening:
@@ -294,13 +323,12 @@ def mean_squared_gradients(
     carry_state: bool = True,
 ) -> dict[str, Tensor]:
     """Mean over windows of the squared gradients of the posterior mean, for `rule="rms"`; run it on training data."""
+    _check_learning()
     scored = Categorical() if likelihood is None else likelihood
     _check_stream(inputs, targets, window, scored)
     mean = mean_copy(model)
     weights = {n: p for n, p in mean.named_parameters() if p.requires_grad}
     sums = {n: torch.zeros_like(p, requires_grad=False) for n, p in weights.items()}
-    if not weights:
-        return {}
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
     state, windows = None, 0
@@ -309,7 +337,7 @@ def mean_squared_gradients(
             output, state = call(mean, x, state if carry_state else None)
             loss = scored.nll(output, y) / inputs.shape[1]
             state = detach(state)
-            gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+            gradients = _gradients(loss, list(weights.values()))
             known = [(total, g) for total, g in zip(sums.values(), gradients, strict=True) if g is not None]
             if known:
                 totals, found = map(list, zip(*known, strict=True))

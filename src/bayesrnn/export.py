@@ -5,7 +5,6 @@ All three hold the posterior mean, as `model.eval()` gives it, and none needs ba
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 import warnings
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from bayesrnn.compiling import copied
 from bayesrnn.draws import _SLOT
 from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
 from bayesrnn.posteriors import Bayesian, PosteriorSharpening
@@ -48,7 +48,7 @@ def to_torch(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    made = _unwrapped(copy.deepcopy(model))
+    made = _unwrapped(copied(model))
     for part in list(made.modules()):
         for attribute in _wrapped(part):
             setattr(part, attribute, _unwrapped(getattr(part, attribute)))
@@ -222,7 +222,7 @@ def to_onnx(
     plain, args, shapes = _prepared(model, args, dynamic_shapes)
     plain = plain.float().cpu()
     args = torch.utils._pytree.tree_map_only(Tensor, _to_float_on_cpu, args)
-    graph = _with_onnx_layers(copy.deepcopy(plain))
+    graph = _with_onnx_layers(copied(plain))
     try:
         with _quiet_exporter():
             program: Any = torch.onnx.export(

@@ -271,9 +271,22 @@ def test_a_figure_of_any_size_is_shown(tmp_path):
 
 
 def test_wrong_data_leave_no_folder(tmp_path):
-    result = invoke("reproduce", "gal2016", "--data", tmp_path / "none", "--results", tmp_path / "results")
-    assert result.exit_code == 2
-    assert not list((tmp_path / "results").glob("*"))
+    (tmp_path / "there").mkdir()
+    for results in ("there", "new", "there/a/b"):
+        result = invoke("reproduce", "gal2016", "--data", tmp_path / "none", "--results", tmp_path / results)
+        assert result.exit_code == 2
+        assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_rate_that_is_asked_for_counts(here):
+    folder, words = here
+    file = folder / "results/brnn-medium/1.json"
+    old = {"sgd": {"lr": 0.3, "decay": 0.0, "valid_perplexity": 12.0}}
+    change(file, **{**LACKING, "dynamic_by_rule": old})
+    change(folder / "runs/brnn-medium/1/record.json", **{**LACKING, "dynamic_by_rule": old})
+    result = invoke(*words, "--set", "evaluate.dynamic_lr=0.05")
+    assert result.exit_code == 0, result.output
+    assert json.loads(file.read_text())["metrics"]["dynamic_lr"] == 0.05
 
 
 @pytest.mark.parametrize("evaluated", [False, True])

@@ -90,6 +90,7 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
         ("variational-tied-medium", {"entropy_samples": 4}, "--entropy-samples is for .*; add --reversed.$"),
         ("brnn-medium", {"dynamic_rule": "sgd"}, "are for dynamic evaluation; add --dynamic.$"),
         ("brnn-medium", {"dynamic_decay": "0"}, "are for dynamic evaluation; add --dynamic.$"),
+        ("brnn-medium", {"dynamic": True, "dynamic_decay": ""}, "--dynamic-decay is ; it must be a number"),
         (
             "variational-tied-medium",
             {"samples": 0, "reversed_text": True, "entropy_samples": 0, "drop_words": True},

@@ -148,13 +148,16 @@ class _Row:
             raise UserError(f"{self.folder} cannot be made ({error.strerror}); choose another --results.") from None
 
     @contextmanager
-    def no_empty_folder(self) -> Iterator[None]:
-        """Where nothing came of it, as it was before."""
+    def folder_made(self) -> Iterator[None]:
+        """With the folder of records; where nothing comes of it, without those that were made for it."""
+        new = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
+        self.make_folder()
         try:
             yield
         except BaseException:
-            with suppress(OSError):
-                self.folder.rmdir()
+            with suppress(OSError):  # one with something in it stays, and so do those above
+                for folder in new:
+                    folder.rmdir()
             raise
 
     def free(self) -> Path:
@@ -261,8 +264,7 @@ def _run(
         told += f": {found[0]} lacks {', '.join(row.lacking(found[1]['metrics']))}"
     console.print(told, style="bold", soft_wrap=True, markup=False)
     _check_folder(row)
-    row.make_folder()
-    with row.no_empty_folder(), _advice(console, row):
+    with row.folder_made(), _advice(console, row):
         if not (row.out / RECORD).exists():
             if found is not None and not (row.out / MARKER).exists():
                 console.print(f"Its run is not in {row.out}: it is trained.", soft_wrap=True, markup=False)
@@ -357,6 +359,7 @@ def _train(console: "Console", row: _Row, device: str | None, overrides: list[st
 
 def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None) -> dict[str, Any]:
     """What the paper has figures of and these are not; added to the run's own record too."""
+    from bayesrnn import recipes
     from bayesrnn.cli.evaluate import record
     from bayesrnn.errors import UserError
     from bayesrnn.tasks.evaluation import evaluate
@@ -378,14 +381,16 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
         return {}
     dynamic = bool(set(DYNAMIC) & set(missing))
     settings = row.wanted.evaluate
-    chosen = by_rule(known).get(PAPERS_RULE, {})  # on validation, when it was measured before
+    chosen = {}
+    if settings.dynamic_lr == recipes.load(row.name).evaluate.dynamic_lr:  # none was asked for
+        chosen = by_rule(known).get(PAPERS_RULE, {})  # on validation, when it was measured before
     metrics = evaluate(
         trained,
         task.streams,
         samples=settings.samples if "test_mc" in missing else 0,
         dynamic=dynamic,
-        dynamic_lr=chosen.get("lr", settings.dynamic_lr) if dynamic else None,
-        dynamic_decay=chosen.get("decay", 0.0) if dynamic else None,
+        dynamic_lr=_number(chosen.get("lr")) or settings.dynamic_lr if dynamic else None,
+        dynamic_decay=_number(chosen.get("decay")) or 0.0 if dynamic else None,
         reversed_text=bool({"entropy_gap", "entropy_gap_mean"} & set(missing)),
         say=lambda text: console.print(text, style="dim"),
     )

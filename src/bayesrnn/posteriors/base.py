@@ -236,7 +236,7 @@ class Bayesian(nn.Module):
         return not_compiled(new)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_current": None}
+        return {**super().__getstate__(), "_current": None}
 
     @property
     def means(self) -> dict[str, Tensor]:

@@ -91,7 +91,7 @@ class DiagonalGaussian(nn.Module):
         self._latest: tuple[Any, list[int], reference.Sample | plan.Drawn] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_latest": None}
+        return {**super().__getstate__(), "_latest": None}
 
     def sigma(self, name: str) -> Tensor:
         return F.softplus(self.rho[name])

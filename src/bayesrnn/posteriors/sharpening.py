@@ -71,7 +71,7 @@ class PosteriorSharpening(nn.Module):
         self._sharpening: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_placed": None, "_sharpening": None}
+        return {**super().__getstate__(), "_placed": None, "_sharpening": None}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._placed is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn import recipes
-from bayesrnn.recipes import Recipe
+from bayesrnn.recipes import Recipe, tables
 from bayesrnn.report.changes import changed_settings
 from bayesrnn.report.language import label, load
 from bayesrnn.report.records import Record, devices, mean
@@ -28,7 +28,7 @@ def glance(results: Path) -> str:
     for name, records in load(results).items():
         recipe, own = recipes.load(name), [record for record in records if not changed_settings(record)]
         if recipe.table in _TABLES and own:
-            rows.append({"recipe": name, "seeds": len(own), **_published(recipe), **_measured(recipe, own)})
+            rows.append({"recipe": name, "seeds": len(own), **_published(name, recipe), **_measured(recipe, own)})
             shown += own
     if not rows:
         return markdown_table([], _GLANCE)
@@ -40,9 +40,14 @@ def glance(results: Path) -> str:
     return "\n".join([markdown_table(rows, _GLANCE), sentence])
 
 
-def _published(recipe: Recipe) -> dict[str, Any]:
-    paper = recipe.paper
-    return {"paper": paper.test, "paper_mc": paper.test_mc, "paper_dynamic": paper.test_dynamic}
+def _published(name: str, recipe: Recipe) -> dict[str, Any]:
+    """What the recipe's own paper does not have may be in another's table."""
+    papers = [recipe.paper, *(rows[name].paper for rows in map(tables.rows, tables.TABLES) if name in rows)]
+    figures = {"paper": "test", "paper_mc": "test_mc", "paper_dynamic": "test_dynamic"}
+    return {
+        column: next((value for paper in papers if (value := getattr(paper, key)) is not None), None)
+        for column, key in figures.items()
+    }
 
 
 def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
@@ -63,9 +68,9 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _numbers(tables: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Of those that have one there."""
-    return [value for each in tables if isinstance(value := each.get(key), float)]
+    return [value for each in records if isinstance(value := each.get(key), float)]
 
 
 _FURTHER = (

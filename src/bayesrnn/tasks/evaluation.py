@@ -63,7 +63,7 @@ def evaluate(
     """
     if not dynamic and any(given is not None for given in (dynamic_lr, dynamic_rule, dynamic_decay)):
         raise UserError("--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic.")
-    decays = _numbers("--dynamic-decay", str(dynamic_decay or 0), below=1.0)
+    decays = _numbers("--dynamic-decay", str(0 if dynamic_decay is None else dynamic_decay), below=1.0)
     usual = RMS_LR if dynamic_rule == "rms" else run.recipe.evaluate.dynamic_lr
     rates = [usual] if dynamic_lr is None else _numbers("--dynamic-lr", str(dynamic_lr))
     random, drawn = language.is_random(run.recipe), 10 if entropy_samples is None else entropy_samples
