@@ -369,6 +369,7 @@ def main(words: list[str] | None = None) -> None:
     if options.list:
         print("\n".join([*VARIANTS, COMPUTED]))
         return
+    commit()  # now: the checkout may move on meanwhile
     for name in options.only:
         path = options.out / f"{name}-{options.size}-{options.seed}.json"
         if path.exists() and not options.force:

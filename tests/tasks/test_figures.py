@@ -53,14 +53,6 @@ def test_odd_figures_by_rule_do_not_stand_in_the_way(odd):
     assert found["dynamic_by_rule"]["rms"] == RMS
 
 
-def test_the_rates_that_were_tried_stay_with_the_one_that_was_chosen():
-    again = {**{key: SGD[key] for key in ("lr", "decay", "clip")}, "valid_perplexity": 73.9, "test_perplexity": 71.1}
-    found = merged(dynamic("sgd", SGD), dynamic("sgd", again))
-    assert found["dynamic_by_rule"] == {"sgd": {**again, "tried": SGD["tried"]}}
-    other = {**again, "lr": 0.2}
-    assert merged(found, dynamic("sgd", other))["dynamic_by_rule"] == {"sgd": other}
-
-
 def test_a_bound_goes_with_its_rule():
     """The names without a rule are all of one rule, though another one has figures that this one lacks."""
     bounded = {**SGD, "valid_perplexity_bound": 73.6, "test_perplexity_bound": 70.8}

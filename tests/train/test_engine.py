@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.tasks.base import TASKS
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.engine import Writer
-from bayesrnn.train.launch import device_of, launch
+from bayesrnn.train.launch import commit, device_of, launch
 from bayesrnn.train.run_folder import identity
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=3", "decay_after=1"]
@@ -96,6 +97,23 @@ def test_averaging_that_would_begin_after_the_last_epoch_is_told(text_folder, tm
     told = Quiet()
     run(text_folder, tmp_path / "r", overrides=[f"average_from={first}"], reporter=told)
     assert [line.partition(", and ")[2].rstrip(".") for line in told.said if "averaged" in line] == said
+
+
+def test_a_record_names_the_commit_that_the_run_began_with(text_folder, tmp_path, monkeypatch):
+    """Though the checkout has another one when it ends."""
+    said = ["first"]
+
+    class Moving(Quiet):
+        def epoch(self, *args):
+            said[0] = "later"
+
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: SimpleNamespace(stdout=f"{said[0]}\n"))
+    commit.cache_clear()
+    try:
+        assert run(text_folder, tmp_path / "r", reporter=Moving())["commit"] == "first"
+        assert said == ["later"]
+    finally:
+        commit.cache_clear()
 
 
 def test_a_run_leaves_its_folder_and_record(text_folder, tmp_path):

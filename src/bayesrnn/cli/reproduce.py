@@ -394,5 +394,11 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
         reversed_text=bool({"entropy_gap", "entropy_gap_mean"} & set(missing)),
         say=lambda text: console.print(text, style="dim"),
     )
+    if dynamic:
+        figures = metrics["dynamic_by_rule"][PAPERS_RULE]
+        if all(figures[key] == chosen.get(key) for key in ("lr", "decay")):  # chosen then, among those tried then
+            tried = {key: chosen[key] for key in ("tried", "diverged") if key in chosen}
+            figures |= tried
+            metrics |= {f"dynamic_{key}": value for key, value in tried.items()}
     record(row.out, metrics)
     return metrics

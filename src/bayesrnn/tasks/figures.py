@@ -44,10 +44,7 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
                 whole.pop(key, None)
     if not by_rule(new):
         return whole
-    before, rules = by_rule(kept), by_rule(kept)
-    for rule, figures in by_rule(new).items():
-        same = all(before.get(rule, {}).get(key) == figures.get(key) for key in ("lr", "decay", "clip"))
-        rules[rule] = {**before.get(rule, {}), **figures} if same else figures  # with the rates that were tried then
+    rules = {**by_rule(kept), **by_rule(new)}
     best = min(rules, key=lambda rule: _on_validation(rules[rule]))
     for key in OF_A_RULE:
         whole.pop(key, None)

@@ -1,5 +1,6 @@
 """From a recipe's name and its data to a finished run folder with its record."""
 
+import functools
 import json
 import os
 import subprocess
@@ -87,6 +88,7 @@ def launch(
 
         going_on = ranks.from_first(claim)
         reporter.say(task.describe())
+        commit()  # now: a checkout may have moved on when the run ends
         started = time.time()
         run = ranks.together(
             lambda: engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph, ranks=ranks)
@@ -276,8 +278,9 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> Non
         )
 
 
+@functools.cache
 def commit() -> str | None:
-    """The commit of the source that runs, where it is a checkout."""
+    """The commit of the source that runs, where it is a checkout: as it was when this was first asked."""
     try:
         found = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
