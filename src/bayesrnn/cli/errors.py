@@ -4,6 +4,7 @@ import errno
 import functools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from bayesrnn.reading import first_line, lack_of_memory, printable
 P = ParamSpec("P")
 R = TypeVar("R")
 _INTERRUPTED = 130
+_TELLING = 3.0  # seconds for the process that says the line: torchrun ends all others with the first one that ends
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -90,6 +92,8 @@ def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
     line = _Said.line = f"bayesrnn: {printable(text)}"
     if not told:
         typer.echo(line, err=True)
+    elif _is_among_others():
+        time.sleep(_TELLING)
     _end_among_others(line, status)
     return typer.Exit(status)
 
