@@ -239,6 +239,23 @@ def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_
     assert len(figures(record)) == 3
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_trial_that_was_taken_and_never_begun_is_not_shown(swept, tmp_path, sampled):
+    """Its process was killed between taking it and saying who has it; the point itself is done."""
+    optuna = pytest.importorskip("optuna")
+    grid = ["hidden=2,3"]
+    whole, _ = swept(grid=grid)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+    study = optuna.load_study(study_name="line", storage=storage)
+    if sampled:
+        study.sampler = optuna.samplers.GridSampler({"model.hidden": [2, 3]}, seed=1)
+    study.ask()
+    again, _ = swept(grid=grid)
+    assert [row["state"] for row in again["trials"]] == ["complete", "complete"]
+    assert figures(again) == figures(whole)
+    storage.remove_session()
+
+
 def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="one of the two"):
         swept()

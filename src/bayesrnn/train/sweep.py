@@ -151,6 +151,16 @@ class _Work:
         retried = self._retried(found)
         return [t for t in found if t.number not in retried and t.user_attrs.get("error") != _SURPLUS]
 
+    def _shown(self, found: list[Any]) -> list[Any]:
+        """Without a trial that a process had taken, and done nothing with, when it was killed: of a grid's point that
+        is done, or of none."""
+        if self.about["kind"] == "search":
+            return found
+        point = {t.number: t.system_attrs.get("grid_id") for t in found}
+        done = {None, *(point[t.number] for t in found if t.state == self.states.COMPLETE)}
+        begun = (t.state != self.states.RUNNING or "worker" in t.user_attrs for t in found)
+        return [t for t, own in zip(found, begun, strict=True) if own or point[t.number] not in done]
+
     def _retried(self, found: list[Any]) -> set[int]:
         return {t.user_attrs["retry_of"] for t in found if "retry_of" in t.user_attrs}
 
@@ -264,7 +274,7 @@ class _Work:
 
     def write(self) -> dict[str, Any]:
         """The table of the study as it is now."""
-        rows = [self._row(t) for t in self._counted(self.study.get_trials(deepcopy=False))]
+        rows = [self._row(t) for t in self._shown(self._counted(self.study.get_trials(deepcopy=False)))]
         done = [row for row in rows if row["state"] == "complete"]
         record = {
             "program": "bayesrnn",
