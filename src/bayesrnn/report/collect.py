@@ -163,13 +163,13 @@ def _run(record: dict[str, Any], path: Path, *, finished: bool, folder: Path | N
 
 def _named_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     """Figures of dynamic evaluation under the name of their rule; the papers' has none."""
-    from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
+    from bayesrnn.tasks.figures import OF_A_RULE, PAPERS_RULE, by_rule
 
-    keys = [f"{split}_perplexity{kind}" for split in ("valid", "test") for kind in ("", "_bound")]
+    names = {key: name for key, name in OF_A_RULE.items() if "_perplexity" in key}
     found = {k: value for k, value in metrics.items() if "_perplexity_dynamic" not in k and k != "dynamic_tried"}
     for rule, figures in by_rule(metrics).items():
         end = "" if rule == PAPERS_RULE else f"_{rule}"
-        found |= {k.replace("perplexity", f"perplexity_dynamic{end}"): figures[k] for k in keys if k in figures}
+        found |= {k.replace("_dynamic", f"_dynamic{end}"): figures[n] for k, n in names.items() if n in figures}
     return found
 
 
