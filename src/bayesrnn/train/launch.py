@@ -88,7 +88,6 @@ def launch(
 
         going_on = ranks.from_first(claim)
         reporter.say(task.describe())
-        commit()  # now: a checkout may have moved on when the run ends
         started = time.time()
         run = ranks.together(
             lambda: engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph, ranks=ranks)
@@ -207,6 +206,7 @@ def _is_ours(out: Path, starters: list[str]) -> bool:
 
 def describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
     """Write what the run is, or see that what is written is the same."""
+    commit()  # for the record, now: a checkout may have moved on when the run ends
     files = task.files()
     if resume and not _was_killed_at_birth(folder, files):
         _check_resumed(folder, config, task)

@@ -21,7 +21,7 @@ from bayesrnn.tasks.base import weights_digest
 from bayesrnn.tasks.language import Language
 from bayesrnn.tasks.trained import Trained, check_files
 from bayesrnn.train import checkpoint, engine
-from bayesrnn.train.launch import commit, describe, go_on, recorded
+from bayesrnn.train.launch import describe, go_on, recorded
 from bayesrnn.train.run_folder import MARKER, RECORD, RunFolder, identity
 
 _ELSEWHERE = "prune a copy of the run"
@@ -230,7 +230,6 @@ def retrain(
         names = (*engine.FILES, *files)
         with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
             describe(folder, config, task, resume=resume)
-            commit()  # now: a checkout may have moved on when the run ends
             started, held = time.time(), task.held(task.start)
             trained = _Run(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=held)
             step = trained.step
