@@ -37,16 +37,16 @@ def test_every_published_row_at_a_glance(tmp_path):
     written(tmp_path, "small-plain", 1, {"test_perplexity": 140.0})  # of no table
     text = penn_treebank.glance(tmp_path)
     assert cells(text) == [
-        ["best-medium", "–", "65.00", "–", "–", "–", "58.00 (rms)", "1"],
-        ["brnn-medium", "75.5", "76.50 ± 0.71", "–", "–", "70.7", "72.00 ± 1.41", "2"],
-        ["brnn-sharpened-medium", "74.8", "75.00", "–", "–", "69.8", "71.00 (no bound)", "2"],
-        ["variational-tied-medium", "79.7", "79.50", "79.0", "78.50", "–", "–", "1"],
-        ["zaremba-medium", "82.7", "83.00", "–", "–", "77.1", "77.50", "1"],
+        ["best-medium", "–", "65.00", "–", "–", "–", "–", "58.00", "1"],
+        ["brnn-medium", "75.5", "76.50 ± 0.71", "–", "–", "70.7", "72.00 ± 1.41", "60.00 ± 0.00", "2"],
+        ["brnn-sharpened-medium", "74.8", "75.00", "–", "–", "69.8", "71.00 (no bound, 1 seed)", "–", "2"],
+        ["variational-tied-medium", "79.7", "79.50", "79.0", "78.50", "–", "–", "–", "1"],
+        ["zaremba-medium", "82.7", "83.00", "–", "–", "77.1", "77.50", "–", "1"],
     ]
     assert "cpu, torch 2.13" in text
     both = {"sgd": {"test_perplexity": 71.0, "test_perplexity_bound": 70.5}}
     written(tmp_path, "brnn-sharpened-medium", 1, {**bounds, "dynamic_by_rule": both})
-    assert cells(penn_treebank.glance(tmp_path))[2][6] == "70.50"
+    assert cells(penn_treebank.glance(tmp_path))[2][6] == "70.50 (1 seed)"
     assert cells(penn_treebank.glance(tmp_path / "nothing")) == []
 
 

@@ -101,8 +101,14 @@ def ablation(results: Path) -> str:
         row["change"] = row["valid_perplexity"] - whole["metrics"]["valid_perplexity"] if record is not whole else None
         rows.append(row)
     rows.sort(key=lambda row: -(row["change"] if row["change"] is not None else math.inf))
+    again = [
+        f" With all there and seed {r['seed']}: {r['metrics']['valid_perplexity']:.2f} validation, "
+        f"{r['metrics']['test_perplexity']:.2f} test."
+        for r in records
+        if not _left_out(r) and r["seed"] != whole["seed"] and _epochs(r) == _epochs(whole)
+    ]
     sentence = (
-        f"{whole['recipe']}, seed {whole['seed']}, {_epochs(whole)} epochs each. Written by "
+        f"{whole['recipe']}, seed {whole['seed']}, {_epochs(whole)} epochs each.{''.join(again)} Runs of "
         f"`python benchmarks/ablation.py` ({whole['device']}, torch {whole['versions']['torch']})."
     )
     return "\n".join([markdown_table(rows, _LEFT_OUT), sentence])
