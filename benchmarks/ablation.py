@@ -25,7 +25,7 @@ from bayesrnn.train.launch import launch
 from bayesrnn.train.run_folder import write_file
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE, EPOCHS, LAST_RATE = "best-medium", 24, 0.01
+RECIPE, EPOCHS, LAST_RATE = "best-medium", 30, 0.01
 # Untied embeddings are many more weights: once at the recipe's width, once in the width that has as many weights as it.
 WITHOUT = {
     "all": [],

@@ -123,9 +123,12 @@ def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
         (tmp_path / "brnn-medium" / f"{stem}.json").write_text(json.dumps(record))
     found = language.load(tmp_path)["brnn-medium"]
     assert [(r["seed"], r["settings"]["train"]["epochs"]) for r in found] == [(1, 60), (2, 60), (1, 9)]
-    assert list(language._gaps({"brnn-medium": found})) == [
-        "brnn-medium, seed 2", "brnn-medium (train.epochs=9), seed 1"
-    ]  # fmt: skip
+    assert language._gaps({"brnn-medium": found}) == {
+        "brnn-medium, seed 2": [{"entropy_gap_mean": 0.7}],
+        "brnn-medium (train.epochs=9), seed 1": [{"entropy_gap_mean": 0.6}],
+    }
+    found[0]["metrics"] = {"entropy_gap_mean": 0.8}
+    assert next(iter(language._gaps({"brnn-medium": found}))) == "brnn-medium, mean of 2 seeds, and each"
 
 
 def test_records_of_other_texts_are_left_out(tmp_path):
@@ -197,8 +200,11 @@ def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
     (tmp_path / "brnn-medium").mkdir()
     record = {"recipe": "brnn-medium", "seed": 1, "metrics": metrics, "curves": {"valid_perplexity": [90.0, 80.0]}}
     (tmp_path / "brnn-medium" / "1.json").write_text(json.dumps(record))
-    made = language.figures(tmp_path)
-    assert set(made) == {"ptb-curves.png", "ptb-entropy-gap.png"}
+    alone = language.figures(tmp_path)
+    assert set(alone) == {"ptb-curves.png", "ptb-entropy-gap.png"}
+    higher = {**record, "seed": 2, "metrics": {"entropy_gap_mean": 0.81, "entropy_gap_1": 0.83}}  # of fewer draws
+    (tmp_path / "brnn-medium" / "2.json").write_text(json.dumps(higher))
+    assert language.figures(tmp_path)["ptb-entropy-gap.png"] != alone["ptb-entropy-gap.png"]
     assert language._gap_points({"entropy_gap_mean": 0.5}) == [(0, 0.5)]
 
 

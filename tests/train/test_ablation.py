@@ -119,6 +119,12 @@ def test_other_epochs_and_seeds_stay_out(script, tmp_path):
     assert "90.00 | 90.00 | +10.00" in made
     assert "95.00" not in made
     assert "85.00" not in made
+    assert "epochs each. Runs of" in made
+    write("all", 24, 3, 81.0)
+    write("all", 10, 4, 82.0)
+    made = ablation(tmp_path)
+    assert "24 epochs each. With all there and seed 3: 81.00 validation, 81.00 test. Runs of" in made
+    assert "82.00" not in made
 
 
 def test_too_few_epochs(script, capsys):

@@ -17,6 +17,7 @@ from bayesrnn.report.sweep import heat_map
 from bayesrnn.report.tables import Column, markdown_table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _LEGEND = 60  # letters of a line in a legend
@@ -87,14 +88,16 @@ _LEFT_OUT = (
 def ablation(results: Path) -> str:
     """Runs of one recipe without one ingredient each, beside the run with all of them; the dearest loss first."""
     records = [json.loads(p.read_text("utf-8")) for p in sorted((results / "ablation").glob("*.json"))]
-    whole = next((r for r in records if not _left_out(r)), None)
-    if whole is None:
+    complete = [r for r in records if not _left_out(r)]
+    if not complete:
         return markdown_table([], _LEFT_OUT)
+
+    def beside(whole: dict[str, Any]) -> list[dict[str, Any]]:
+        return [r for r in records if _left_out(r) and r["seed"] == whole["seed"] and _epochs(r) == _epochs(whole)]
+
+    whole = max(complete, key=lambda r: len(beside(r)))
     rows = []
-    for record in records:
-        same = record["seed"] == whole["seed"] and _epochs(record) == _epochs(whole)
-        if not same or (record is not whole and not _left_out(record)):
-            continue
+    for record in [whole, *beside(whole)]:
         row = {column.key: record["metrics"].get(column.key) for column in _LEFT_OUT}
         row["without"] = ", ".join(_INGREDIENTS[key] for key in _left_out(record)) or "– (all there)"
         row["settings"] = ", ".join(o for o in record["overrides"] if o not in whole["overrides"]) or None
@@ -104,8 +107,8 @@ def ablation(results: Path) -> str:
     again = [
         f" With all there and seed {r['seed']}: {r['metrics']['valid_perplexity']:.2f} validation, "
         f"{r['metrics']['test_perplexity']:.2f} test."
-        for r in records
-        if not _left_out(r) and r["seed"] != whole["seed"] and _epochs(r) == _epochs(whole)
+        for r in complete
+        if r["seed"] != whole["seed"] and _epochs(r) == _epochs(whole)
     ]
     sentence = (
         f"{whole['recipe']}, seed {whole['seed']}, {_epochs(whole)} epochs each.{''.join(again)} Runs of "
@@ -265,25 +268,35 @@ def _draw_overfitting(figure: "Figure", runs: dict[str, dict[str, Any]]) -> None
     axes.legend(frameon=False, fontsize=8.5)
 
 
-def _gaps(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Figures of the records with entropy gaps, under names that tell them apart."""
-    found: dict[str, dict[str, Any]] = {}
+def _gaps(runs: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Figures of the records with entropy gaps, all seeds of the same settings together."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for name, records in runs.items():
         for record in (r for r in records if "entropy_gap_mean" in r["metrics"]):
-            line = textwrap.fill(f"{label(name, record)}, seed {record['seed']}", _LEGEND)
-            found.setdefault(line, record["metrics"])
-    return found
+            found.setdefault(label(name, record), []).append(record)
+    return {
+        textwrap.fill(f"{name}, {_seeds(records)}", _LEGEND): [r["metrics"] for r in records]
+        for name, records in found.items()
+    }
 
 
-def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:
+def _seeds(records: list[dict[str, Any]]) -> str:
+    return f"seed {records[0]['seed']}" if len(records) == 1 else f"mean of {len(records)} seeds, and each"
+
+
+def _draw_gaps(figure: "Figure", gaps: dict[str, list[dict[str, Any]]]) -> None:
     axes = figure.add_subplot()
     most = 1
-    for name, metrics in gaps.items():
-        points = _gap_points(metrics)
-        most = max(most, *(k for k, _ in points))
-        style = look(name, gaps, None)
-        axes.plot(*zip(*points[:1], strict=True), markersize=7, **style)
-        axes.plot(*zip(*(points[1:] or points), strict=True), markersize=4, label=name, **style)
+    for name, runs in gaps.items():
+        curves, style = [dict(_gap_points(metrics)) for metrics in runs], look(name, gaps, None)
+        if len(runs) > 1:
+            for curve in curves:
+                _draw_gap(axes, curve, **{**style, "marker": "", "alpha": 0.35, "linewidth": 0.9})
+                axes.plot([0], [curve[0]], marker="_", markersize=9, color=style["color"], alpha=0.5)
+        middle = {k: sum(c[k] for c in curves) / len(curves) for k in curves[0] if all(k in c for c in curves)}
+        most = max(most, *middle)
+        axes.plot([0], [middle[0]], markersize=7, **style)
+        _draw_gap(axes, middle, label=name, markersize=4, **style)
     axes.set_xticks([0, *range(1, most + 1)], ["mean", *map(str, range(1, most + 1))])
     axes.set_xlabel("the posterior mean, or draws that are averaged")
     axes.set_ylabel("entropy on reversed minus on test text, nats")
@@ -293,6 +306,12 @@ def _draw_gaps(figure: "Figure", gaps: dict[str, dict[str, Any]]) -> None:
     both = f"published, of 10 draws ({paper.entropy_gap:g}) and the mean ({paper.entropy_gap_mean:g})"
     axes.plot([-0.3, 0.3], [paper.entropy_gap_mean] * 2, ":", color="#777777", linewidth=1.2, label=both)
     figure.legend(loc="outside upper left", frameon=False, fontsize=8.5, handlelength=4)
+
+
+def _draw_gap(axes: "Axes", curve: dict[int, float], **style: Any) -> None:
+    """Of draws; where there are none, of the mean, so that the legend has the run."""
+    points = [(k, gap) for k, gap in curve.items() if k] or list(curve.items())
+    axes.plot(*zip(*points, strict=True), **style)
 
 
 def _gap_points(metrics: dict[str, Any]) -> list[tuple[int, float]]:

@@ -33,9 +33,9 @@ def glance(results: Path) -> str:
     if not rows:
         return markdown_table([], _GLANCE)
     sentence = (
-        "± is the standard deviation over seeds. MC: averaged over draws; dynamic: learnt on while being tested, in the "
-        "papers by SGD. Of a sharpened model the bounds. Tied and untied: gates share their masks, or have their own. "
-        f"From `results/` ({devices(shown)})."
+        "± is the standard deviation over seeds. MC: averaged over draws; dynamic: learnt on while being tested, in "
+        "the papers by SGD; of a sharpened model the bounds. Tied and untied: gates share their masks, or have their "
+        f"own. From `results/` ({devices(shown)})."
     )
     return "\n".join([markdown_table(rows, _GLANCE), sentence])
 
