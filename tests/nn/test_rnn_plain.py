@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import warnings
 from itertools import product
 
 import pytest
@@ -15,6 +16,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import kernels
+from bayesrnn.nn import layered
 
 CELLS = {
     "LSTM": (br.LSTM, nn.LSTM, {}),
@@ -194,3 +196,33 @@ def test_runs_in_inference_mode():
 def test_repr_names_the_noise():
     assert "input_dropout=0.3" in repr(br.LSTM(F, H, input_dropout=0.3))
     assert "tied" not in repr(br.LSTM(F, H))
+
+
+class OnGpu(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_weights_that_are_drawn_bring_no_advice_to_flatten_them(monkeypatch, packed):
+    advice = (
+        "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted"
+    )
+    said = [advice, "something else"]
+
+    def forward(module, input, hx=None):
+        for text in said:
+            warnings.warn(text, stacklevel=2)
+        return input, hx
+
+    monkeypatch.setattr(nn.LSTM, "forward", forward)
+    monkeypatch.setattr(layered, "beats_torch", lambda module, input: False)
+    x = torch.zeros(3, 2, 4).as_subclass(OnGpu)
+    given = pack_padded_sequence(torch.zeros(3, 2, 4), [3, 2])._replace(data=x[0]) if packed else x
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        layered.torch_forward(nn.LSTM(4, 4), given)
+    assert [str(w.message) for w in found] == ["something else"]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        layered.torch_forward(nn.LSTM(4, 4), torch.zeros(3, 2, 4))  # on a CPU nothing is taken away
+    assert [str(w.message) for w in found] == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -255,8 +256,24 @@ def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, 
     if forced or beats_torch(module, input):
         held = source(module) if module.dropout > 0 else None
         return run(module, Rates(), input, hx, held, plain=not forced)
-    result: tuple[Any, Any] = type(module).forward(module, input, hx)
+    with _without_advice(input):
+        result: tuple[Any, Any] = type(module).forward(module, input, hx)
     return result
+
+
+def _without_advice(input: Any) -> AbstractContextManager[None]:
+    """On a GPU, without torch's advice to call `flatten_parameters`: drawn weights cannot be kept in one block."""
+    data = input.data if isinstance(input, PackedSequence) else input
+    if torch.compiler.is_dynamo_compiling() or not isinstance(data, Tensor) or not data.is_cuda:
+        return nullcontext()
+    return _ignored("RNN module weights are not part of single contiguous chunk of memory")
+
+
+@contextmanager
+def _ignored(message: str) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=message)
+        yield
 
 
 def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:
