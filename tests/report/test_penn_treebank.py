@@ -31,19 +31,20 @@ def test_every_published_row_at_a_glance(tmp_path):
     written(tmp_path, "brnn-sharpened-medium", 2, {"test_perplexity_bound": None, "dynamic_by_rule": odd})
     written(tmp_path, "variational-tied-medium", 1, {"test_perplexity": 79.5, "test_perplexity_mc": 78.5})
     only = {"test_perplexity": 65.0, "dynamic_rule": "rms", "test_perplexity_dynamic": 58.0}
-    written(tmp_path, "best-medium", 1, only)
+    written(tmp_path, "best-medium", 1, {**only, "test_perplexity_mc": 64.0})  # of no paper, so whatever there is
     learnt = {"test_perplexity_dynamic": 77.5}  # published in another paper's table
     written(tmp_path, "zaremba-medium", 1, {"test_perplexity": 83.0, **learnt})
     written(tmp_path, "small-plain", 1, {"test_perplexity": 140.0})  # of no table
     text = penn_treebank.glance(tmp_path)
     assert cells(text) == [
-        ["best-medium", "–", "65.00", "–", "–", "–", "–", "58.00", "1"],
+        ["best-medium", "–", "65.00", "–", "64.00", "–", "–", "58.00", "1"],
         ["brnn-medium", "75.5", "76.50 ± 0.71", "–", "–", "70.7", "72.00 ± 1.41", "60.00 ± 0.00", "2"],
         ["brnn-sharpened-medium", "74.8", "75.00", "–", "–", "69.8", "71.00 (no bound, 1 seed)", "–", "2"],
         ["variational-tied-medium", "79.7", "79.50", "79.0", "78.50", "–", "–", "–", "1"],
         ["zaremba-medium", "82.7", "83.00", "–", "–", "77.1", "77.50", "–", "1"],
     ]
     assert "cpu, torch 2.13" in text
+    assert "by SGD (that of zaremba-medium is of arXiv 1704.02798, table 1); of" in text
     both = {"sgd": {"test_perplexity": 71.0, "test_perplexity_bound": 70.5}}
     written(tmp_path, "brnn-sharpened-medium", 1, {**bounds, "dynamic_by_rule": both})
     assert cells(penn_treebank.glance(tmp_path))[2][6] == "70.50 (1 seed)"

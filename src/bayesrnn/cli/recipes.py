@@ -12,15 +12,19 @@ def command() -> None:
     """List the recipes, task by task, with the papers' figures."""
     from bayesrnn import recipes
     from bayesrnn.cli.console import plain_console
+    from bayesrnn.recipes import tables
     from bayesrnn.report.tables import Column, rich_table
     from bayesrnn.tasks.base import task_class
 
     tasks: dict[str, list[dict[str, Any]]] = {}
     for name in recipes.names():
         recipe = recipes.load(name)
-        paper = recipe.paper
+        paper, (figures, others) = recipe.paper, tables.published(name)
         source = f"{paper.source}: {paper.row}" if paper.source and paper.row else paper.source or recipe.description
-        tasks.setdefault(recipe.task, []).append({"name": name, "figures": vars(paper), "source": source})
+        for key, other in others.items():
+            what = f"; {heading(key).split(', ')[-1]}: {other}"
+            source += what if what not in source else ""
+        tasks.setdefault(recipe.task, []).append({"name": name, "figures": figures, "source": source})
     console = plain_console()
     for task, rows in sorted(tasks.items(), key=lambda item: (item[0] != "language", item[0])):
         keys = [key for key in rows[0]["figures"] if key.split("_")[0] in _SPLITS]

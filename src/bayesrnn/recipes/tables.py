@@ -34,3 +34,13 @@ def rows(table: str) -> dict[str, Recipe]:
         elif name in also:
             found[name] = dataclasses.replace(recipe, paper=type(recipe.paper)(**also[name]))
     return found
+
+
+def published(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures of the recipe's own paper, and what it lacks of another's table; for the latter, by key, the source."""
+    figures, others = dict(vars(recipes.load(name).paper)), {}
+    for also in _ALSO.values():
+        for key, value in also.get(name, {}).items():
+            if figures[key] is None:
+                figures[key], others[key] = value, also[name]["source"]
+    return figures, others

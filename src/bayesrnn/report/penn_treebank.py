@@ -28,26 +28,32 @@ def glance(results: Path) -> str:
     for name, records in load(results).items():
         recipe, own = recipes.load(name), [record for record in records if not changed_settings(record)]
         if recipe.table in _TABLES and own:
-            rows.append({"recipe": name, "seeds": len(own), **_published(name, recipe), **_measured(recipe, own)})
+            rows.append({"recipe": name, "seeds": len(own), **_published(name), **_measured(recipe, own)})
             shown += own
     if not rows:
         return markdown_table([], _GLANCE)
     sentence = (
         "± is the standard deviation over seeds. MC: averaged over draws; dynamic: learnt on while being tested, in "
-        "the papers by SGD; of a sharpened model the bounds. Tied and untied: gates share their masks, or have their "
-        f"own. From `results/` ({devices(shown)})."
+        f"the papers by SGD{_elsewhere(rows)}; of a sharpened model the bounds. Tied and untied: gates share their "
+        f"masks, or have their own. From `results/` ({devices(shown)})."
     )
     return "\n".join([markdown_table(rows, _GLANCE), sentence])
 
 
-def _published(name: str, recipe: Recipe) -> dict[str, Any]:
+def _published(name: str) -> dict[str, Any]:
     """What the recipe's own paper does not have may be in another's table."""
-    papers = [recipe.paper, *(rows[name].paper for rows in map(tables.rows, tables.TABLES) if name in rows)]
     figures = {"paper": "test", "paper_mc": "test_mc", "paper_dynamic": "test_dynamic"}
-    return {
-        column: next((value for paper in papers if (value := getattr(paper, key)) is not None), None)
-        for column, key in figures.items()
-    }
+    published = tables.published(name)[0]
+    return {column: published[key] for column, key in figures.items()}
+
+
+def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Names of those whose dynamic figure is of another paper than the rest, in brackets."""
+    found = [
+        (row["recipe"], others) for row in rows if "test_dynamic" in (others := tables.published(row["recipe"])[1])
+    ]
+    text = "; ".join(f"that of {name} is of {others['test_dynamic']}" for name, others in found)
+    return f" ({text})" if text else ""
 
 
 def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
@@ -56,18 +62,21 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     metrics = [record["metrics"] for record in records]
     return {
         "ours": mean(_numbers(metrics, key), _PLACES),
-        "ours_mc": mean(_numbers(metrics, "test_perplexity_mc"), _PLACES) if recipe.paper.test_mc else None,
+        "ours_mc": _some(metrics, "test_perplexity_mc") if recipe.paper.test_mc or not recipe.paper.source else None,
         **{rule: _learnt([by_rule(m).get(rule, {}) for m in metrics], key) for rule in ("sgd", "rms")},
     }
 
 
 def _learnt(figures: Sequence[Mapping[str, Any]], key: str) -> str | None:
-    """Of one rule; says so where not every seed has it, or where no bound was measured."""
-    found, remarks = _numbers(figures, key), []
-    if not found:
-        found, remarks = _numbers(figures, "test_perplexity"), ["no bound"]
+    """Of one rule; of a sharpened model that has no bound at all, the mean."""
+    return _some(figures, key) or _some(figures, "test_perplexity", "no bound")
+
+
+def _some(figures: Sequence[Mapping[str, Any]], key: str, *remarks: str) -> str | None:
+    """The mean; says so where not every seed has it."""
+    found = _numbers(figures, key)
     if len(found) < len(figures):
-        remarks.append("1 seed" if len(found) == 1 else f"{len(found)} seeds")
+        remarks += ("1 seed" if len(found) == 1 else f"{len(found)} seeds",)
     text = mean(found, _PLACES)
     return f"{text} ({', '.join(remarks)})" if text and remarks else text
 
