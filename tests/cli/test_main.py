@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,15 @@ def test_numpy_is_imported_before_torch():
 def test_the_package_is_the_command():
     result = subprocess.run([sys.executable, "-m", "bayesrnn", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == f"bayesrnn {__version__}\n"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_an_output_without_a_place_for_a_letter_ends_no_command(encoding):
+    result = subprocess.run(
+        [sys.executable, "-m", "bayesrnn", "recipes"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"zaremba-medium" in result.stdout

@@ -366,6 +366,24 @@ def test_settings_of_the_evaluation_are_those_given(here):
     assert json.loads(file.read_text())["metrics"]["dynamic_lr"] == 0.01
 
 
+def test_figures_made_with_other_settings_than_those_asked_for_are_made_again(here):
+    folder, words = here
+    files = [folder / f"results/{name}/1.json" for name in ("brnn-medium", "variational-tied-medium")]
+
+    def found():
+        plain, drawn = (json.loads(file.read_text())["metrics"] for file in files)
+        return plain["dynamic_by_rule"]["sgd"]["lr"], drawn["samples"]
+
+    before = found()
+    asked = ["--set", "evaluate.dynamic_lr=0.05", "--set", "evaluate.samples=3"]
+    assert "lacks" not in invoke(*words).stdout
+    result = invoke(*words, *asked)
+    assert result.exit_code == 0, result.output
+    assert "lacks" in result.stdout
+    assert before != found() == (0.05, 3)
+    assert "lacks" not in invoke(*words, *asked).stdout
+
+
 def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
     where = ["--results", tmp_path / "results", "--runs", tmp_path / "runs", "--data", text_folder, "--device", "cpu"]
     words = ["reproduce", "fortunato2017", *where, *SETS]

@@ -86,6 +86,8 @@ def test_published_settings_of_the_bayesian_row():
         ("lrr=1", "There is no key lrr; did you mean train.lr"),
         ("train.epoch=3", r"There is no key train.epoch; did you mean train.epochs\?$"),
         ("modl.hidden=3", r"There is no key modl.hidden; did you mean model.hidden\?$"),
+        ("train.batch_size=3", r"There is no key train.batch_size; did you mean data.batch_size\?$"),
+        ("nope.source=x", "There is no key nope.source; sections are paper, model"),
         ("nope.x=1", "There is no key nope.x; sections are paper, model, posterior, data, train, evaluate.$"),
         ("modl.nope=1", "There is no key modl.nope; sections are paper, model"),
         ("nope=1", "There is no key nope; keys are written SECTION.KEY, and sections are paper, model"),

@@ -229,6 +229,8 @@ def test_a_run_that_diverges_stops_and_can_be_read(text_folder, tmp_path):
     with pytest.raises(UserError, match=r"The loss (is not a number|diverged) in epoch 1.*nothing was saved yet"):
         run(text_folder, out, overrides=["lr=1e30", "clip=1e30"])
     assert (out / ".unfinished").exists()
+    with pytest.raises(UserError, match=r"Lower train.lr or train.clip, or train.l2 and start again\.$"):
+        run(text_folder, tmp_path / "l2", overrides=["l2=1e6"])
 
 
 def test_patience_ends_a_run(text_folder, tmp_path):

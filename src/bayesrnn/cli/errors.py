@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import io
 import os
 import sys
 import time
@@ -38,7 +39,12 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def run(app: Callable[[], None]) -> None:
-    """The whole command: what goes wrong outside of a subcommand, such as help on a full disk, is one line too."""
+    """The whole command: what goes wrong outside of a subcommand, such as help on a full disk, is one line too.
+
+    Letters that the output has no place for are a question mark there: a locale without UTF-8 ends no command.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         with _told():
             app()

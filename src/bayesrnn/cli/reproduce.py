@@ -118,16 +118,26 @@ class _Row:
         return same and bool(record.get("settings")) and not changed_settings(record, self.wanted)
 
     def lacking(self, metrics: "Metrics") -> list[str]:
-        """What the paper has figures of, and these have not."""
+        """What the paper has figures of, and these have not, or not with the number of draws or the rate asked for."""
         from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
         papers = by_rule(metrics).get(PAPERS_RULE, {})
         kind = "_bound" if self.wanted.posterior.kind == "sharpened" else ""
+        others = set(DYNAMIC) if self._asked("dynamic_lr", papers.get("lr")) else set()
+        others |= {"test_mc"} if self._asked("samples", metrics.get("samples")) else set()
         return [
             published
             for published, key, _ in _measures(self.wanted)
-            if _number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
+            if published in others
+            or _number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
         ]
+
+    def _asked(self, key: str, there: Any) -> bool:
+        """Whether a setting of the evaluation is not the recipe's, nor what the figures there were made with."""
+        from bayesrnn import recipes
+
+        wanted = getattr(self.wanted.evaluate, key)
+        return bool(wanted != getattr(recipes.load(self.name).evaluate, key) and wanted != there)
 
     def record(self) -> "tuple[Path, Record] | None":
         """The row's record and its file; of several the one that lacks least."""

@@ -342,12 +342,11 @@ def _known(recipe: Recipe, key: str, known: list[str]) -> str:
         shorts = {k.rpartition(".")[2]: k for k in known}
         near = _near(key, list(shorts))
         return f"; did you mean {shorts[near]}?" if near else f"; keys are written SECTION.KEY, and {there}"
+    if elsewhere := [k for k in known if k.endswith(f".{leaf}") and not k.startswith("paper.")]:
+        return f"; did you mean {' or '.join(elsewhere)}?"
     if section in sections:
         near = _near(leaf, [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")])
         return f"; did you mean {section}.{near}?" if near else f"; {section} has {_names(recipe, section)}"
-    near = _near(section, sections)
-    if near and f"{near}.{leaf}" in known:
-        return f"; did you mean {near}.{leaf}?"
     return f"; {there}"
 
 

@@ -305,8 +305,13 @@ class Run:
         )
         raise Diverged(
             f"The loss {what} in epoch {self.epoch}, by step {self.done}; {kept}. "
-            "Lower train.lr or train.clip and start again."
+            f"Lower train.lr or train.clip{self._decays()} and start again."
         )
+
+    def _decays(self) -> str:
+        """Names of the decays in use, which too large make weights grow at every step."""
+        train = self.recipe.train
+        return "".join(f", or train.{name}" for name in ("l2", "weight_decay") if getattr(train, name) * train.lr >= 1)
 
     def _validated(self) -> dict[str, Any]:
         task, totals = self.task, self.step.read_totals()
