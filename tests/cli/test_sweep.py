@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bayesrnn.cli import app
-from bayesrnn.cli.sweep import _without_password
+from bayesrnn.cli.sweep import _summary, _without_password
 
 pytest.importorskip("optuna")
 
@@ -47,6 +47,19 @@ def test_nothing_ended_well(line_recipe, tmp_path):
     refused = invoke("sweep", line_recipe, "--out", tmp_path / "other")
     assert refused.exit_code == 2
     assert refused.stderr.count("\n") == 1
+
+
+def test_the_best_settings_are_written_as_train_takes_them(line_recipe, tmp_path):
+    options = ["--grid", "train.clip=null", "--device", "cpu", "--out", tmp_path / "sweep"]
+    result = invoke("sweep", line_recipe, "epochs=1", *options)
+    assert result.exit_code == 0, result.output
+    assert "Best: train.clip=null, " in result.stdout
+    assert "None" not in result.stdout
+    assert invoke("train", line_recipe, "epochs=1", "train.clip=null", "--out", tmp_path / "run").exit_code == 0
+    settings = {"model.tied": True, "model.sizes": [400, 400], "train.lr": 1e-5, "model.cell": "lstm"}
+    best = {"settings": settings, "value": 1.0}
+    text = _summary({"trials": [], "metric": "valid_rmse", "best": best}, tmp_path)
+    assert text.startswith("Best: model.tied=true 'model.sizes=[400,400]' train.lr=1e-05 model.cell=lstm, ")
 
 
 def test_passwords_stay_out_of_the_record():

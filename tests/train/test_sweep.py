@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,7 +154,7 @@ def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch,
         url = f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
         storage = optuna.storages.RDBStorage(url)
         other = optuna.create_study(storage=storage, study_name="two")
-        about = {**optuna.load_study(study_name="line", storage=storage).user_attrs["about"]}
+        about = optuna.load_study(study_name="line", storage=storage).user_attrs["about"]
         other.set_user_attr("about", {**about, "space": {"model.hidden": [2, 3]}})
         other.sampler = optuna.samplers.GridSampler({"model.hidden": ("2", "3")}, seed=1)
         trial = other.ask()
@@ -164,7 +165,7 @@ def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch,
             beating = optuna.storages.RDBStorage(url, heartbeat_interval=1, grace_period=1)
             beating.record_heartbeat(trial._trial_id)
             time.sleep(3)
-    record, said = swept(grid=["hidden=2,3"], study="two")
+    record, said = swept("two", grid=["hidden=2,3"], study="two", storage=url)
     assert sorted(row["settings"]["model.hidden"] for row in record["trials"]) == [2, 3]
     assert {row["state"] for row in record["trials"]} == {"complete"}
     assert len(said) == 4
@@ -270,10 +271,19 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="storage cannot be opened"):
         swept(grid=["hidden=2"], storage=f"sqlite:///{tmp_path}/no/such/folder.db")
     swept(grid=["hidden=2"])
-    with pytest.raises(UserError, match="line was started with other values to try; choose another --study or --out"):
+    with pytest.raises(
+        UserError, match=r"out holds a sweep that was started with other values to try; choose another --o"
+    ):
         swept(grid=["hidden=3"])
+    storage = f"sqlite:///{tmp_path}/out/sweep.db"
+    with pytest.raises(
+        UserError, match="line was started with other values to try; choose another --study, with an --o"
+    ):
+        swept("other", grid=["hidden=3"], storage=storage)
     with pytest.raises(UserError, match=r"was started with other settings \(train\.epochs=\d+, not 2\); choose"):
         swept(grid=["hidden=2"], overrides=["epochs=2"])
+    with pytest.raises(UserError, match=r"was started with other settings \(train\.clip=5\.0, not null\); choose"):
+        swept(grid=["hidden=2"], overrides=["clip=null"])
     with pytest.raises(UserError, match="was started as a grid, not as a search; choose"):
         swept(search=["lr=1:2"], trials=1)
     with pytest.raises(UserError, match="was started with another seed; choose"):
@@ -281,7 +291,9 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file cannot be made \(File exists\); choose another --out"):
         swept("file", grid=["hidden=2"])
-    assert swept(grid=["hidden=3"], study="another")[0]["best"] is not None
+    assert swept("other", grid=["hidden=3"], study="another", storage=storage)[0]["best"] is not None
+    with pytest.raises(UserError, match=r"train\.lr=1 and train\.lr=1\.0 are the same; leave one of them away"):
+        swept("double", grid=["lr=1,0.5,1.0"])
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match="pip install optuna"):
         swept(grid=["hidden=2"])
@@ -295,8 +307,9 @@ def test_data_that_are_wrong_leave_no_study_behind(text_folder, tmp_path):
         with pytest.raises(UserError, match="nowhere is not a folder") if data == "nowhere" else nullcontext():
             record = sweep("small-plain", out=tmp_path, data=data, **common)
     assert [row["state"] for row in record["trials"]] == ["complete"] * 2
+    (tmp_path / "alt").symlink_to(text_folder)
     with pytest.raises(UserError, match="was started with other data; choose another"):
-        sweep("small-plain", out=tmp_path, data="nowhere", **common)
+        sweep("small-plain", out=tmp_path, data=str(tmp_path / "alt"), **common)
 
 
 def test_a_run_stopped_by_hand_may_be_stopped_often(swept, monkeypatch):
@@ -373,3 +386,145 @@ def test_tables_that_another_process_makes_are_waited_for(swept, monkeypatch, me
     with pytest.raises(UserError, match=r"cannot be opened \(.*(UNIQUE|already exists)"):
         swept(grid=["hidden=2"])
     assert len(failed) == 3 + 6  # 1, 2, 4, 8 and 16 ms between them
+
+
+def old_version(folder):
+    """The table and the study as earlier versions wrote them: without a digest, and without the study's name."""
+    table = json.loads((folder / "sweep.json").read_text())
+    name = table.pop("study")
+    del table["data_digest"]
+    (folder / "sweep.json").write_text(json.dumps(table))
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'sweep.db'}")
+    study = optuna.load_study(study_name=name, storage=storage)
+    about = study.user_attrs["about"]
+    study.set_user_attr("about", {key: value for key, value in about.items() if key != "data_digest"})
+    storage.remove_session()
+
+
+def test_a_folder_is_for_one_sweep(swept, tmp_path):
+    """The runs of one are not taken for another's, and its table stays."""
+    swept(grid=["hidden=2"])
+    table = (tmp_path / "out" / "sweep.json").read_bytes()
+    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    for options in (
+        {"grid": ["hidden=3"], "study": "another"},
+        {"grid": ["hidden=3"], "storage": elsewhere},
+        {"grid": ["hidden=2"], "seed": 2, "storage": elsewhere},
+    ):
+        with pytest.raises(UserError, match=r"out holds a sweep that was started with .*; choose another --out\.$"):
+            swept(**options)
+    with pytest.raises(UserError, match=r"out holds the study line, not another; choose another --out\.$"):
+        swept(grid=["hidden=2"], study="another")
+    assert (tmp_path / "out" / "sweep.json").read_bytes() == table
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+    assert optuna.get_all_study_names(storage) == ["line"]
+    storage.remove_session()
+    (tmp_path / "out" / "sweep.json").write_text(json.dumps({**json.loads(table), "settings": [1]}))
+    with pytest.raises(UserError, match="with other settings"):
+        swept(grid=["hidden=2"])
+    (tmp_path / "out" / "sweep.json").write_text("{}")
+    with pytest.raises(UserError, match=r"sweep\.json is no table of bayesrnn sweep, and will not be replaced"):
+        swept(grid=["hidden=2"])
+
+
+def test_a_folder_belongs_to_a_sweep_before_its_first_run_has_ended(swept, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "launch", stop)
+        swept(grid=["hidden=2"])
+    with pytest.raises(UserError, match="out holds a sweep that was started with other values to try"):
+        swept(grid=["hidden=3"], study="another")
+    assert swept(grid=["hidden=2"])[0]["best"]["epochs"] == 3
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_of_another_sweep_is_not_taken_for_a_trial(swept, tmp_path, monkeypatch, finished):
+    """Where table and database are gone, and the runs are left."""
+
+    def stop(self, line, epochs):
+        if line["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        if not finished:
+            patched.setattr(module._Told, "epoch", stop)
+        swept(grid=["hidden=2"])
+    out = tmp_path / "out"
+
+    def clear():
+        for name in ("sweep.json", "sweep.db"):
+            (out / name).unlink(missing_ok=True)
+
+    before = {path: path.read_bytes() for path in out.glob("trials/0000/*") if path.is_file()}
+    for options, wrong in (
+        ({"grid": ["hidden=3"]}, "with model.hidden=2, not 3"),
+        ({"grid": ["hidden=2"], "seed": 2}, "with seed=1, not 2"),
+        ({"grid": ["hidden=2"], "overrides": ["clip=null"]}, "with train.clip=5.0, not null"),
+    ):
+        clear()
+        with pytest.raises(UserError) as refused:
+            swept(**options)
+        assert str(refused.value) == f"{out}/trials/0000 holds a run of another sweep ({wrong}); choose another --out."
+        assert not (out / "sweep.json").exists()  # nothing has come of it: the folder is nobody's
+    assert {path: path.read_bytes() for path in before} == before
+    clear()
+    record, _ = swept(grid=["hidden=2"])
+    assert record["best"]["epochs"] == 3
+
+
+@pytest.fixture
+def texts(text_folder, tmp_path):
+    """Two texts of one name and vocabulary."""
+    for name, end in (("one", ""), ("two", "w0 w0 w1 w1\n" * 40)):
+        folder = tmp_path / name / "text"
+        folder.mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            (folder / f"{split}.txt").write_text((text_folder / f"{split}.txt").read_text() + end)
+    return tmp_path / "one" / "text", tmp_path / "two" / "text"
+
+
+def test_two_texts_of_one_name_are_two(texts, tmp_path):
+    one, two = map(str, texts)
+    common = {"say": lambda text: None, "search": ["lr=0.1:1"], "device": "cpu"}
+    common["overrides"] = ["hidden=4", "batch_size=4", "window=10", "epochs=1"]
+    out, url = tmp_path / "out", f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
+    first = sweep("small-plain", out=out, data=one, trials=1, **common)
+    with pytest.raises(UserError, match=r"out holds a sweep .* with data of the same name and other content; choose"):
+        sweep("small-plain", out=out, data=two, trials=2, **common)
+    with pytest.raises(UserError, match=r"The study small-plain was .* with data of the same name and other content; "):
+        sweep("small-plain", out=tmp_path / "there", data=two, trials=2, storage=url, **common)
+    (tmp_path / "moved").mkdir()
+    moved = shutil.copytree(one, tmp_path / "moved" / "text")
+    assert sweep("small-plain", out=out, data=str(moved), trials=1, **common)["best"] == first["best"]
+    old_version(out)
+    assert len(sweep("small-plain", out=out, data=one, trials=2, **common)["trials"]) == 2
+    for name in ("sweep.json", "sweep.db"):
+        (out / name).unlink()
+    with pytest.raises(UserError, match=r"0000 holds a run of another sweep \(on other data\); choose another --out"):
+        sweep("small-plain", out=out, data=two, trials=1, **common)
+    config = json.loads((out / "trials" / "0000" / "config.json").read_text())
+    del config["data_digest"]  # as earlier versions wrote it
+    (out / "trials" / "0000" / "config.json").write_text(json.dumps(config))
+    again = sweep("small-plain", out=out, data=one, trials=1, **common)
+    assert again["best"]["value"] == first["best"]["value"]
+
+
+def test_damaged_checkpoints_name_the_folder_to_remove(swept, tmp_path, monkeypatch):
+    """The way out of `bayesrnn train`, --force, is none of a sweep."""
+
+    def stop(self, line, epochs):
+        if line["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module._Told, "epoch", stop)
+        swept(grid=["hidden=2"])
+    folder = tmp_path / "out" / "trials" / "0000"
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"A sweep has no --force: remove .*out/trials/0000, and start the sweep again"):
+        swept(grid=["hidden=2"])
+    shutil.rmtree(folder)
+    assert swept(grid=["hidden=2"])[0]["best"]["epochs"] == 3

@@ -26,7 +26,9 @@ def command(
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Runs of a search, over all processes.")] = None,
     data: Annotated[str | None, typer.Option(help="The data, as for train.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for runs and tables. Default: sweeps/RECIPE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of one sweep's runs and tables. Default: sweeps/RECIPE.")
+    ] = None,
     storage: Annotated[str | None, typer.Option(help="SQL URL of the trials. Default: a file in --out.")] = None,
     study: Annotated[str | None, typer.Option(help="Name of the sweep in the storage. Default: RECIPE.")] = None,
     prune: Annotated[
@@ -89,11 +91,14 @@ def command(
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    from bayesrnn.train.sweep import as_given
+
+    return f"{value:.4g}" if isinstance(value, float) else as_given(value)
 
 
 def _summary(record: dict[str, Any], where: Path) -> str:
     from bayesrnn.reading import counted
+    from bayesrnn.train.sweep import as_given
 
     running = sum(row["state"] == "running" for row in record["trials"])
     text = f"Written to {where}"
@@ -101,7 +106,7 @@ def _summary(record: dict[str, Any], where: Path) -> str:
         text = f"{counted(running, 'run')} still under way elsewhere; the same command shows more later. {text}"
     if record["best"] is None:
         return f"No run has ended well. {text}"
-    settings = " ".join(f"{key}={value}" for key, value in record["best"]["settings"].items())
+    settings = shlex.join(f"{key}={as_given(value)}" for key, value in record["best"]["settings"].items())
     return f"Best: {settings}, {record['metric']} {record['best']['value']:.5g}. {text}"
 
 

@@ -22,11 +22,11 @@ import torch
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.reading import data_name
+from bayesrnn.reading import data_name, read_json
 from bayesrnn.tasks.base import task_class
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.launch import commit, device_of, launch
-from bayesrnn.train.run_folder import MARKER, RECORD, Busy, write_file
+from bayesrnn.train.run_folder import MARKER, RECORD, Busy, is_own, write_file
 from bayesrnn.train.space import Range, Space, read_grid, read_search, read_value
 
 FILE = "sweep.json"
@@ -63,7 +63,7 @@ def sweep(
         trials: of a search, over all processes.
         seed: of every run, so that only the settings differ, and of the search.
         storage: SQL URL; None: a file in ``out``.
-        study: its name in the storage; None: the recipe's.
+        study: its name in the storage; None: the recipe's. A folder ``out`` is for one study.
         prune: give up trials that are behind the median of the others.
     """
     optuna = _optuna()
@@ -76,6 +76,12 @@ def sweep(
     if trials is not None and not search:
         raise UserError("--trials is for a search; a grid runs all its points, so leave it away.")
     where = device_of(device)
+    values = {
+        key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
+        for key, v in space.items()
+    }
+    _check_doubles(space, values)
+    first = {key: v.low if isinstance(v, Range) else v[0] for key, v in space.items()}
     about = {
         "recipe": Path(name).stem,
         "task": recipe.task,
@@ -84,17 +90,19 @@ def sweep(
         "seed": seed,
         "settings": dataclasses.asdict(recipe),
         "kind": "grid" if grid else "search",
-        "space": {
-            key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
-            for key, v in space.items()
-        },
+        "space": values,
+        # Of one point: settings such as the batch size have their part in what is read of the data.
+        "data_digest": _digest(recipes.override(recipe, _assigned(first)), data),
     }
+    called = study or str(about["recipe"])
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out} cannot be made ({error.strerror}); choose another --out.") from None
+    _check_folder(out, called, about)
     with _quiet(optuna):
-        found = _open(optuna, storage or f"sqlite:///{out / DATABASE}", study or str(about["recipe"]), about)
+        advice = "choose another --study, with an --out of its own" if storage else "choose another --out"
+        found = _open(optuna, storage or f"sqlite:///{out / DATABASE}", called, about, advice)
         if prune:
             found.pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=recipe.train.epochs // 5)
         work = _Work(
@@ -120,6 +128,8 @@ class _Work:
             study.sampler = self.optuna.samplers.GridSampler(space, seed=self.seed)
 
     def run(self) -> dict[str, Any]:
+        if not (self.out / FILE).exists():
+            self.write()  # from here on the folder is this sweep's
         while self._left():
             self.study.optimize(self._trial, n_trials=1, catch=(engine.Diverged, torch.OutOfMemoryError, _Surplus))
             self.write()
@@ -132,6 +142,10 @@ class _Work:
         """Without a study of which nothing has come: what was wrong is mended, and it begins again."""
         if all(t.state == self.states.FAIL and not t.user_attrs.get("error") for t in self.study.get_trials()):
             self.optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
+            with suppress(UserError, OSError):
+                _check_folder(self.out, self.study.study_name, self.about)
+                if read_json(self.out / FILE).get("best") is None:
+                    (self.out / FILE).unlink()
 
     def _left(self) -> bool:
         """Whether there is a trial to take; those of dead processes are put back first."""
@@ -194,7 +208,7 @@ class _Work:
         values = self._suggest(trial)
         folder = trial.user_attrs.get("folder") or f"trials/{trial.number:04d}"
         trial.set_user_attr("folder", folder)
-        changes = [f"{key}={value}" for key, value in values.items()]
+        changes = _assigned(values)
         self.say(f"trial {trial.number}: {', '.join(changes)}")
         metric = self._metric(changes)
         try:
@@ -250,34 +264,69 @@ class _Work:
         with suppress(OSError, ValueError):  # killed between the end of the run and the news of it
             record: dict[str, Any] = json.loads((folder / RECORD).read_text("utf-8"))
             if not (folder / MARKER).exists():
+                self._check_run(folder, changes)
                 return record
         resume = (folder / MARKER).exists() and checkpoint.any_saved(folder)
+        if resume:
+            self._check_run(folder, changes)
         told = _Told(trial, metric, self.options["prune"], self.optuna)
         if resume:
             with suppress(OSError):
                 for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
                     told.report(json.loads(line))
-        return launch(
-            self.options["name"],
-            out=folder,
-            reporter=told,
-            data=self.options["data"],
-            overrides=[*self.options["overrides"], *changes],
-            seed=self.seed,
-            device=self.options["device"],
-            resume=resume,
-            force=folder.exists() and not resume,
-            graph=self.options["graph"],
-            measure=False,
-            command=self.options["command"],
-        )
+        try:
+            return launch(
+                self.options["name"],
+                out=folder,
+                reporter=told,
+                data=self.options["data"],
+                overrides=[*self.options["overrides"], *changes],
+                seed=self.seed,
+                device=self.options["device"],
+                resume=resume,
+                force=folder.exists() and not resume,
+                graph=self.options["graph"],
+                measure=False,
+                command=self.options["command"],
+            )
+        except UserError as error:
+            if "--force" not in str(error):
+                raise
+            raise UserError(f"{error} A sweep has no --force: remove {folder}, and start the sweep again.") from None
+
+    def _check_run(self, folder: Path, changes: list[str]) -> None:
+        """Refuse a run in the trial's folder that is not this trial's: it is of another sweep."""
+        before = read_json(folder / "config.json")
+        if not isinstance(before, dict):
+            raise UserError(f"{folder}/config.json holds no settings; remove {folder}, or choose another --out.")
+        recipe = recipes.override(self.options["recipe"], changes)
+        settings = recipes.from_dict(before.get("settings"), where=f"{folder}/config.json")
+        old = {"recipe": before.get("recipe"), "seed": before.get("seed"), **recipes.flatten(settings)}
+        new = {"recipe": self.about["recipe"], "seed": self.seed, **recipes.flatten(recipe)}
+        differs = [key for key in new if not key.startswith("paper.") and old.get(key) != new[key]]
+        if differs:
+            key = differs[0]
+            wrong = f"with {key}={as_given(old.get(key))}, not {as_given(new[key])}"
+        elif self._other_data(before, recipe):
+            wrong = "on other data"
+        else:
+            return
+        raise UserError(f"{folder} holds a run of another sweep ({wrong}); choose another --out.")
+
+    def _other_data(self, before: dict[str, Any], recipe: recipes.Recipe) -> bool:
+        """Whether a run's data are others; earlier versions wrote their name alone."""
+        if "data_digest" not in before:
+            return data_name(str(before.get("data", ""))) != self.about["data"]
+        return bool(before["data_digest"] != _digest(recipe, self.options["data"]))
 
     def write(self) -> dict[str, Any]:
         """The table of the study as it is now."""
+        _check_folder(self.out, self.study.study_name, self.about)
         rows = [self._row(t) for t in self._shown(self._counted(self.study.get_trials(deepcopy=False)))]
         done = [row for row in rows if row["state"] == "complete"]
         record = {
             "program": "bayesrnn",
+            "study": self.study.study_name,
             **self.about,
             "commit": commit(),
             **engine.environment(torch.device(self.options["device"])),
@@ -349,7 +398,45 @@ def _quiet(optuna: Any) -> Iterator[None]:
             optuna.logging.set_verbosity(before)
 
 
-def _open(optuna: Any, url: str, name: str, about: dict[str, Any]) -> Any:
+def as_given(value: Any) -> str:
+    """A setting's value as `bayesrnn train` takes it: null, true, [1,2]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _assigned(values: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _check_doubles(space: Space, values: dict[str, Any]) -> None:
+    for key, texts in space.items():
+        if isinstance(texts, Range):
+            continue
+        for i, text in enumerate(texts):
+            first = values[key].index(values[key][i])
+            if first < i:
+                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; leave one of them away.")
+
+
+def _digest(recipe: recipes.Recipe, data: str | None) -> str:
+    """Of the data's content, as a run of the recipe reads it: the same on every machine."""
+    return task_class(recipe.task)(recipe, data, torch.device("cpu")).digest()
+
+
+def _check_folder(out: Path, study: str, about: dict[str, Any]) -> None:
+    """Refuse a folder with the table of another sweep."""
+    path = out / FILE
+    if not path.exists():
+        return
+    if not is_own(path):
+        raise UserError(f"{path} is no table of bayesrnn sweep, and will not be replaced; choose another --out.")
+    found = read_json(path)
+    if how := _otherwise({key: found[key] for key in about if key in found}, json.loads(json.dumps(about))):
+        raise UserError(f"{out} holds a sweep that was started {how}; choose another --out.")
+    if found.get("study", study) != study:  # earlier versions did not write it
+        raise UserError(f"{out} holds the study {found['study']}, not {study}; choose another --out.")
+
+
+def _open(optuna: Any, url: str, name: str, about: dict[str, Any], advice: str) -> Any:
     """The study of this name, made if there is none; one of other settings is refused."""
     import sqlalchemy.exc
 
@@ -375,8 +462,8 @@ def _open(optuna: Any, url: str, name: str, about: dict[str, Any]) -> Any:
     before = study.user_attrs.get("about")
     if before is None:
         study.set_user_attr("about", plain)
-    elif before != plain:
-        raise UserError(f"The study {name} was started {_otherwise(before, plain)}; choose another --study or --out.")
+    elif how := _otherwise(before, plain):
+        raise UserError(f"The study {name} was started {how}; {advice}.")
     return study
 
 
@@ -387,20 +474,26 @@ _OTHER = {
     "data": "with other data",
     "seed": "with another seed",
     "space": "with other values to try",
+    "data_digest": "with data of the same name and other content",
 }
 
 
 def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """How a study was started, where it was not like this."""
+    """How a study was started, where it was not like this; empty: it was. Earlier versions wrote no digest."""
     from bayesrnn.report.collect import flat
 
+    before = {"data_digest": now["data_digest"], **before}
+    if before == now:
+        return ""
     differs = next((key for key in now if before.get(key) != now[key]), "")
     if differs == "kind":
         return f"as a {before.get('kind')}, not as a {now['kind']}"
     if differs == "settings":
-        old, new = (flat(each.get("settings") or {}) for each in (before, now))
+        found = before.get("settings")
+        old, new = flat(found if isinstance(found, dict) else {}), flat(now["settings"])
         key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
-        return f"with other settings ({key}={old.get(key)}, not {new.get(key)})" if key else "with other settings"
+        shown = f" ({key}={as_given(old.get(key))}, not {as_given(new.get(key))})" if key else ""
+        return f"with other settings{shown}"
     return _OTHER.get(differs, "by another version")
 
 
