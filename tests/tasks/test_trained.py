@@ -147,6 +147,47 @@ def test_files_that_are_not_the_run_s(line_recipe, tmp_path):
     assert dict(open_run(tmp_path / "r", CPU).files) == {"scale.txt": b"2\n"}
 
 
+def test_best_weights_that_are_not_there(line_recipe, tmp_path):
+    """What is said is true of the run, and what mends it is named."""
+    launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
+    best, marker = tmp_path / "r" / checkpoint.BEST, tmp_path / "r" / ".unfinished"
+
+    def refused():
+        with pytest.raises(UserError) as error:
+            open_run(tmp_path / "r", CPU)
+        return str(error.value).removeprefix(f"There is no checkpoint {best}; ")
+
+    best.unlink()
+    assert refused() == "the run had finished: put its file back, or start it over with --force."
+    marker.write_text("")
+    stopped = "was the run stopped before its first epoch ended?"
+    go_on = "The same bayesrnn train with --resume goes on with the run, and writes the file."
+    assert refused() == f"{stopped} {go_on}"
+    best.mkdir()
+    assert refused() == f"what has its name is no file: move it away. {go_on}"
+    best.rmdir()
+    config = config_of(tmp_path / "r")
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "pruned": {}}))
+    steps = "Where weights go by steps, that is the first epoch with all of them gone."
+    again = go_on.replace("train with --resume", "prune --retrain")
+    assert refused() == f"{stopped} {steps} {again}"
+
+
+def test_a_disk_that_was_full_as_the_best_weights_were_written(line_recipe, tmp_path, monkeypatch):
+    def full(folder, tensors, about):
+        raise UserError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_best", full)
+        with pytest.raises(UserError, match="full"):
+            launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
+    with pytest.raises(UserError, match=r"train with --resume goes on") as error:
+        open_run(tmp_path / "r", CPU)
+    assert "by steps" not in str(error.value)
+    launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu", resume=True)
+    open_run(tmp_path / "r", CPU)
+
+
 def test_a_configuration_has_no_keys_of_its_own(line_recipe, tmp_path):
     launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
     (tmp_path / "r" / "config.json").write_text(json.dumps({**config_of(tmp_path / "r"), "sede": 3}))

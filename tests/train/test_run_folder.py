@@ -2,11 +2,13 @@ import json
 import math
 import os
 import stat
+import threading
+import time
 
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.train.run_folder import MARKER, RunFolder, check_free, check_out, write_file
+from bayesrnn.train.run_folder import LOCK, MARKER, Busy, RunFolder, briefly_locked, check_free, check_out, write_file
 
 FILES = ["a.txt", "b.jsonl"]
 
@@ -221,6 +223,38 @@ def test_what_to_do_elsewhere(tmp_path, monkeypatch):
         pytest.raises(UserError, match=r"wait until it ends, or go away\."),
     ):
         RunFolder(tmp_path / "new", files=[], elsewhere="go away")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no locks")
+def test_a_short_lock_waits_for_another_and_not_for_a_run(tmp_path):
+    finished(tmp_path)
+    with briefly_locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
+        with pytest.raises(Busy, match="is being written to by another process"):
+            RunFolder(tmp_path, files=FILES, force=True)
+        with pytest.raises(Busy, match="or start this again later"), briefly_locked(tmp_path, patience=0.2):
+            pass
+    assert not (tmp_path / LOCK).exists()
+    first = threading.Event()
+
+    def hold():
+        with briefly_locked(tmp_path):
+            first.set()
+            time.sleep(0.5)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert first.wait(10)
+    with briefly_locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
+    holder.join()
+    with RunFolder(tmp_path, files=FILES, force=True):
+        started = time.monotonic()
+        with pytest.raises(Busy), briefly_locked(tmp_path):
+            pass
+        assert time.monotonic() - started < 5, "it trains: there is nothing to wait for"
+    with pytest.raises(UserError, match="none cannot be written"), briefly_locked(tmp_path / "none"):
+        pass
 
 
 def test_json_has_no_infinity(tmp_path):

@@ -1,6 +1,8 @@
 """A finished or unfinished run, read back: its recipe, the files of its data, and the best weights."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,13 @@ class Trained:
         ``advice`` is what to do where it is not at the place that config.json has.
         """
         cls = task_class(self.recipe.task)
-        source = data or self.config["data"]
+        place = self.place(data, device)
         try:
-            task = cls(self.recipe, None if source == cls.default_data else source, device)
+            task = cls(self.recipe, place, device)
         except UserError as error:
-            if data or source == cls.default_data:
+            if data or place is None:
                 raise
+            source = self.config["data"]
             named = f"{self.path / 'config.json'} has {printable(source)} as the {cls.source} of this run"
             if os.path.exists(source):
                 raise UserError(f"{named}: {error} Where it is elsewhere now, {advice}.") from None
@@ -49,6 +52,25 @@ class Trained:
         task.folder = self.path
         task.attach(self.model)
         return task
+
+    def place(self, data: str | None, device: torch.device) -> str | None:
+        """Where the data is; None: it is the task's own, whose name may also be that of a folder or a file.
+
+        What is there by that name goes first, as in training; where only config.json has the name, if it fits the run.
+        """
+        cls = task_class(self.recipe.task)
+        source = data or self.config["data"]
+        if source != cls.default_data:
+            return str(source)
+        if not os.path.exists(source):
+            return None
+        there = os.path.join(".", source)  # which is not the name
+        if not data:
+            try:
+                check_files(cls(self.recipe, there, device), self.files, advice="")
+            except UserError:
+                return None
+        return there
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -113,6 +135,46 @@ def _check_task(folder: Path, found: str, wanted: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Which run, and which weights of it, figures are of: taken before they are read, compared before it is written."""
+
+    path: Path
+    run: str
+    weights: str
+
+    @classmethod
+    def of(cls, folder: Path) -> "Measured":
+        """Empty where there is nothing to read: opening the run says what is missing."""
+        from bayesrnn.train import checkpoint
+        from bayesrnn.train.run_folder import identity
+
+        try:
+            return cls(folder, identity(folder), checkpoint.digest(folder / checkpoint.BEST))
+        except OSError:
+            return cls(folder, "", "")
+
+    def check(self) -> None:
+        """Refuse a folder that has another run by now, or other weights."""
+        from bayesrnn.train.run_folder import MARKER
+
+        if (self.path / MARKER).exists() or Measured.of(self.path) != self:
+            raise UserError(
+                f"The run in {self.path} was replaced or trained on meanwhile: the figures are of its former weights, "
+                "and nothing was written; start this again when it has finished."
+            )
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Inside, the folder has this run's weights, and no other process writes to it."""
+        from bayesrnn.train.run_folder import briefly_locked
+
+        self.check()
+        with briefly_locked(self.path):
+            self.check()
+            yield
+
+
 def open_run(path: str | Path, device: torch.device) -> Trained:
     """Read a run folder; the weights are the best epoch's. Nothing is built that the checkpoint does not hold."""
     from bayesrnn.train import checkpoint
@@ -123,7 +185,9 @@ def open_run(path: str | Path, device: torch.device) -> Trained:
     cls = task_class(recipe.task)
     files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
     check_digests(config, files, folder)
-    weights = folder / "best.safetensors"
+    weights = folder / checkpoint.BEST
+    if not weights.is_file():
+        raise UserError(f"There is no checkpoint {weights}; {_why_missing(folder, config)}")
     try:
         tensors, _ = checkpoint.load_own(weights, identity(folder))
     except checkpoint.Foreign:
@@ -137,6 +201,21 @@ def open_run(path: str | Path, device: torch.device) -> Trained:
     model = cls.build(recipe, files)
     checkpoint.load_model(model, tensors, weights)
     return Trained(folder, config, recipe, files, model.to(device).eval())
+
+
+def _why_missing(folder: Path, config: dict[str, Any]) -> str:
+    """What may have kept the best weights from being there, and what brings them."""
+    from bayesrnn.train.run_folder import MARKER
+
+    if not (folder / MARKER).exists():
+        return "the run had finished: put its file back, or start it over with --force."
+    why = "was the run stopped before its first epoch ended?"
+    if (folder / "best.safetensors").exists():
+        why = "what has its name is no file: move it away."
+    elif "pruned" in config:
+        why += " Where weights go by steps, that is the first epoch with all of them gone."
+    command = "prune --retrain" if "pruned" in config else "train with --resume"
+    return f"{why} The same bayesrnn {command} goes on with the run, and writes the file."
 
 
 def _described(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:

@@ -9,9 +9,10 @@ import re
 import secrets
 import socket
 import stat
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -322,6 +323,31 @@ def _locked(path: Path, elsewhere: str) -> int | None:
                 raise
             path.unlink(missing_ok=True)
             return None
+
+
+@contextmanager
+def briefly_locked(folder: Path, *, patience: float = 10.0) -> Iterator[None]:
+    """Keeps other processes out while files are written beside a finished run; waits for one that does the same.
+
+    Raises:
+        Busy: it took that one longer than ``patience`` seconds, or it trains.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            descriptor = _locked(folder / LOCK, "start this again later")
+            break
+        except Busy:
+            if (folder / MARKER).exists() or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        except OSError as error:
+            raise _unwritten(folder, error) from None
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            _let_go(folder / LOCK, descriptor, os.getpid())
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
