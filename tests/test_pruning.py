@@ -175,6 +175,17 @@ def test_the_kl_after_pruning_is_not_the_old_one():
     assert not torch.allclose(br.kl(q), before)
 
 
+@pytest.mark.parametrize("total", [1, 7, 1000, 123_457])
+def test_a_share_has_no_more_digits_than_it_needs(total):
+    from bayesrnn.pruning import count_of, share_of
+
+    for share in (0.0, 0.5, 0.8, 0.85, 0.999, 1.0):
+        count = count_of(share, total)
+        assert count_of(share_of(count, total), total) == count
+        assert len(repr(share_of(count, total))) <= len(repr(share))
+    assert share_of(98_766, 123_457) == 0.8
+
+
 def test_report_reads_as_a_table():
     lines = str(br.prune(posterior(), 0.5)).splitlines()
     assert len(lines) == 7

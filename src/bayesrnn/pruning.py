@@ -155,6 +155,12 @@ def count_of(fraction: float, total: int) -> int:
     return math.floor(fraction * total + 0.5)
 
 
+def share_of(count: int, total: int) -> float:
+    """The share with the fewest digits that is so many weights, as :func:`count_of` counts."""
+    shares = (round(count / total, digits) for digits in range(17))
+    return next((share for share in shares if count_of(share, total) == count), count / total)
+
+
 def gone_rho(dtype: torch.dtype) -> float:
     """rho of a weight that was taken away; its sigma is near exp(rho)."""
     return _GONE_HALF if dtype == torch.float16 else _GONE

@@ -1,3 +1,4 @@
+import functools
 import json
 import shutil
 
@@ -5,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bayesrnn.cli import app
+from bayesrnn.errors import UserError
 from bayesrnn.reading import data_name
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
@@ -250,6 +252,120 @@ def test_prune_and_train_again(bayesian):
     assert "retrained" not in json.loads((bayesian / "prune.json").read_text())
 
 
+def test_shares_that_were_trained_again_before_keep_their_row(bayesian):
+    words = ["prune", bayesian, "--fraction", 0.6, "--retrain", 1, "--device", "cpu", "--retrain-at"]
+    assert invoke(*words, "0,0.5").exit_code == 0
+    first = json.loads((bayesian / "prune.json").read_text())["retrained"]["curve"]
+    (bayesian / "pruned-0" / ".unfinished").write_text("")
+    assert invoke(*words, "0.5").exit_code == 0
+    curve = json.loads((bayesian / "prune.json").read_text())["retrained"]["curve"]
+    assert [row["fraction"] for row in curve] == [0.5, 0.6]  # what is not whole is not measured, nor trained on
+    (bayesian / "pruned-0" / ".unfinished").unlink()
+    assert invoke(*words, "0").exit_code == 0
+    again = invoke(*words, "0.9")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.count("epoch 1/1") == 1
+    summary = json.loads((bayesian / "prune.json").read_text())
+    assert [row["fraction"] for row in summary["retrained"]["curve"]] == [0.0, 0.5, 0.6, 0.9]
+    assert summary["retrained"]["curve"][:3] == first
+    assert {0.0, 0.5, 0.6, 0.9} <= {row["fraction"] for row in summary["curve"]}
+    other = invoke(*words[:4], "--retrain", 2, "--retrain-at", "0.9", "--force", "--device", "cpu")
+    assert other.exit_code == 0, other.output
+    curve = json.loads((bayesian / "prune.json").read_text())["retrained"]["curve"]
+    assert [row["fraction"] for row in curve] == [0.6, 0.9]  # the others are by another plan
+
+
+def test_what_a_pruned_run_has_lost_is_counted(bayesian):
+    assert invoke("prune", bayesian, "--fraction", 0.8, "--retrain", 1, "--device", "cpu").exit_code == 0
+    run = bayesian / "pruned-0.8"
+    result = invoke("prune", run, "--fraction", 0.5)
+    assert result.exit_code == 0, result.output
+    assert f"80% of the weights in {run} are gone already: 50% removes no more.\n" in result.stdout
+    assert "With 80% removed:" in result.stdout
+    assert "50% removed" not in result.stdout
+    summary = json.loads((run / "prune.json").read_text())
+    assert summary["fraction"] == 0.8
+    assert [row["fraction"] for row in summary["curve"]] == [0.8, 0.85, 0.9, 0.95, 0.98]
+    more = invoke("prune", run, "--fraction", 0.9)
+    assert "gone already" not in more.stdout
+    assert "With 90% removed:" in more.stdout
+    again = invoke("prune", run, "--fraction", 0.5, "--retrain", 4, "--retrain-at", "0,0.9", "--device", "cpu")
+    assert again.exit_code == 0, again.output
+    assert "\n80% removed, 4 epochs from rate" in again.stdout
+    assert "\n90% removed in 2 steps, 4 epochs from rate" in again.stdout
+    curve = json.loads((run / "prune.json").read_text())["retrained"]["curve"]
+    assert [row["fraction"] for row in curve] == [0.8, 0.9]
+
+
+def start_over(run, text_folder, *words):
+    result = invoke("train", "brnn-sharpened-medium", "--data", text_folder, "--out", run, "--device", "cpu", *TINY,
+                    "--force", *words)  # fmt: skip
+    assert result.exit_code == 0, result.output
+
+
+def other_weights(run):
+    """As a run that went on: the same config.json, other best weights."""
+    from bayesrnn.train import checkpoint
+
+    tensors, about = checkpoint.load(run / "best.safetensors")
+    checkpoint.save_file(run / "best.safetensors", {name: tensor + 1 for name, tensor in tensors.items()}, about)
+
+
+@pytest.mark.parametrize("change", ["replaced", "went on", "began again", "is gone"])
+@pytest.mark.parametrize("words", [["evaluate", "--samples", 0], ["evaluate", "--data"], ["prune"]])
+def test_figures_of_weights_that_are_no_longer_there_are_not_written(
+    bayesian, text_folder, tmp_path, monkeypatch, words, change
+):
+    from bayesrnn.cli import prune
+    from bayesrnn.tasks.language import Language
+
+    place, name = (prune, "_curve") if words[0] == "prune" else (Language, "evaluate")
+    real, after = getattr(place, name), []
+
+    @functools.wraps(real)
+    def meanwhile(*args, **options):
+        if change == "replaced":
+            start_over(bayesian, text_folder, "--seed", 5)
+        elif change == "went on":
+            other_weights(bayesian)
+        elif change == "began again":
+            (bayesian / ".unfinished").write_text("")
+        else:
+            shutil.rmtree(bayesian)
+        after.append(contents(bayesian))
+        return real(*args, **options)
+
+    if "--data" in words:
+        other = shutil.copytree(text_folder, tmp_path / "other")
+        (other / "test.txt").write_bytes((text_folder / "valid.txt").read_bytes())
+        words = [*words, other, "--samples", 0]
+    monkeypatch.setattr(place, name, meanwhile)
+    result = invoke(words[0], bayesian, *words[1:])
+    assert after
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith(f"bayesrnn: The run in {bayesian} was replaced or trained on meanwhile")
+    assert "nothing was written" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert contents(bayesian) == after[0]
+    assert bayesian.exists() == (change != "is gone")
+
+
+def test_no_run_is_begun_inside_one_that_was_replaced(bayesian, text_folder, monkeypatch):
+    from bayesrnn.cli import prune
+
+    real = prune._curve
+
+    def meanwhile(*args):
+        start_over(bayesian, text_folder, "--seed", 5)
+        return real(*args)
+
+    monkeypatch.setattr(prune, "_curve", meanwhile)
+    result = invoke("prune", bayesian, "--retrain", 1, "--device", "cpu")
+    assert result.exit_code == 2
+    assert "was replaced or trained on meanwhile" in result.stderr
+    assert not list(bayesian.glob("prune*"))
+
+
 def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -466,6 +582,48 @@ def test_predict_in_colour_and_bad_text(runs, tmp_path):
     assert "cannot be read" in invoke("predict", run, tmp_path / "none.txt").stderr
 
 
+def test_predict_without_stdin(runs, monkeypatch):
+    import sys
+
+    from bayesrnn.cli import predict
+
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match=r"^stdin is closed; send a text to it, or name a file"):
+        predict._stdin()
+
+
+def test_predict_from_a_stdin_without_end(runs, monkeypatch):
+    """It is read by parts, and no further than a file may be long; binary data is found at once."""
+    import io
+    import sys
+    from types import SimpleNamespace
+
+    from bayesrnn.cli import predict
+
+    class Endless(io.RawIOBase):
+        def __init__(self, content):
+            self.content, self.taken = content, 0
+
+        def read(self, size=-1):
+            assert 0 < size <= 1 << 20
+            self.taken += size
+            return self.content * size
+
+    monkeypatch.setattr("bayesrnn.data.text.MAX_BYTES", 3 << 20)
+    for content, said, most in ((b"a", "stdin has more than", 4 << 20), (b"\0", None, 1 << 20)):
+        source = Endless(content)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source))
+        if said is None:
+            assert predict._stdin() == b"\0"
+        else:
+            with pytest.raises(UserError, match=said):
+                predict._stdin()
+        assert source.taken == most
+    binary = invoke("predict", runs / "variational-tied-medium", text=b"w1 w2\n\0\0")
+    assert binary.exit_code == 2
+    assert "stdin is a binary file" in binary.stderr
+
+
 def surprisals(run, words):
     result = invoke("predict", run, "--samples", 0, text=" ".join(words))
     assert result.exit_code == 0, result.output
@@ -552,6 +710,31 @@ def test_a_run_is_used_from_another_folder(text_folder, tmp_path, monkeypatch):
         result = invoke(command, run, "--data", "../text")
         assert result.exit_code == 0, result.output
     assert invoke("predict", run, text="w1 w2\n").exit_code == 0
+
+
+def test_a_folder_by_the_name_of_the_own_text(text_folder, tmp_path, monkeypatch):
+    """It goes first in every command; a run on the task's own text is not led astray by it."""
+    monkeypatch.chdir(tmp_path)
+    own = ["--out", "docs", "--device", "cpu", *TINY, "batch_size=20", "window=35"]
+    assert invoke("train", "brnn-medium", *own).exit_code == 0
+    shutil.copytree(text_folder, tmp_path / "python-docs")
+    words = ["--data", "python-docs", "--out", "run", "--device", "cpu", *TINY]
+    assert invoke("train", "brnn-medium", *words).exit_code == 0
+    before = json.loads((tmp_path / "run" / "record.json").read_text())["metrics"]["test_perplexity"]
+    for more in ([], ["--data", "python-docs"]):
+        result = invoke("evaluate", "run", "--samples", 0, *more)
+        assert result.exit_code == 0, result.output
+        assert "digest" not in result.stdout
+        assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["test_perplexity"] == pytest.approx(
+            before
+        )
+        pruned = invoke("prune", "run", "--retrain", 1, "--device", "cpu", *more)
+        assert pruned.exit_code == 0, pruned.output
+    assert invoke("evaluate", "run/pruned-0.8", "--samples", 0).exit_code == 0
+    result = invoke("evaluate", "docs", "--samples", 0)
+    assert result.exit_code == 0, result.output
+    assert "digest" not in result.stdout
+    assert "vocabulary of this text" in invoke("evaluate", "docs", "--data", "python-docs").stderr
 
 
 def test_another_vocabulary_of_the_same_size(bayesian, tmp_path):

@@ -81,7 +81,7 @@ def command(
     from bayesrnn.cli.console import plain_console
     from bayesrnn.report.tables import Column, rich_table
     from bayesrnn.tasks.base import task_class
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.tasks.trained import Measured, open_run
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
     from bayesrnn.train.run_folder import MARKER, RECORD
@@ -89,6 +89,7 @@ def command(
     console = plain_console()
     where = device_of(device)
     unfinished = (run / MARKER).exists()
+    measured = Measured.of(run)
     trained = open_run(run, where)
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
@@ -104,12 +105,15 @@ def command(
     if unfinished:
         console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
     elif other is not None:
-        other.write(run, metrics)
-    elif (recorded := record(run, metrics)) is None:
-        told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
-        console.print(told, soft_wrap=True, markup=False)
+        with measured.unchanged():
+            other.write(run, metrics)
     else:
-        metrics = recorded
+        with measured.unchanged():
+            recorded = record(run, metrics)
+        if recorded is None:
+            told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
+            console.print(told, soft_wrap=True, markup=False)
+        metrics = recorded or metrics
     rows = [
         {"key": key, "value": _shown(value)}
         for key, value in {**metrics, **_other_rules(metrics)}.items()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from bayesrnn.tasks.trained import Trained
 
 
+_PART = 1 << 20
+
+
 @one_line
 def command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
@@ -27,7 +30,6 @@ def command(
 ) -> None:
     """Score a text: per word its surprisal, and entropy and mutual information of the prediction, all in nats."""
     import json
-    import sys
 
     from bayesrnn.data.text import read_tokens, tokens_of
     from bayesrnn.errors import UserError
@@ -36,7 +38,7 @@ def command(
 
     check_task(run, "language")
     trained = open_run(run, device_of(device))
-    tokens = tokens_of(sys.stdin.buffer.read(), "stdin") if file in (None, Path("-")) else read_tokens(file)
+    tokens = tokens_of(_stdin(), "stdin") if file in (None, Path("-")) else read_tokens(file)
     if not tokens:
         raise UserError("There is no text to score.")
     if not colour:
@@ -53,6 +55,28 @@ def command(
         text.append(line["word"], style=f"rgb({red},{green},90)")
         text.append("\n" if line["word"] == "<eos>" else " ")
     Console().print(text)
+
+
+def _stdin() -> bytes:
+    """All of stdin, as much as a file may have; of what is no text no more than shows it. An interrupt ends it."""
+    import sys
+
+    from bayesrnn.data.text import MAX_BYTES
+    from bayesrnn.errors import UserError
+
+    if sys.stdin is None:
+        raise UserError("stdin is closed; send a text to it, or name a file.")
+    data = bytearray()
+    try:
+        while part := sys.stdin.buffer.read(_PART):  # by parts: between them an interrupt is seen
+            data += part
+            if b"\0" in part:
+                return bytes(data[: data.index(0) + 1])
+            if len(data) > MAX_BYTES:
+                raise UserError(f"stdin has more than {MAX_BYTES / (1 << 30):g} GB, too much to hold in memory.")
+    except OSError as error:
+        raise UserError(f"stdin cannot be read ({error.strerror or error}).") from None
+    return bytes(data)
 
 
 def scored(trained: "Trained", tokens: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:

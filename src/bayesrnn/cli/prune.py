@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bayesrnn.tasks.trained import Trained
+    from bayesrnn.train.engine import Reporter
     from bayesrnn.train.retrain import Schedule
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
@@ -67,20 +69,28 @@ def command(
     from bayesrnn.errors import UserError
     from bayesrnn.pruning import gaussian_of, removed
     from bayesrnn.report.pruning import picture
-    from bayesrnn.tasks.trained import check_task, open_run
+    from bayesrnn.tasks.trained import Measured, check_task, open_run
     from bayesrnn.train import checkpoint
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
-    from bayesrnn.train.run_folder import MARKER, as_json, identity, write_file
+    from bayesrnn.train.run_folder import MARKER, as_json, write_file
 
     check_task(run, "language")
     where, console = device_of(device), plain_console()
     unfinished = (run / MARKER).exists()
+    measured = Measured.of(run)
     trained = open_run(run, where)
     set_precision(trained.recipe.train.precision, where)
     if trained.recipe.posterior.kind == "none":
         raise UserError(f"{run} has no posterior over weights; only Bayes by Backprop recipes have signal-to-noise.")
     plan, more = _plan(trained, fraction, retrain, retrain_at, retrain_lr)
+    before = _share_before(trained)
+    if fraction < before:
+        console.print(
+            f"{_percent(before)} of the weights in {run} are gone already: {_percent(fraction)} removes no more.",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
+    fraction, more = max(fraction, before), [max(share, before) for share in more]
     task: Any = trained.task(data, where)
     not_kept = trained.other_data(task)
     if unfinished:
@@ -92,12 +102,19 @@ def command(
     elif plan is None and not force:
         _check_replaced(run)
     streams, q, perplexity = task.streams, task.model, _measure(trained)
-    rows = _curve(q, {*FRACTIONS, fraction, *more}, lambda model: perplexity(model, streams.valid))
+    place = trained.place(data, where) or task.default_data
+    asked = {fraction, *more}
+    valid_still = set() if plan is None else _still_valid(trained, plan, place, console) - asked
+    valid_still = {share for share in valid_still if share >= before}
+    shares = {before, *(share for share in FRACTIONS if share > before), *asked, *valid_still}
+    rows = _curve(q, shares, lambda model: perplexity(model, streams.valid))
     again: list[Row] = []
     weights: Any = None
     if plan is not None:
-        for share in sorted({fraction, *more}):
-            smaller = _trained_again(trained, plan, share, data, force, console)
+        for share in sorted(asked | valid_still):
+            measured.check()  # a run of its own is begun inside the folder
+            anew = force and share in asked
+            smaller = _trained_again(trained, plan, share, before, place, anew, console)
             valid = perplexity(smaller, streams.valid)
             rise = valid / rows[0]["valid_perplexity"] - 1
             again.append({"fraction": share, "valid_perplexity": valid, "rise": rise})
@@ -131,35 +148,70 @@ def command(
     if not not_kept:
         tensors = {f"model.{key}": value for key, value in q.state_dict().items()}
         about = {
-            "run": identity(run),
-            "weights": checkpoint.digest(run / checkpoint.BEST),
+            "run": measured.run,
+            "weights": measured.weights,
             "fraction": fraction,
             "retrained": 0 if plan is None else plan.epochs,
         }
-        checkpoint.save_file(run / "pruned.safetensors", tensors, about)
-        write_file(run / "prune.json", as_json(summary))
         kept = {name: ~mask.cpu() for name, mask in removed(q).items()}
-        write_file(run / "prune.png", picture(rows, kept, again))
+        drawn = picture(rows, kept, again)
+        with measured.unchanged():
+            checkpoint.save_file(run / "pruned.safetensors", tensors, about)
+            write_file(run / "prune.json", as_json(summary))
+            write_file(run / "prune.png", drawn)
     _show(console, rows, again)
     console.print(f"{told} {'Nothing was written.' if not_kept else f'Written to {run}'}", soft_wrap=True)
 
 
 def _check_replaced(run: Path) -> None:
     """Pruning alone does not take away the figures and weights of what was trained again."""
-    import json
-
     from bayesrnn.errors import UserError
 
-    file = run / "prune.json"
-    try:
-        before = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return
-    if isinstance(before, dict) and "retrained" in before:
+    if _retrained(run) is not None:
         raise UserError(
-            f"{file} has figures of weights that were trained again; keep them with the same --retrain, or replace "
-            "them with --force."
+            f"{run / 'prune.json'} has figures of weights that were trained again; keep them with the same --retrain, "
+            "or replace them with --force."
         )
+
+
+def _retrained(run: Path) -> Any:
+    """What prune.json has of weights that were trained again; None: nothing."""
+    import json
+
+    try:
+        before = json.loads((run / "prune.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return before.get("retrained") if isinstance(before, dict) else None
+
+
+def _still_valid(trained: "Trained", plan: "Schedule", data: str, console: "Console") -> set[float]:
+    """Which shares of prune.json were trained again from these weights, by the same plan, and are there still."""
+    from bayesrnn.cli.train import reporter
+    from bayesrnn.errors import UserError
+    from bayesrnn.train.run_folder import MARKER, RECORD
+
+    before = _retrained(trained.path)
+    curve = before.get("curve") if isinstance(before, dict) else None
+    shares = [row.get("fraction") for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
+    found: set[float] = set()
+    for share in {share for share in shares if isinstance(share, float)}:
+        out = _folder(trained.path, share)
+        if (out / MARKER).exists() or not (out / RECORD).exists():
+            continue
+        with reporter(console) as told, suppress(UserError):  # of other weights, or with other settings
+            _posterior(trained, plan, share, data, False, told)
+            found.add(share)
+    return found
+
+
+def _share_before(trained: "Trained") -> float:
+    """Which share of the run's weights is gone already: it is that of pruned ones, trained again."""
+    from bayesrnn.pruning import removed, share_of
+
+    model: Any = trained.model
+    masks = removed(model).values()
+    return share_of(sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks))
 
 
 def _plan(
@@ -234,31 +286,37 @@ def _percent(share: float) -> str:
 
 
 def _trained_again(
-    trained: "Trained", plan: "Schedule", share: float, data: str | None, force: bool, console: "Console"
+    trained: "Trained", plan: "Schedule", share: float, before: float, data: str, force: bool, console: "Console"
 ) -> Any:
+    """As :func:`_posterior`, and it is told how it goes; ``before`` is the share gone from the beginning."""
+    from bayesrnn.cli.train import reporter
+    from bayesrnn.reading import counted
+
+    steps = f" in {plan.steps} steps" if share > before and plan.steps > 1 else ""
+    epochs = counted(plan.epochs, "epoch")
+    console.print(f"{_percent(share)} removed{steps}, {epochs} from rate {plan.lr:g}:", style="bold")
+    with reporter(console) as told:
+        try:
+            return _posterior(trained, plan, share, data, force, told)
+        except KeyboardInterrupt:
+            told.say("Stopped; the same command (without --force) goes on.")
+            raise
+
+
+def _posterior(trained: "Trained", plan: "Schedule", share: float, data: str, force: bool, reporter: "Reporter") -> Any:
     """The run's posterior with this share removed by steps and the rest trained, in eval mode."""
     import copy
 
-    from bayesrnn.cli.train import reporter
     from bayesrnn.pruning import gaussian_of
-    from bayesrnn.reading import counted
     from bayesrnn.train import checkpoint
     from bayesrnn.train.retrain import retrain
 
     model: Any = trained.model
     smaller, out = copy.deepcopy(gaussian_of(model)), _folder(trained.path, share)
-    steps = f" in {plan.steps} steps" if share and plan.steps > 1 else ""
-    epochs = counted(plan.epochs, "epoch")
-    console.print(f"{_percent(share)} removed{steps}, {epochs} from rate {plan.lr:g}:", style="bold")
-    with reporter(console) as told:
-        try:
-            found = retrain(
-                trained, plan, fraction=share, out=out, reporter=told, data=data, force=force,
-                command=shlex.join(["bayesrnn", *sys.argv[1:]]),
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            told.say("Stopped; the same command (without --force) goes on.")
-            raise
+    found = retrain(
+        trained, plan, fraction=share, out=out, reporter=reporter, data=data, force=force,
+        command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+    )  # fmt: skip
     checkpoint.load_model(smaller, found, out / checkpoint.BEST)
     return smaller.eval()
 
