@@ -21,6 +21,7 @@ from typing import Any
 
 from bayesrnn import recipes
 from bayesrnn.errors import UserError
+from bayesrnn.reading import data_name
 from bayesrnn.train.launch import launch
 from bayesrnn.train.run_folder import write_file
 
@@ -55,8 +56,18 @@ def overrides_of(name: str, epochs: int) -> list[str]:
 def command(name: str, options: argparse.Namespace) -> list[str]:
     """The run as a command; its folder is named after it."""
     words = ["bayesrnn", "train", RECIPE, *overrides_of(name, options.epochs), *options.setting]
-    words += ["--data", options.data, "--seed", str(options.seed), "--out", f"runs/ablation/{name}"]
+    words += ["--data", options.data, "--seed", str(options.seed), "--out", f"runs/ablation/{name}-{options.seed}"]
     return words + (["--device", options.device] if options.device else [])
+
+
+def check_same(path: Path, name: str, options: argparse.Namespace) -> None:
+    """Refuse a record of other settings or another text where one would be left alone."""
+    record, wanted = json.loads(path.read_text("utf-8")), [*overrides_of(name, options.epochs), *options.setting]
+    if sorted(record["overrides"]) != sorted(wanted) or record["data"] != data_name(options.data):
+        there = " ".join(record["overrides"])
+        raise UserError(
+            f"{path} is of other settings or another text ({there}, {record['data']}); use --out or --force."
+        )
 
 
 class Reporter:
@@ -100,6 +111,7 @@ def main(words: list[str] | None = None) -> None:
             print(shlex.join(words))
             continue
         if path.exists() and not options.force:
+            check_same(path, name, options)
             print(f"{name}: {path} is there already", flush=True)
             continue
         started = time.time()

@@ -58,7 +58,11 @@ def detach(state: Any) -> Any:
 def mean_copy(model: nn.Module) -> nn.Module:
     """A plain copy of the model's posterior mean, in eval mode."""
     make: Any = getattr(model, "mean_module", None) or (lambda: copied(model))
-    return make().eval()
+    made: nn.Module = make().eval()
+    for module in made.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    return made
 
 
 def dynamic_evaluation(

@@ -2,8 +2,11 @@ from bayesrnn import recipes
 from bayesrnn.report.changes import changed_settings, other_text
 
 
-def record(**sections):
-    return {"recipe": "caption-bbb", "overrides": ["train.lr=9"], "settings": sections}
+def record(recipe="caption-bbb", **sections):
+    """With these settings, and in their sections the recipe's others."""
+    now = recipes.load(recipe)
+    settings = {name: {**vars(getattr(now, name)), **given} for name, given in sections.items()}
+    return {"recipe": recipe, "overrides": ["train.lr=9"], "settings": settings}
 
 
 def test_what_differs_from_the_recipe_now_whatever_the_overrides_were():
@@ -11,11 +14,11 @@ def test_what_differs_from_the_recipe_now_whatever_the_overrides_were():
     same = {"model": {"hidden": now.model.hidden}, "train": {"lr": now.train.lr, "clip": now.train.clip}}
     assert changed_settings(record(**same)) == []
     other = {"model": {"hidden": 7, "tied": True}, "train": {"lr": 0.002, "clip": None}}
-    assert changed_settings(record(**other)) == [
+    assert sorted(changed_settings(record(**other))) == [
         "model.hidden=7",
         "model.tied=true",
-        "train.lr=0.002",
         "train.clip=null",
+        "train.lr=0.002",
     ]
 
 
@@ -42,11 +45,16 @@ def test_what_is_shown_can_be_given_to_train():
 
 
 def test_a_setting_that_did_not_exist_then():
-    brnn = {"recipe": "brnn-medium", "settings": {"model": {"hidden": 650}}}
-    assert changed_settings(brnn) == ["model.one_bias=false"]
-    brnn["settings"]["model"]["one_bias"] = True
+    """It was at its default, whatever the recipe, or who asks, has now."""
+    brnn = record("brnn-medium", model={})
     assert changed_settings(brnn) == []
-    assert changed_settings({"recipe": "zaremba-medium", "settings": {"model": {"hidden": 650}}}) == []
+    del brnn["settings"]["model"]["one_bias"]
+    assert changed_settings(brnn) == ["model.one_bias=false"]
+    old = record("moon-medium", model={})
+    del old["settings"]["model"]["forget_bias"]
+    assert changed_settings(old) == []
+    wanted = recipes.override(recipes.load("moon-medium"), ["model.forget_bias=1"])
+    assert changed_settings(old, wanted) == ["model.forget_bias=0"]
 
 
 def test_a_recipe_in_place_of_its_name():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bayesrnn import recipes
 from bayesrnn.errors import UserError
 from bayesrnn.report import digits, digits_plots
 from bayesrnn.tasks.digit_measures import ANGLES, FRACTIONS
@@ -44,7 +45,7 @@ def made_up(name, seed, *, epochs=40, speed=1.0):
         "device": "cpu (here)",
         "versions": {"torch": "2"},
         "recipe": name,
-        "settings": {"train": {"epochs": 40}} if seed == 2 else {},
+        "settings": {"train": {**vars(recipes.load(name).train), "epochs": 40}} if seed == 2 else {},
         "curves": {"test_error": curve, "valid_error": curve},
         "metrics": metrics,
     }
@@ -77,8 +78,6 @@ def compared(folder, sharpened_speed):
 
 
 def test_every_recipe_has_a_name_and_every_name_a_recipe():
-    from bayesrnn import recipes
-
     assert set(digits.NAMES) == {n for n in recipes.names() if recipes.load(n).task == "digits"}
 
 
@@ -120,7 +119,8 @@ def test_settings_of_sharpening_beside_plain_runs_of_the_same_seeds(results):
     for name, file in ((digits.PLAIN, f"{digits.PLAIN}/2"), (digits.SHARPENED, "digits-sharpening-search/tried")):
         record = made_up(name, 2, speed=1.0)
         record["curves"]["valid_error"] = [90.0, *[2.0 if name == digits.PLAIN else 2.5] * 19, 70.0]
-        record["settings"] = {"posterior": {"sigma0": 0.001}} if name == digits.SHARPENED else {}
+        settings = {"posterior": {**vars(recipes.load(name).posterior), "sigma0": 0.001}}
+        record["settings"] = settings if name == digits.SHARPENED else {}
         (results / f"{file}.json").write_text(json.dumps(record))
     assert digits.BLOCKS["digits-sharpening-search"](results).splitlines()[2:] == [
         "| plain | 2.000 |",

@@ -164,18 +164,25 @@ def test_the_bound_of_dynamic_evaluation(text_folder, rule, carry_state):
     assert not any("bound" in key for key in task_of("brnn-medium", text_folder).evaluate(dynamic=True))
 
 
-def test_a_bound_beyond_all_numbers_is_left_out_of_dynamic_evaluation(text_folder, monkeypatch):
+def test_a_bound_beyond_all_numbers_is_left_out(text_folder):
     """The rate of learning is not to blame, and what is sound is kept."""
-    monkeypatch.setattr(scoring, "sharpened_perplexity", lambda *args, **kwargs: 12.0)
     task = task_of("brnn-sharpened-medium", text_folder, "init_eta=1e3")
     said = []
     found = task.evaluate(samples=0, dynamic=True, dynamic_lr=1e-3, say=said.append)
-    assert not any("dynamic_bound" in key for key in found)
+    assert not any("perplexity_bound" in key or "dynamic_bound" in key for key in found)
     assert found["test_perplexity_dynamic"] > 0
-    assert sum("the bound is larger than any number" in text for text in said) == 2
+    assert sum("the bound is larger than any number" in text for text in said) == 4
     task = task_of("brnn-sharpened-medium", text_folder, "init_eta=0.02")  # large, but a number
     found = task.evaluate(samples=0, dynamic=True, dynamic_lr=1e-3)
     assert found["test_perplexity_dynamic_bound"] > len(task.streams.vocabulary)
+
+
+def test_a_rule_that_the_data_do_not_allow_is_known_before_the_rest(text_folder):
+    task, said = task_of("brnn-medium", text_folder), []
+    task.streams = dataclasses.replace(task.streams, train=None)  # as of token files, which stay on the disk
+    with pytest.raises(UserError, match="rms needs the training text in memory; name its folder with --data"):
+        task.evaluate(samples=2, dynamic=True, dynamic_rule="rms", say=said.append)
+    assert said == []
 
 
 def test_how_many_streams_the_bound_had(text_folder):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bayesrnn import recipes
+from bayesrnn.errors import UserError
 from bayesrnn.report.language import ablation
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks/ablation.py"
@@ -62,8 +63,8 @@ def test_commands(script, capsys):
     script.main(["--data", "ptb", "--print", "--only", "all", "no-l2", "--device", "cuda", "--seed", "2"])
     first, second = (shlex.split(line) for line in capsys.readouterr().out.splitlines())
     assert first[:3] == second[:3] == ["bayesrnn", "train", "best-medium"]
-    assert set(second) - set(first) == {"train.l2=0", "runs/ablation/no-l2"}
-    assert second[-8:] == "--data ptb --seed 2 --out runs/ablation/no-l2 --device cuda".split()
+    assert set(second) - set(first) == {"train.l2=0", "runs/ablation/no-l2-2"}
+    assert second[-8:] == "--data ptb --seed 2 --out runs/ablation/no-l2-2 --device cuda".split()
 
 
 def test_runs_and_their_table(script, tmp_path, capsys):
@@ -95,6 +96,11 @@ def test_runs_and_their_table(script, tmp_path, capsys):
     capsys.readouterr()
     script.main(words)
     assert capsys.readouterr().out.count("is there already") == 4
+    for other in ("--epochs", "5"), ("--data", str(tmp_path)), ("model.init=0.1",):
+        with pytest.raises(
+            UserError, match=r"all-1.json is of other settings or another text .*; use --out or --force"
+        ):
+            script.main([*other[:1], *words] if len(other) == 1 else [*words, *other])
 
 
 def test_other_epochs_and_seeds_stay_out(script, tmp_path):

@@ -231,6 +231,8 @@ def test_a_run_that_diverges_stops_and_can_be_read(text_folder, tmp_path):
     assert (out / ".unfinished").exists()
     with pytest.raises(UserError, match=r"Lower train.lr or train.clip, or train.l2 and start again\.$"):
         run(text_folder, tmp_path / "l2", overrides=["l2=1e6"])
+    with pytest.raises(UserError, match=r"in epoch 1, by step 2; the checkpoint of epoch 1, step 1, is kept\."):
+        run(text_folder, tmp_path / "s", overrides=["lr=1e30", "clip=1e30", "save_every=1"])
 
 
 def test_patience_ends_a_run(text_folder, tmp_path):

@@ -268,6 +268,7 @@ class TestSteps:
         metrics = json.loads((tmp_path / "r" / "record.json").read_text())["metrics"]
         assert metrics["best_epoch"] >= 3
         assert metrics["valid_perplexity"] == min(figures[2:])
+        assert metrics["valid_streams"] == told.lines[0]["valid_streams"]  # it is not of one stream, as others are
         assert removed_share(tmp_path / "r") == pytest.approx(0.9, abs=1e-3)
 
 

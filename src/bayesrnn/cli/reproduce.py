@@ -228,20 +228,23 @@ def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
 
     lines = []
     for published, key, label in _measures(recipe):
-        one = {label: [r["metrics"].get(key) for r in records]}
-        for name, found in (_by_rule(key, label, records) if published in DYNAMIC else one).items():
+        papers, found_by = label, {label: [r["metrics"].get(key) for r in records]}
+        if published in DYNAMIC:
+            papers = f"{label} (bound)" if recipe.posterior.kind == "sharpened" else label
+            found_by = {papers: [], **_by_rule(key, label, records)}
+        for name, found in found_by.items():
             ours = [value for each in found if (value := _number(each)) is not None]
             text = None
             if ours:
                 spread = f" ± {_shown(statistics.stdev(ours))}" if len(ours) > 1 else ""
                 text = f"{_shown(statistics.fmean(ours))}{spread}"
-            paper = getattr(recipe.paper, published)
+            paper = getattr(recipe.paper, published) if name == papers else None
             lines.append({"measure": name, "paper": paper, "ours": text, "seeds": len(ours) or None})
     return lines
 
 
 def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
-    """Figures of dynamic evaluation, the papers' rule first, even without any; labels name other rules and bounds."""
+    """Figures of dynamic evaluation, the papers' rule first; labels name other rules and bounds."""
     from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
     rules = [by_rule(record["metrics"]) for record in records]
@@ -252,7 +255,7 @@ def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[An
             kind = ", ".join(([] if rule == PAPERS_RULE else [rule]) + ["bound"] * bound)
             name = key.replace("_dynamic", "_bound" * bound)
             found = [each[rule].get(name) for each in rules if rule in each]
-            if not bound or any(value is not None for value in found):
+            if any(value is not None for value in found):
                 lines[f"{label} ({kind})" if kind else label] = found
     return lines
 
@@ -375,11 +378,12 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
     from bayesrnn.tasks.evaluation import evaluate
     from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
     from bayesrnn.tasks.language import Language
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.tasks.trained import Measured, open_run
     from bayesrnn.train.engine import set_precision
     from bayesrnn.train.launch import device_of
 
     where = device_of(device)
+    measured = Measured.of(row.out)
     trained = open_run(row.out, where)
     set_precision(trained.recipe.train.precision, where)
     task = trained.task(row.data, where)
@@ -392,7 +396,7 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
     dynamic = bool(set(DYNAMIC) & set(missing))
     settings = row.wanted.evaluate
     chosen = {}
-    if settings.dynamic_lr == recipes.load(row.name).evaluate.dynamic_lr:  # none was asked for
+    if settings.dynamic_lr == recipes.load(row.name).evaluate.dynamic_lr:  # no other was asked for
         chosen = by_rule(known).get(PAPERS_RULE, {})  # on validation, when it was measured before
     metrics = evaluate(
         trained,
@@ -410,5 +414,6 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
             tried = {key: chosen[key] for key in ("tried", "diverged") if key in chosen}
             figures |= tried
             metrics |= {f"dynamic_{key}": value for key, value in tried.items()}
-    record(row.out, metrics)
+    with measured.unchanged():
+        record(row.out, metrics)
     return metrics

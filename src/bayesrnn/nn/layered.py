@@ -256,24 +256,34 @@ def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, 
     if forced or beats_torch(module, input):
         held = source(module) if module.dropout > 0 else None
         return run(module, Rates(), input, hx, held, plain=not forced)
-    with _without_advice(input):
-        result: tuple[Any, Any] = type(module).forward(module, input, hx)
+    if not torch.compiler.is_dynamo_compiling():
+        _leave_advice_out(module)
+    result: tuple[Any, Any] = type(module).forward(module, input, hx)
     return result
 
 
-def _without_advice(input: Any) -> AbstractContextManager[None]:
-    """On a GPU, without torch's advice to call `flatten_parameters`: drawn weights cannot be kept in one block."""
-    data = input.data if isinstance(input, PackedSequence) else input
-    if torch.compiler.is_dynamo_compiling() or not isinstance(data, Tensor) or not data.is_cuda:
-        return nullcontext()
-    return _ignored("RNN module weights are not part of single contiguous chunk of memory")
+def in_one_piece(weights: Sequence[Tensor | None]) -> bool:
+    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if not all(w is not None and w.is_cuda for w in weights):
+        return False
+    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
 
 
-@contextmanager
-def _ignored(message: str) -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=message)
-        yield
+_ADVICE = "RNN module weights are not part of single contiguous chunk of memory"
+
+
+def _leave_advice_out(module: nn.RNNBase) -> None:
+    """Without torch's advice to call `flatten_parameters`, where weights of a posterior cannot be in one block.
+
+    The filter is set once: `warnings.catch_warnings` at every call would show all other warnings at every call too.
+    """
+    weights: Any = module._flat_weights
+    if not any(isinstance(w, Tensor) and w.is_cuda for w in weights) or in_one_piece(weights):
+        return
+    if all(getattr(known, "pattern", "") != _ADVICE for _, known, *_ in warnings.filters):
+        warnings.filterwarnings("ignore", message=_ADVICE)
 
 
 def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:

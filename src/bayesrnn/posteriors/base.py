@@ -151,15 +151,6 @@ def find_weights(
     return list(weights.values()), {w.name: places[key] for key, w in weights.items()}
 
 
-def _in_one_piece(weights: Sequence[Tensor | None]) -> bool:
-    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if not all(w is not None and w.is_cuda for w in weights):
-        return False
-    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
-
-
 _NO_CHECKPOINT = (
     "activation checkpointing inside a Bayesian module would run it again without its drawn weights, and give wrong "
     "gradients: put torch.utils.checkpoint around the whole Bayesian module (likewise other hooks on saved tensors)"
@@ -276,7 +267,7 @@ class Bayesian(nn.Module):
             self._put(weights)
             for module in recurrent:
                 module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
-                if _in_one_piece(module._flat_weights):  # as cuDNN wants them: then torch need not copy them
+                if layered.in_one_piece(module._flat_weights):  # as cuDNN wants them: then torch need not copy them
                     module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights]
                 if "forward" not in module.__dict__ and not hasattr(module, "rates"):
                     module.__dict__["forward"] = faster[module] = partial(layered.torch_forward, module)

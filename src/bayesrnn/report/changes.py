@@ -7,9 +7,6 @@ from bayesrnn import recipes
 from bayesrnn.errors import UserError
 
 _SECTIONS = ("model", "posterior", "data", "train")
-_BEFORE = {"model.one_bias": False}
-"""What runs had before there was the setting, so that their records do not name it."""
-
 
 TEXT = "ptb"
 """The folder of Penn Treebank, the text of the papers on language models: a record has no more than its name."""
@@ -24,8 +21,9 @@ def other_text(record: Mapping[str, Any]) -> str:
 def changed_settings(record: Mapping[str, Any], recipe: str | recipes.Recipe | None = None) -> list[str]:
     """KEY=VALUE of each setting of training that the recipe has otherwise now, whoever changed it since.
 
-    Of a record without settings, or whose recipe is gone, nothing. ``recipe``: in place of the one that the record
-    names, where its settings have become those of another recipe; or the recipe itself.
+    A setting that came later than the record was at its default. Of a record without settings, or whose recipe is gone,
+    nothing. ``recipe``: in place of the one that the record names, where its settings have become those of another
+    recipe; or the recipe itself.
     """
     try:
         found = recipe if isinstance(recipe, recipes.Recipe) else recipes.load(recipe or str(record.get("recipe")))
@@ -38,7 +36,8 @@ def changed_settings(record: Mapping[str, Any], recipe: str | recipes.Recipe | N
         for key, value in _table(_table(record.get("settings")).get(section)).items()
     }
     sections = {key.partition(".")[0] for key in then}
-    then |= {key: value for key, value in _BEFORE.items() if key.partition(".")[0] in sections and key not in then}
+    defaults = recipes.flatten(recipes.from_dict({"task": found.task}, where="defaults"))
+    then |= {key: defaults[key] for key in now if key.partition(".")[0] in sections and key not in then}
     removed = _table(record.get("pruned")).get("fraction")
     pruned = [] if removed is None else [f"pruned={_shown(removed)}"]  # no setting: weights were taken away
     return pruned + [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]

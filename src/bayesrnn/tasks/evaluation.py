@@ -14,6 +14,7 @@ from bayesrnn.recipes import Recipe
 from bayesrnn.tasks import language, scoring
 from bayesrnn.tasks.figures import PAPERS_RULE, WORDS, by_rule
 
+_NO_BOUND = "the bound is larger than any number: the rates of sharpening (eta) are too high here; it is left out"
 RMS_LR = 2e-4  # by the RMS rule, whose steps have another unit; the best for best-medium on Penn Treebank
 
 
@@ -63,6 +64,8 @@ def evaluate(
     """
     if not dynamic and any(given is not None for given in (dynamic_lr, dynamic_rule, dynamic_decay)):
         raise UserError("--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic.")
+    if dynamic_rule == "rms" and not isinstance(streams.train, Tensor):
+        raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
     decays = _numbers("--dynamic-decay", str(0 if dynamic_decay is None else dynamic_decay), below=1.0)
     usual = RMS_LR if dynamic_rule == "rms" else run.recipe.evaluate.dynamic_lr
     rates = [usual] if dynamic_lr is None else _numbers("--dynamic-lr", str(dynamic_lr))
@@ -109,9 +112,11 @@ def evaluate(
             say(f"sharpened bound on {split}")
             parts = batchify(stream[:, 0], min(data.batch_size, len(stream) // (data.window + 1)))
             metrics["bound_streams"] = min(metrics.get("bound_streams", data.batch_size), parts.shape[1])
-            metrics[f"{split}_perplexity_bound"] = scoring.sharpened_perplexity(
-                run.model, parts, window=data.window, carry_state=data.carry_state
-            )
+            bound = scoring.sharpened_perplexity(run.model, parts, window=data.window, carry_state=data.carry_state)
+            if math.isfinite(bound):
+                metrics[f"{split}_perplexity_bound"] = bound
+            else:
+                say(_NO_BOUND)
     if dynamic:
         limits = {split: _diverged_above(metrics[f"{split}_perplexity"], len(streams.vocabulary)) for split in splits}
         metrics |= _dynamic(run, streams, rates, dynamic_rule or PAPERS_RULE, decays, limits, say)
@@ -190,8 +195,7 @@ def _dynamic(
     carry_state, sharpened, scale = run.recipe.data.carry_state, run.recipe.posterior.kind == "sharpened", None
     window = run.recipe.evaluate.dynamic_window if carry_state else run.recipe.data.window
     if rule == "rms":
-        if not isinstance(streams.train, Tensor):
-            raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
+        assert isinstance(streams.train, Tensor)
         say("mean squared gradients on train")
         scale = br.dynamic.mean_squared_gradients(
             run.model, streams.train[:-1], streams.train[1:], window=window, carry_state=carry_state
@@ -243,7 +247,7 @@ def _dynamic(
         found[f"{split}_perplexity_dynamic_bound"] = value = perplexity(split, lr, decay, bound=True)
         if value == math.inf:
             del found[f"{split}_perplexity_dynamic_bound"]
-            say("the bound is larger than any number: the rates of sharpening (eta) are too high here; it is left out")
+            say(_NO_BOUND)
     return found | {"dynamic_by_rule": by_rule(found)}
 
 

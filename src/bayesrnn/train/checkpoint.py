@@ -109,7 +109,7 @@ def load(path: str | Path) -> Checkpoint:
 
     path = Path(path)
     if not path.is_file():
-        raise Damaged(f"There is no checkpoint {path}; {_early(path)}")
+        raise Damaged(f"There is no checkpoint {path}; was the run stopped before its first epoch ended?")
     try:
         data = path.read_bytes()
         about = _about(data, path)
@@ -127,14 +127,6 @@ def load(path: str | Path) -> Checkpoint:
         RuntimeError,
     ) as error:
         raise Damaged(f"{path} is not a whole checkpoint ({first_line(error)}).") from None
-
-
-def _early(path: Path) -> str:
-    """A question on what is not there; the best weights are written later than others where weights go by steps."""
-    question = "was the run stopped before its first epoch ended?"
-    if path.name == BEST and any_saved(path.parent):
-        question += " Where weights go by steps, that is the first epoch with all of them gone."
-    return question
 
 
 def _about(data: bytes, path: Path) -> dict[str, Any]:

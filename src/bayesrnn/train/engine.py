@@ -124,6 +124,7 @@ class Run:
             task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks, held=held
         )
         self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
+        self._saved = ""  # when the latest checkpoint was made
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
         self.identity = "" if folder is None else identity(folder.path)
@@ -175,6 +176,7 @@ class Run:
         self.common = tensors.get("rng.common", self.common)
         self.epoch, self.done, self.history = about["epoch"], about["done"], about["history"]
         self.seconds = about["seconds"]
+        self._saved = self._moment()
         self.ranks.from_first(self._put_right)
 
     def _load_last(self) -> checkpoint.Checkpoint:
@@ -300,9 +302,7 @@ class Run:
         if math.isfinite(totals["loss"]) and totals["nll"] / self.task.examples_per_step < self.task.limit:
             return totals
         what = "is not a number" if not math.isfinite(totals["loss"]) else "diverged"
-        kept = (
-            f"the checkpoint of epoch {self.history[-1]['epoch']} is kept" if self.history else "nothing was saved yet"
-        )
+        kept = f"the checkpoint of {self._saved} is kept" if self._saved else "nothing was saved yet"
         raise Diverged(
             f"The loss {what} in epoch {self.epoch}, by step {self.done}; {kept}. "
             f"Lower train.lr or train.clip{self._decays()} and start again."
@@ -359,6 +359,10 @@ class Run:
             for rank, own in enumerate(every[1:], 1):
                 tensors |= {f"rank{rank}.{key}": value for key, value in own.items()}
         self.ranks.from_first(partial(self._write, tensors))
+        self._saved = self._moment()
+
+    def _moment(self) -> str:
+        return f"epoch {self.epoch}, step {self.done}," if self.done else f"epoch {self.epoch - 1}"
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
         self._writer.wait()  # what is being written has memory of its own: not more than two epochs' at a time
@@ -407,11 +411,11 @@ def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, dig
 
 
 def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
-    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: the metric alone."""
+    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: that of the epochs."""
     best = run.load_best()
     speed = f"{run.task.unit}_per_second"
     speeds = sorted(line[speed] for line in run.history)
-    figures = {run.task.metric: best[run.task.metric]}
+    figures = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
     if measure:
         with evaluating(run.model):
             figures = run.task.final()
