@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bayesrnn import recipes
 from bayesrnn.errors import UserError
 from bayesrnn.report import caption_plots, captioning
 from bayesrnn.report.changes import changed_settings
@@ -42,7 +43,11 @@ def record(recipe, seed, perplexity, cider, epochs=12):
         "device": "cuda (made up)",
         "versions": {"torch": "2.11"},
         "overrides": ["train.lr=0.003"],
-        "settings": {"model": {"hidden": 512}, "train": {"lr": 0.003}, "evaluate": {"samples": 7}},
+        "settings": {
+            "model": vars(recipes.load(recipe).model),
+            "train": {**vars(recipes.load(recipe).train), "lr": 0.003},
+            "evaluate": {"samples": 7},
+        },
         "curves": {"valid_perplexity": valid, "train_perplexity": [0.8 * v for v in valid]},
         "metrics": metrics,
     }

@@ -15,6 +15,7 @@ import torch
 
 from bayesrnn.errors import UserError
 from bayesrnn.tasks.base import TASKS
+from bayesrnn.train import study as study_of
 from bayesrnn.train import sweep as module
 from bayesrnn.train.sweep import sweep
 
@@ -145,12 +146,12 @@ def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch, where):
     """Here: the process id is free. Elsewhere: no heartbeat for longer than the grace period."""
-    monkeypatch.setattr(module, "_HEARTBEAT", 1)
-    monkeypatch.setattr(module, "_GRACE", 1)
+    monkeypatch.setattr(study_of, "_HEARTBEAT", 1)
+    monkeypatch.setattr(study_of, "_GRACE", 1)
     first, _ = swept(grid=["hidden=2"])
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with module._quiet(optuna):
+    with study_of.quiet(optuna):
         url = f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
         storage = optuna.storages.RDBStorage(url)
         other = optuna.create_study(storage=storage, study_name="two")
@@ -159,7 +160,7 @@ def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch,
         other.sampler = optuna.samplers.GridSampler({"model.hidden": ("2", "3")}, seed=1)
         trial = other.ask()
         trial.suggest_categorical("model.hidden", ("2", "3"))
-        machine = module._machine() if where == "here" else "another one"
+        machine = study_of.machine() if where == "here" else "another one"
         trial.set_user_attr("worker", {"machine": machine, "pid": gone.pid if where == "here" else os.getpid()})
         if where == "elsewhere":
             beating = optuna.storages.RDBStorage(url, heartbeat_interval=1, grace_period=1)
@@ -174,11 +175,11 @@ def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch,
 
 def test_a_run_that_lives_is_left_alone(swept, tmp_path):
     swept(grid=["hidden=2"])
-    with module._quiet(optuna):
+    with study_of.quiet(optuna):
         storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
         study = optuna.load_study(study_name="line", storage=storage)
         trial = study.ask()
-        trial.set_user_attr("worker", module._worker())
+        trial.set_user_attr("worker", study_of.worker())
     record, said = swept(grid=["hidden=2"])
     assert said == []
     assert [row["state"] for row in record["trials"]] == ["complete", "running"]
@@ -343,7 +344,7 @@ def test_a_device_that_is_full_is_a_result(swept, monkeypatch):
 def test_two_that_take_the_last_point_at_once(swept, tmp_path):
     """The sampler hands out a point that is done when there is no other: whoever comes later gives way."""
     swept(grid=["hidden=2"])
-    with module._quiet(optuna):
+    with study_of.quiet(optuna):
         storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
         study = optuna.load_study(study_name="line", storage=storage)
         about = study.user_attrs["about"]
@@ -377,8 +378,8 @@ def test_tables_that_another_process_makes_are_waited_for(swept, monkeypatch, me
         opened(*args, **kwargs)
 
     monkeypatch.setattr(optuna.storages.RDBStorage, "__init__", made)
-    monkeypatch.setattr(module, "_WAIT", 0.001)
-    monkeypatch.setattr(module, "_LAST_WAIT", 0.03)
+    monkeypatch.setattr(study_of, "_WAIT", 0.001)
+    monkeypatch.setattr(study_of, "_LAST_WAIT", 0.03)
     failures = 3
     assert swept(grid=["hidden=2"])[0]["best"] is not None
     assert len(failed) == 3

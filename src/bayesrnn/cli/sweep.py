@@ -91,14 +91,14 @@ def command(
 
 
 def _short(value: Any) -> str:
-    from bayesrnn.train.sweep import as_given
+    from bayesrnn.train.space import as_given
 
     return f"{value:.4g}" if isinstance(value, float) else as_given(value)
 
 
 def _summary(record: dict[str, Any], where: Path) -> str:
     from bayesrnn.reading import counted
-    from bayesrnn.train.sweep import as_given
+    from bayesrnn.train.space import as_given
 
     running = sum(row["state"] == "running" for row in record["trials"])
     text = f"Written to {where}"

@@ -1,5 +1,6 @@
 """What a sweep tries: values of settings on a grid, or ranges to search."""
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -67,3 +68,22 @@ def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
 def read_value(recipe: Recipe, key: str, text: str) -> Any:
     """A value as the recipe has it: of its field's type."""
     return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
+
+
+def as_given(value: Any) -> str:
+    """A setting's value as `bayesrnn train` takes it: null, true, [1,2]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def assigned(values: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def check_doubles(space: Space, values: dict[str, Any]) -> None:
+    for key, texts in space.items():
+        if isinstance(texts, Range):
+            continue
+        for i, text in enumerate(texts):
+            first = values[key].index(values[key][i])
+            if first < i:
+                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; leave one of them away.")

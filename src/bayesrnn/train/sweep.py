@@ -9,12 +9,9 @@ not that of its parts; the test data is never looked at.
 import dataclasses
 import gc
 import json
-import os
-import socket
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +23,12 @@ from bayesrnn.reading import data_name, read_json
 from bayesrnn.tasks.base import task_class
 from bayesrnn.train import checkpoint, engine
 from bayesrnn.train.launch import commit, device_of, launch
-from bayesrnn.train.run_folder import MARKER, RECORD, Busy, is_own, write_file
-from bayesrnn.train.space import Range, Space, read_grid, read_search, read_value
+from bayesrnn.train.run_folder import MARKER, RECORD, Busy, write_file
+from bayesrnn.train.space import Range, Space, as_given, assigned, check_doubles, read_grid, read_search, read_value
+from bayesrnn.train.study import FILE, check_folder, dead, load_optuna, open_study, quiet, worker
 
-FILE = "sweep.json"
 DATABASE = "sweep.db"
-_HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
 _TRIES = 3  # of one trial that is killed again and again
-_WAIT, _LAST_WAIT = 0.1, 10.0  # seconds, doubled from try to try, for tables that another process makes
-_RACE = ("already exists", "unique", "duplicate", "locked")
 _SURPLUS = "another process has this one"
 
 
@@ -66,7 +60,7 @@ def sweep(
         study: its name in the storage; None: the recipe's. A folder ``out`` is for one study.
         prune: give up trials that are behind the median of the others.
     """
-    optuna = _optuna()
+    optuna = load_optuna()
     recipe = recipes.override(recipes.load(name), overrides or [])
     if bool(grid) == bool(search):
         raise UserError("Give settings to try with --grid, or with --search; one of the two.")
@@ -80,7 +74,7 @@ def sweep(
         key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
         for key, v in space.items()
     }
-    _check_doubles(space, values)
+    check_doubles(space, values)
     first = {key: v.low if isinstance(v, Range) else v[0] for key, v in space.items()}
     about = {
         "recipe": Path(name).stem,
@@ -92,17 +86,17 @@ def sweep(
         "kind": "grid" if grid else "search",
         "space": values,
         # Of one point: settings such as the batch size have their part in what is read of the data.
-        "data_digest": _digest(recipes.override(recipe, _assigned(first)), data),
+        "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
     }
     called = study or str(about["recipe"])
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out} cannot be made ({error.strerror}); choose another --out.") from None
-    _check_folder(out, called, about)
-    with _quiet(optuna):
+    check_folder(out, called, about)
+    with quiet(optuna):
         advice = "choose another --study, with an --out of its own" if storage else "choose another --out"
-        found = _open(optuna, storage or f"sqlite:///{out / DATABASE}", called, about, advice)
+        found = open_study(optuna, storage or f"sqlite:///{out / DATABASE}", called, about, advice)
         if prune:
             found.pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=recipe.train.epochs // 5)
         work = _Work(
@@ -122,7 +116,7 @@ class _Work:
     def __init__(self, study: Any, about: dict[str, Any], space: Space, **options: Any) -> None:
         self.study, self.about, self.space, self.options = study, about, space, options
         self.out, self.say, self.seed = options["out"], options["say"], options["seed"]
-        self.optuna = _optuna()
+        self.optuna = load_optuna()
         self.states = self.optuna.trial.TrialState
         if about["kind"] == "grid":
             study.sampler = self.optuna.samplers.GridSampler(space, seed=self.seed)
@@ -143,7 +137,7 @@ class _Work:
         if all(t.state == self.states.FAIL and not t.user_attrs.get("error") for t in self.study.get_trials()):
             self.optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
             with suppress(UserError, OSError):
-                _check_folder(self.out, self.study.study_name, self.about)
+                check_folder(self.out, self.study.study_name, self.about)
                 if read_json(self.out / FILE).get("best") is None:
                     (self.out / FILE).unlink()
 
@@ -182,7 +176,7 @@ class _Work:
         """Trials whose process is dead fail; every trial that failed for no reason of its own is queued again."""
         self.optuna.storages.fail_stale_trials(self.study)
         for t in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
-            if _dead(t.user_attrs.get("worker")):
+            if dead(t.user_attrs.get("worker")):
                 with suppress(Exception):  # another process was quicker
                     self.study.tell(t.number, state=self.states.FAIL)
         found = self.study.get_trials(deepcopy=False)
@@ -203,12 +197,12 @@ class _Work:
                 )
 
     def _trial(self, trial: Any) -> float:
-        trial.set_user_attr("worker", _worker())
+        trial.set_user_attr("worker", worker())
         self._check_surplus(trial)
         values = self._suggest(trial)
         folder = trial.user_attrs.get("folder") or f"trials/{trial.number:04d}"
         trial.set_user_attr("folder", folder)
-        changes = _assigned(values)
+        changes = assigned(values)
         self.say(f"trial {trial.number}: {', '.join(changes)}")
         metric = self._metric(changes)
         try:
@@ -321,7 +315,7 @@ class _Work:
 
     def write(self) -> dict[str, Any]:
         """The table of the study as it is now."""
-        _check_folder(self.out, self.study.study_name, self.about)
+        check_folder(self.out, self.study.study_name, self.about)
         rows = [self._row(t) for t in self._shown(self._counted(self.study.get_trials(deepcopy=False)))]
         done = [row for row in rows if row["state"] == "complete"]
         record = {
@@ -377,148 +371,6 @@ class _Told:
             raise self.optuna.TrialPruned
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        raise UserError("bayesrnn sweep needs optuna: pip install optuna.") from None
-    return optuna
-
-
-@contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """What optuna logs is said by us; what it calls experimental (heartbeats) is tested here."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        try:
-            yield
-        finally:
-            optuna.logging.set_verbosity(before)
-
-
-def as_given(value: Any) -> str:
-    """A setting's value as `bayesrnn train` takes it: null, true, [1,2]."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def _assigned(values: dict[str, Any]) -> list[str]:
-    return [f"{key}={value}" for key, value in values.items()]
-
-
-def _check_doubles(space: Space, values: dict[str, Any]) -> None:
-    for key, texts in space.items():
-        if isinstance(texts, Range):
-            continue
-        for i, text in enumerate(texts):
-            first = values[key].index(values[key][i])
-            if first < i:
-                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; leave one of them away.")
-
-
 def _digest(recipe: recipes.Recipe, data: str | None) -> str:
     """Of the data's content, as a run of the recipe reads it: the same on every machine."""
     return task_class(recipe.task)(recipe, data, torch.device("cpu")).digest()
-
-
-def _check_folder(out: Path, study: str, about: dict[str, Any]) -> None:
-    """Refuse a folder with the table of another sweep."""
-    path = out / FILE
-    if not path.exists():
-        return
-    if not is_own(path):
-        raise UserError(f"{path} is no table of bayesrnn sweep, and will not be replaced; choose another --out.")
-    found = read_json(path)
-    if how := _otherwise({key: found[key] for key in about if key in found}, json.loads(json.dumps(about))):
-        raise UserError(f"{out} holds a sweep that was started {how}; choose another --out.")
-    if found.get("study", study) != study:  # earlier versions did not write it
-        raise UserError(f"{out} holds the study {found['study']}, not {study}; choose another --out.")
-
-
-def _open(optuna: Any, url: str, name: str, about: dict[str, Any], advice: str) -> Any:
-    """The study of this name, made if there is none; one of other settings is refused."""
-    import sqlalchemy.exc
-
-    wait = _WAIT
-    while True:
-        try:
-            storage = optuna.storages.RDBStorage(url, heartbeat_interval=_HEARTBEAT, grace_period=_GRACE)
-            study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
-            break
-        except ModuleNotFoundError as error:
-            raise UserError(f"This storage needs the Python package {error.name}; install it.") from None
-        except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
-            reason = str(error.__cause__ or error).splitlines()[0]
-            # Another process makes the tables at this moment: in a moment they are there.
-            if wait < _LAST_WAIT and any(word in reason.lower() for word in _RACE):
-                time.sleep(wait)
-                wait *= 2
-                continue
-            raise UserError(
-                f"The storage cannot be opened ({reason}); give an SQL URL such as sqlite:///sweep.db."
-            ) from None
-    plain = json.loads(json.dumps(about))
-    before = study.user_attrs.get("about")
-    if before is None:
-        study.set_user_attr("about", plain)
-    elif how := _otherwise(before, plain):
-        raise UserError(f"The study {name} was started {how}; {advice}.")
-    return study
-
-
-_OTHER = {
-    "recipe": "with another recipe",
-    "task": "with a recipe of another task",
-    "metric": "with another measure",
-    "data": "with other data",
-    "seed": "with another seed",
-    "space": "with other values to try",
-    "data_digest": "with data of the same name and other content",
-}
-
-
-def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """How a study was started, where it was not like this; empty: it was. Earlier versions wrote no digest."""
-    from bayesrnn.report.collect import flat
-
-    before = {"data_digest": now["data_digest"], **before}
-    if before == now:
-        return ""
-    differs = next((key for key in now if before.get(key) != now[key]), "")
-    if differs == "kind":
-        return f"as a {before.get('kind')}, not as a {now['kind']}"
-    if differs == "settings":
-        found = before.get("settings")
-        old, new = flat(found if isinstance(found, dict) else {}), flat(now["settings"])
-        key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
-        shown = f" ({key}={as_given(old.get(key))}, not {as_given(new.get(key))})" if key else ""
-        return f"with other settings{shown}"
-    return _OTHER.get(differs, "by another version")
-
-
-def _machine() -> str:
-    """This machine, or the container on it: where a process id means something."""
-    try:
-        place = os.readlink("/proc/self/ns/pid")
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        place = boot = ""
-    return f"{socket.gethostname()} {boot} {place}"
-
-
-def _worker() -> dict[str, Any]:
-    return {"machine": _machine(), "pid": os.getpid()}
-
-
-def _dead(worker: dict[str, Any] | None) -> bool:
-    """Whether a process of this machine is no more. Of another machine's only the missing heartbeat tells."""
-    if worker is None or worker["machine"] != _machine():
-        return False
-    try:
-        os.kill(worker["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
