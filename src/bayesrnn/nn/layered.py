@@ -256,7 +256,7 @@ def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, 
     if forced or beats_torch(module, input):
         held = source(module) if module.dropout > 0 else None
         return run(module, Rates(), input, hx, held, plain=not forced)
-    if not torch.compiler.is_dynamo_compiling():
+    if not torch.compiler.is_compiling():
         _leave_advice_out(module)
     result: tuple[Any, Any] = type(module).forward(module, input, hx)
     return result
