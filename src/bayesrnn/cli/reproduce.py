@@ -69,6 +69,9 @@ def command(
             for seed in range(1, seeds + 1):
                 row = _Row(name, wanted, seed, data, runs / name / str(seed), results / name)
                 found = row.record()
+                if found is not None and (made := row.otherwise(found[1]["metrics"])):
+                    told = f"{found[0]} has its figures with {', '.join(made)}, and keeps them"
+                    console.print(f"{told}; move it away to have others.", soft_wrap=True, markup=False)
                 if found is None or row.lacking(found[1]["metrics"]):
                     _run(console, row, found, device, overrides)
         rows += compared(name, recipe, records_of(results / name))
@@ -118,26 +121,34 @@ class _Row:
         return same and bool(record.get("settings")) and not changed_settings(record, self.wanted)
 
     def lacking(self, metrics: "Metrics") -> list[str]:
-        """What the paper has figures of, and these have not, or not with the number of draws or the rate asked for."""
+        """What the paper has figures of, and these have not."""
         from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
         papers = by_rule(metrics).get(PAPERS_RULE, {})
         kind = "_bound" if self.wanted.posterior.kind == "sharpened" else ""
-        others = set(DYNAMIC) if self._asked("dynamic_lr", papers.get("lr")) else set()
-        others |= {"test_mc"} if self._asked("samples", metrics.get("samples")) else set()
         return [
             published
             for published, key, _ in _measures(self.wanted)
-            if published in others
-            or _number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
+            if _number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
         ]
 
-    def _asked(self, key: str, there: Any) -> bool:
-        """Whether a setting of the evaluation is not the recipe's, nor what the figures there were made with."""
+    def otherwise(self, metrics: "Metrics") -> list[str]:
+        """Settings of the evaluation that are not the recipe's, nor those that the figures there were made with."""
         from bayesrnn import recipes
+        from bayesrnn.tasks.figures import PAPERS_RULE, by_rule
 
-        wanted = getattr(self.wanted.evaluate, key)
-        return bool(wanted != getattr(recipes.load(self.name).evaluate, key) and wanted != there)
+        published = {each[0] for each in _measures(self.wanted)}
+        there = {}
+        if set(DYNAMIC) & published:
+            there["dynamic_lr"] = by_rule(metrics).get(PAPERS_RULE, {}).get("lr")
+        if "test_mc" in published:
+            there["samples"] = metrics.get("samples")
+        own = recipes.load(self.name).evaluate
+        return [
+            f"evaluate.{key}={value}"
+            for key, value in there.items()
+            if value is not None and getattr(self.wanted.evaluate, key) not in (value, getattr(own, key))
+        ]
 
     def record(self) -> "tuple[Path, Record] | None":
         """The row's record and its file; of several the one that lacks least."""
