@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.reading import data_name
-from bayesrnn.train.launch import launch
-from bayesrnn.train.run_folder import write_file
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine.launch import launch
+from bayesrnn.lab.reading import data_name
+from bayesrnn.lab.runs.folder import write_file
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE, EPOCHS, LAST_RATE = "best-medium", 30, 0.01

@@ -126,9 +126,9 @@ def final_jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def score(job: Job, arguments: argparse.Namespace) -> str:
     """Scores of a run's captions into its record."""
-    from bayesrnn.cli.evaluate import record
-    from bayesrnn.data.captions import read_captions
-    from bayesrnn.tasks.caption_evaluation import CAPTIONS, scored
+    from bayesrnn.lab.cli.evaluate import record
+    from bayesrnn.lab.tasks.captioning.captions import read_captions
+    from bayesrnn.lab.tasks.captioning.evaluation import CAPTIONS, scored
 
     kept = json.loads((job.run / CAPTIONS).read_text("utf-8"))
     record(job.run, scored(kept, read_captions(arguments.data)))
@@ -137,9 +137,9 @@ def score(job: Job, arguments: argparse.Namespace) -> str:
 
 def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
     """The captions behind a record's test scores, in a file of their own; refused if they do not have these scores."""
-    from bayesrnn.data.captions import read_captions, words
-    from bayesrnn.tasks.caption_evaluation import CAPTIONS, WAYS, texts
-    from bayesrnn.tasks.caption_scores import scores
+    from bayesrnn.lab.tasks.captioning.captions import read_captions, words
+    from bayesrnn.lab.tasks.captioning.evaluation import CAPTIONS, WAYS, texts
+    from bayesrnn.lab.tasks.captioning.scores import scores
 
     metrics = json.loads(record.read_text("utf-8"))["metrics"]
     made = texts(json.loads((run / CAPTIONS).read_text("utf-8")), metrics)
@@ -160,7 +160,7 @@ def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
 def work(job: Job, arguments: argparse.Namespace) -> str:
     """Train (or go on), evaluate, keep the record; returns a line on it."""
     started = time.time()
-    program = [sys.executable, "-m", "bayesrnn.cli"]
+    program = [sys.executable, "-m", "bayesrnn.lab.cli"]
     device = ["--device", arguments.device] if arguments.device else []
     if not (job.run / "record.json").exists():
         again = "--resume" if (job.run / "last.safetensors").exists() else "--force"

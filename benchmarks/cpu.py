@@ -32,8 +32,8 @@ from torch import nn
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
-from bayesrnn.train.launch import commit
-from bayesrnn.train.run_folder import check_out, write_file
+from bayesrnn.lab.engine.launch import commit
+from bayesrnn.lab.runs.folder import check_out, write_file
 
 VOCABULARY, STEPS = 10_000, 35
 CELLS = ("LSTM", "GRU", "RNN")

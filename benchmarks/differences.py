@@ -28,15 +28,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayesrnn as br
-from bayesrnn import draws, recipes
-from bayesrnn.data.text import batchify, read_folder, windows
+from bayesrnn import draws
 from bayesrnn.errors import UserError
-from bayesrnn.recipes import Recipe
-from bayesrnn.tasks import scoring
-from bayesrnn.tasks.language import Language
-from bayesrnn.train import engine
-from bayesrnn.train.launch import commit, device_of
-from bayesrnn.train.run_folder import RunFolder, write_file
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine import loop as engine
+from bayesrnn.lab.engine.launch import commit, device_of
+from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.runs.folder import RunFolder, write_file
+from bayesrnn.lab.tasks.language import scoring
+from bayesrnn.lab.tasks.language.task import Language
+from bayesrnn.lab.tasks.language.text import batchify, read_folder, windows
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {

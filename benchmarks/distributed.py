@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from bayesrnn import recipes
 from bayesrnn.errors import UserError
-from bayesrnn.tasks.language import Language
-from bayesrnn.train import engine
-from bayesrnn.train.launch import commit
-from bayesrnn.train.ranks import join, seed_of
-from bayesrnn.train.run_folder import check_out, write_file
-from bayesrnn.train.step import Step
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine import loop as engine
+from bayesrnn.lab.engine.launch import commit
+from bayesrnn.lab.engine.ranks import join, seed_of
+from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.runs.folder import check_out, write_file
+from bayesrnn.lab.tasks.language.task import Language
 
 WORDS, WINDOW = 2000, 35
 

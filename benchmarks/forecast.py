@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from bayesrnn import recipes
-from bayesrnn.tasks.forecast import Data, Forecast, Plan, forecaster, read_series
-from bayesrnn.tasks.forecaster import Walk, measures
-from bayesrnn.tasks.mixture import running_scale, together
-from bayesrnn.tasks.trained import open_run
-from bayesrnn.train.launch import commit, launch
-from bayesrnn.train.run_folder import RECORD
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine.launch import commit, launch
+from bayesrnn.lab.runs.folder import RECORD
+from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.tasks.forecast.forecaster import Walk, measures
+from bayesrnn.lab.tasks.forecast.mixture import running_scale, together
+from bayesrnn.lab.tasks.forecast.task import Data, Forecast, Plan, forecaster, read_series
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = tuple(range(1, 9))

@@ -28,11 +28,11 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.recipes import load, override
-from bayesrnn.tasks.language import Language
-from bayesrnn.train.launch import commit, device_of
-from bayesrnn.train.run_folder import check_out, write_file
-from bayesrnn.train.step import Step
+from bayesrnn.lab.engine.launch import commit, device_of
+from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.recipes import load, override
+from bayesrnn.lab.runs.folder import check_out, write_file
+from bayesrnn.lab.tasks.language.task import Language
 
 EXACT = "exact"
 PATHS = {EXACT: "loop", "one launch": "persistent", "step by step": "cells"}

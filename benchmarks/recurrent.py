@@ -28,8 +28,8 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.train.launch import commit
-from bayesrnn.train.run_folder import check_out, write_file
+from bayesrnn.lab.engine.launch import commit
+from bayesrnn.lab.runs.folder import check_out, write_file
 
 GATES = {"LSTM": 4, "GRU": 3}
 PATHS = {

@@ -27,7 +27,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     alike        results/same-training/*.json                 bayesrnn train, and again with BAYESRNN_KERNEL
     chance       results/chance/*.json                        bayesrnn train RECIPE train.lr=1.000001
     gradients    results/gradients/RECIPE.json                python benchmarks/gradients.py --recipe RECIPE …
-    torture      results/torture.json                         python -m bayesrnn.train.torture
+    torture      results/torture.json                         python -m tests.torture.run
 
 Nothing between the markers is written by hand.
 """
@@ -44,16 +44,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bayesrnn.cli.quickstart import COLUMNS, MEANING
-from bayesrnn.cli.reproduce import compared, records_of
-from bayesrnn.recipes.tables import rows as published_rows
-from bayesrnn.report import (
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # docs.build is not installed
+
+from bayesrnn.lab.cli.quickstart import COLUMNS, MEANING
+from bayesrnn.lab.cli.reproduce import compared, records_of
+from bayesrnn.lab.recipes.tables import rows as published_rows
+from bayesrnn.lab.report.tables import Column, markdown_table
+from bayesrnn.lab.tasks.forecast import plots as forecast
+from docs.build import (
     captioning,
     differences,
     digits,
     digits_plots,
     distributed,
-    forecast,
     fuzz,
     language,
     penn_treebank,
@@ -61,7 +64,6 @@ from bayesrnn.report import (
     sentiment_plots,
     speed,
 )
-from bayesrnn.report.tables import Column, markdown_table
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_RECORD = "No run is recorded yet."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
-from bayesrnn.data.text import Vocabulary, batchify, python_docs, windows
+from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, python_docs, windows
 
 SENTENCES = (
     "if the class defines a method",

@@ -16,7 +16,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.data.text import Vocabulary, batchify, python_docs, windows
+from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, python_docs, windows
 
 
 class LanguageModel(nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import bayesrnn as br
-from bayesrnn.data.text import Vocabulary, batchify, python_docs
+from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, python_docs
 
 
 class Windows(Dataset):

@@ -17,8 +17,8 @@ import random
 import torch
 
 import bayesrnn as br
-from bayesrnn.data import reviews
-from bayesrnn.tasks.sentiment import RatingModel
+from bayesrnn.lab.tasks.sentiment import reviews
+from bayesrnn.lab.tasks.sentiment.task import RatingModel
 
 
 def made_up(count: int, seed: int = 0) -> list[reviews.Review]:

@@ -28,8 +28,8 @@ def line_recipe(tmp_path, monkeypatch):
     from torch import nn
 
     import bayesrnn as br
-    from bayesrnn.recipes.schema import Sections, positive, rate
-    from bayesrnn.tasks.base import TASKS, Bound, Minibatches, Task, posterior
+    from bayesrnn.lab.recipes.schema import Sections, positive, rate
+    from bayesrnn.lab.tasks.base import TASKS, Bound, Minibatches, Task, posterior
 
     @dataclass(frozen=True)
     class Model:

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bayesrnn as br
 from bayesrnn import export
+from bayesrnn.lab.tasks.language.task import LanguageModel
 from bayesrnn.nn import Dropout
 from bayesrnn.posteriors import DropConnect
-from bayesrnn.tasks.language import LanguageModel
 
 T, B, V, H = 6, 3, 11, 5
 

@@ -9,7 +9,7 @@ from torch import nn
 import bayesrnn as br
 from bayesrnn import uncertainty
 from bayesrnn.draws import mix
-from bayesrnn.prediction import entropy_of
+from bayesrnn.prediction.result import entropy_of
 
 
 class LanguageModel(nn.Module):

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, kl
     from bayesrnn.export import to_torch
     from bayesrnn.likelihoods import Categorical, Gaussian
-    from bayesrnn.montecarlo import predict
     from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
     from bayesrnn.posteriors import BayesByBackprop, Bayesian, DropConnect, Posterior, PosteriorSharpening
-    from bayesrnn.prediction import Prediction
+    from bayesrnn.prediction.montecarlo import predict
+    from bayesrnn.prediction.result import Prediction
     from bayesrnn.priors import Normal, ScaleMixture
     from bayesrnn.pruning import prune, signal_to_noise
     from bayesrnn.uncertainty import entropy_gap
@@ -44,10 +44,10 @@ _HOME = {
     "DropConnect": "posteriors",
     "Posterior": "posteriors",
     "PosteriorSharpening": "posteriors",
-    "Prediction": "prediction",
+    "Prediction": "prediction.result",
     "Normal": "priors",
     "ScaleMixture": "priors",
-    "predict": "montecarlo",
+    "predict": "prediction.montecarlo",
     "prune": "pruning",
     "signal_to_noise": "pruning",
     "entropy_gap": "uncertainty",

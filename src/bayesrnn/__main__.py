@@ -1,19 +1,5 @@
-"""The ``bayesrnn`` command, also as ``python -m bayesrnn``: what goes wrong outside of a subcommand is one line too."""
+"""`python -m bayesrnn` is the `bayesrnn` command."""
 
-import sys
+import runpy
 
-
-def main() -> None:
-    """Entry point. What takes time is imported inside."""
-    try:
-        from bayesrnn.cli import app
-        from bayesrnn.cli.errors import run
-
-        run(app)
-    except KeyboardInterrupt:  # while these are imported
-        sys.stderr.write("bayesrnn: interrupted.\n")
-        sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()
+runpy.run_module("bayesrnn.lab.cli", run_name="__main__", alter_sys=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.compiling import copied
+from bayesrnn.compilation import copied
+from bayesrnn.draws.torch_noise import differentiable_in_eval
 from bayesrnn.likelihoods import Categorical, Likelihood
-from bayesrnn.nn.layered import clear_about_states
-from bayesrnn.nn.plain import differentiable_in_eval
+from bayesrnn.nn.recurrence import clear_about_states
 
 
 @dataclass(frozen=True)

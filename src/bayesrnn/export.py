@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bayesrnn.compiling import copied
+from bayesrnn.compilation import copied
 from bayesrnn.draws import _SLOT
 from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
 from bayesrnn.posteriors import Bayesian, PosteriorSharpening

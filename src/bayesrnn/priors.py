@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesrnn import kernels
 from bayesrnn.draws import check_choice, is_number
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.shared.derivatives import once_differentiable
 
 _LOG_2PI = math.log(2 * math.pi)
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.dynamic import call
-from bayesrnn.montecarlo import _alone, _in_eval
-from bayesrnn.prediction import entropy_of
+from bayesrnn.prediction.montecarlo import _alone, _in_eval
+from bayesrnn.prediction.result import entropy_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fuzz_inputs import ODD, altered, as_json, changed, mixed, st, values, write
 
 @cache
 def _base(name: str) -> Any:
-    from bayesrnn import recipes
+    from bayesrnn.lab import recipes
 
     return recipes.load(name)
 
@@ -31,9 +31,9 @@ def text_inputs() -> Any:
 
 
 def read_text(given: tuple[bytes, bytes, bytes, int, int], folder: Path) -> object:
-    from bayesrnn import recipes
-    from bayesrnn.data.text import read_folder
-    from bayesrnn.tasks import language
+    from bayesrnn.lab import recipes
+    from bayesrnn.lab.tasks.language import task as language
+    from bayesrnn.lab.tasks.language.text import read_folder
 
     train, valid, test, batch, window = given
     for name, data in (("train.txt", train), ("valid.txt", valid), ("test.txt", test)):
@@ -45,7 +45,7 @@ def read_text(given: tuple[bytes, bytes, bytes, int, int], folder: Path) -> obje
 
 @cache
 def token_files() -> dict[str, bytes]:
-    from bayesrnn.data.token_files import tokenize
+    from bayesrnn.lab.tasks.language.token_files import tokenize
 
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "text"), Path(folder, "tokens")
@@ -78,9 +78,9 @@ def tokens_inputs() -> Any:
 
 
 def read_tokens(given: tuple[bytes, bytes, bytes, int, int], folder: Path) -> object:
-    from bayesrnn import recipes
-    from bayesrnn.data.token_files import TokenFolder
-    from bayesrnn.tasks import language
+    from bayesrnn.lab import recipes
+    from bayesrnn.lab.tasks.language import task as language
+    from bayesrnn.lab.tasks.language.token_files import TokenFolder
 
     about, train, words, batch, window = given
     for name, data in {**token_files(), "tokens.json": about, "train.tokens": train, "vocabulary.txt": words}.items():
@@ -106,7 +106,7 @@ def series_inputs() -> Any:
 
 
 def read_series(given: tuple[bytes, str, str, str, int], folder: Path) -> object:
-    from bayesrnn.data.series import read_csv
+    from bayesrnn.lab.tasks.forecast.series import read_csv
 
     data, target, covariates, date, gap = given
     series = read_csv(write(folder, "s.csv", data), target=target, covariates=covariates, date=date, max_gap=gap)
@@ -130,7 +130,7 @@ def digits_inputs() -> Any:
 
 
 def read_digits(given: tuple[bytes, int], folder: Path) -> object:
-    from bayesrnn.data import digits
+    from bayesrnn.lab.tasks.digits import images as digits
 
     data, dimensions = given
     found = digits.read_idx(write(folder, "x", data), dimensions=dimensions)
@@ -155,7 +155,7 @@ def tar_of(members: list[tuple[str, bytes, bytes]]) -> bytes:
 
 @cache
 def reviews_archive() -> bytes:
-    from bayesrnn.data.reviews import AUTHORS
+    from bayesrnn.lab.tasks.sentiment.reviews import AUTHORS
 
     members = []
     for author in AUTHORS:
@@ -165,7 +165,7 @@ def reviews_archive() -> bytes:
 
 
 def reviews_inputs() -> Any:
-    from bayesrnn.data.reviews import AUTHORS
+    from bayesrnn.lab.tasks.sentiment.reviews import AUTHORS
 
     names = st.sampled_from([f"scaledata/{a}/{k}.{a}" for a in AUTHORS for k in ("subj", "rating")] +
                             ["../../x", "/etc/passwd", "", "a/subj.a"])  # fmt: skip
@@ -182,7 +182,7 @@ def reviews_inputs() -> Any:
 
 
 def read_reviews(data: bytes, folder: Path) -> object:
-    from bayesrnn.data import reviews
+    from bayesrnn.lab.tasks.sentiment import reviews
 
     found = reviews.read(write(folder, "scale_data.tar.gz", data))
     assert not list(folder.glob("**/passwd"))
@@ -210,7 +210,7 @@ def captions_inputs() -> Any:
 
 
 def read_captions(given: tuple[str, bytes, bytes, bytes, bytes], folder: Path) -> object:
-    from bayesrnn.data import captions
+    from bayesrnn.lab.tasks.captioning import captions
 
     kind, first, second, third, fourth = given
     if kind == "flickr":
@@ -275,7 +275,7 @@ def image_inputs() -> Any:
 
 
 def read_image(data: bytes, folder: Path) -> object:
-    from bayesrnn.data.image_features import open_image, preprocess
+    from bayesrnn.lab.tasks.captioning.image_features import open_image, preprocess
 
     return preprocess(open_image(write(folder, "a.jpg", data)))
 
@@ -319,7 +319,7 @@ def features_inputs() -> Any:
 
 
 def read_features(given: tuple[bytes, bytes], folder: Path) -> object:
-    from bayesrnn.data import image_features
+    from bayesrnn.lab.tasks.captioning import image_features
 
     data, names = given
     write(folder, "filenames.json", names)

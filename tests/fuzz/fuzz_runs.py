@@ -19,11 +19,11 @@ from fuzz_inputs import ODD, SCALARS, altered, as_json, changed, mixed, renumber
 
 @cache
 def recipe_texts() -> list[bytes]:
-    from bayesrnn import recipes
+    from bayesrnn.lab import recipes
 
-    folder = Path(recipes.__file__).parent
+    tasks = Path(recipes.__file__).parent.parent / "tasks"
     wanted = ("brnn-medium", "variational-tied-medium", "digits-bbb-400", "sentiment-lstm-variational", "forecast")
-    return [(folder / f"{name}.yaml").read_bytes() for name in wanted if (folder / f"{name}.yaml").exists()]
+    return [path.read_bytes() for name in wanted for path in tasks.glob(f"*/recipes/{name}.yaml")]
 
 
 def recipe_inputs() -> Any:
@@ -55,13 +55,13 @@ def recipe_inputs() -> Any:
 
 
 def read_recipe(data: bytes, folder: Path) -> object:
-    from bayesrnn import recipes
+    from bayesrnn.lab import recipes
 
     return recipes.load(str(write(folder, "mine.yaml", data)))
 
 
 def override_inputs() -> Any:
-    from bayesrnn import recipes
+    from bayesrnn.lab import recipes
 
     keys = sorted({k for n in ("brnn-medium", "digits-bbb-400") for k in recipes.flatten(recipes.load(n))})
     short = [k.rpartition(".")[2] for k in keys]
@@ -75,13 +75,13 @@ def override_inputs() -> Any:
 
 @cache
 def _base(name: str) -> Any:
-    from bayesrnn import recipes
+    from bayesrnn.lab import recipes
 
     return recipes.load(name)
 
 
 def read_overrides(given: tuple[str, list[str]], folder: Path) -> object:
-    from bayesrnn import recipes
+    from bayesrnn.lab import recipes
 
     name, assignments = given
     return recipes.override(_base(name), assignments)
@@ -95,9 +95,10 @@ def tiny_run() -> dict[str, bytes]:
     """The files of a small language run, made here."""
     import torch
 
-    from bayesrnn import recipes
-    from bayesrnn.tasks.base import task_class
-    from bayesrnn.train import checkpoint, engine
+    from bayesrnn.lab import recipes
+    from bayesrnn.lab.engine import loop as engine
+    from bayesrnn.lab.runs import checkpoint
+    from bayesrnn.lab.tasks.base import task_class
 
     recipe = recipes.override(recipes.load("brnn-medium"), ["hidden=3", "layers=1"])
     words = b"<unk>\n<eos>\na\nb\nc\n"
@@ -138,8 +139,8 @@ def checkpoint_inputs() -> Any:
 
 @cache
 def tiny_model() -> Any:
-    from bayesrnn import recipes
-    from bayesrnn.tasks.base import task_class
+    from bayesrnn.lab import recipes
+    from bayesrnn.lab.tasks.base import task_class
 
     run = tiny_run()
     recipe = recipes.from_dict(json.loads(run["config.json"])["settings"], where="config.json")
@@ -147,7 +148,7 @@ def tiny_model() -> Any:
 
 
 def read_checkpoint(data: bytes, folder: Path) -> object:
-    from bayesrnn.train import checkpoint
+    from bayesrnn.lab.runs import checkpoint
 
     path = write(folder, "best.safetensors", data)
     tensors, about = checkpoint.load(path)
@@ -169,7 +170,7 @@ def config_inputs() -> Any:
 def read_config(data: bytes, folder: Path) -> object:
     import torch
 
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.lab.runs.trained import open_run
 
     for name, content in {**tiny_run(), "config.json": data}.items():
         write(folder, name, content)
@@ -185,7 +186,7 @@ def vocabulary_inputs() -> Any:
 def read_vocabulary(data: bytes, folder: Path) -> object:
     import torch
 
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.lab.runs.trained import open_run
 
     for name, content in {**tiny_run(), "vocabulary.txt": data}.items():
         write(folder, name, content)
@@ -271,7 +272,9 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
     """A page of the record. Drawing takes most of the time: one input of ``DRAWN`` has its pictures, coarse ones."""
     from unittest import mock
 
-    from bayesrnn.report import collect, figures, forecast, page
+    from bayesrnn.lab.report import figures, page
+    from bayesrnn.lab.runs import collect
+    from bayesrnn.lab.tasks.forecast import plots as forecast
 
     record, finished, metrics = given
     write(folder, "record.json" if finished else "config.json", record)
@@ -300,8 +303,8 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
 def forecast_files() -> dict[str, bytes]:
     import torch
 
-    from bayesrnn import recipes
-    from bayesrnn.tasks.forecast import Forecast
+    from bayesrnn.lab import recipes
+    from bayesrnn.lab.tasks.forecast.task import Forecast
 
     recipe = recipes.override(recipes.load("forecast"), ["hidden=3", "window=4", "horizon=2"])
     rows = "".join(f"{1900 + k},{k % 7 + 0.1 * k:.2f}\n" for k in range(80))
@@ -328,7 +331,7 @@ def read_forecast(given: tuple[bytes, bytes], folder: Path) -> object:
     """As `bayesrnn forecast` does; a frame that is read must do for windows, and for a forecast at the end."""
     import torch
 
-    from bayesrnn.tasks.forecast_plan import Plan, kept_series
+    from bayesrnn.lab.tasks.forecast.plan import Plan, kept_series
 
     frame, csv = given
     plan = Plan.from_json(frame)

@@ -100,8 +100,6 @@ def _limit_memory() -> None:
     """An input that makes a reader take a gigabyte is a finding: MemoryError is no UserError."""
     import torch
 
-    from bayesrnn import recipes  # noqa: F401  (what is imported counts before)
-
     torch.zeros(8).sum()
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -116,7 +114,7 @@ def record(name: str, found: dict[str, Any], out: Path, command: str) -> None:
     import torch
 
     from bayesrnn._version import __version__
-    from bayesrnn.train.launch import commit
+    from bayesrnn.lab.engine.launch import commit
 
     whole = json.loads(out.read_text()) if out.exists() else {"readers": {}}
     whole["readers"][name] = {

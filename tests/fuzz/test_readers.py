@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bayesrnn.errors import UserError
-from bayesrnn.reading import first_line, load_yaml, parse_json, printable, read_bytes, read_text, shown
+from bayesrnn.lab.reading import first_line, load_yaml, parse_json, printable, read_bytes, read_text, shown
 
 HERE = Path(__file__).parent
 
@@ -201,7 +201,7 @@ def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     import torch
 
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.lab.runs.trained import open_run
 
     open_run(tmp_path, torch.device("cpu"))
     config["settings"]["model"]["hidden"] = 9_000_000
@@ -226,7 +226,7 @@ def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
     ],
 )
 def test_checkpoints_with_a_strange_header(header, said, tmp_path):
-    from bayesrnn.train import checkpoint
+    from bayesrnn.lab.runs import checkpoint
 
     (tmp_path / "x.safetensors").write_bytes(readers.runs.safetensors_of(header, b""))
     with pytest.raises(checkpoint.Damaged, match=rf"x.safetensors is not a whole checkpoint \({said}"):
@@ -239,7 +239,7 @@ def test_names_of_files_do_not_leave_the_folder(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     import torch
 
-    from bayesrnn.tasks.trained import open_run
+    from bayesrnn.lab.runs.trained import open_run
 
     for names in (["../../../etc/passwd"], ["/dev/zero"], [".."], [3], "vocabulary.txt", ["a"] * 101):
         (tmp_path / "config.json").write_text(json.dumps({**config, "files": names}))
@@ -250,7 +250,7 @@ def test_names_of_files_do_not_leave_the_folder(tmp_path):
 def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path):
     from typer.testing import CliRunner
 
-    from bayesrnn.cli import app
+    from bayesrnn.lab.cli import app
 
     result = CliRunner().invoke(app, ["train", "small-plain", "hidden=300000", "--out", str(tmp_path / "run")])
     assert result.exit_code == 2
@@ -261,7 +261,7 @@ def test_a_model_that_does_not_fit_is_refused_before_training(tmp_path):
 @pytest.mark.parametrize("kind", ["O", "<f8", "V0", ">u2", ["<u2"], None])
 def test_token_files_are_read_as_numbers_of_words_alone(tmp_path, kind):
     """As objects ("O") their bytes would be taken for addresses."""
-    from bayesrnn.data.token_files import TokenFolder
+    from bayesrnn.lab.tasks.language.token_files import TokenFolder
 
     files = readers.data.token_files()
     for name, data in files.items():
@@ -287,7 +287,7 @@ def test_absurd_headers_take_no_memory(tmp_path):
 
     import numpy as np
 
-    from bayesrnn.data.image_features import open_image, read_features
+    from bayesrnn.lab.tasks.captioning.image_features import open_image, read_features
 
     image, file = tmp_path / "a.png", tmp_path / "f.npy"
     (tmp_path / "filenames.json").write_text("[]")
@@ -362,7 +362,7 @@ def test_what_the_command_finds_is_shown(command, monkeypatch, capsys):
 
 
 def test_the_record_as_a_table(tmp_path):
-    from bayesrnn.report import fuzz
+    from docs.build import fuzz
 
     assert fuzz.table(tmp_path) == fuzz.NO_RECORD
     counts = {"inputs": 100_000, "read": 1, "refused": 99_999, "extra_memory_mb": 20}

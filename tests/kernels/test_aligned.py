@@ -11,9 +11,10 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.kernels import aligned, projection, recurrent
-from bayesrnn.kernels.steps import per_row
-from bayesrnn.nn.linear import run_linear
+from bayesrnn.kernels.shared import alignment as aligned
+from bayesrnn.kernels.shared import projection, recurrent
+from bayesrnn.kernels.shared.rows import per_row
+from bayesrnn.nn.routing import run_linear
 
 MASKS = ("none", "tied", "untied")
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -11,7 +11,7 @@ import torch
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.recipes import load, override
+from bayesrnn.lab.recipes import load, override
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = ["hidden=8", "batch_size=2", "window=5"]

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.cli import app
 from bayesrnn.errors import UserError
 from bayesrnn.kernels import Case
-from bayesrnn.nn import layered
-from bayesrnn.tasks.language_model import LanguageModel
+from bayesrnn.lab.cli import app
+from bayesrnn.lab.tasks.language.model import LanguageModel
+from bayesrnn.nn import recurrence as layered
 
 NOISE = {"input_dropout": 0.3, "recurrent_dropout": 0.2}
 

@@ -438,7 +438,8 @@ def test_noise_for_other_uses_is_made_by_the_same_generator():
 
 
 def test_predictions_are_batched_for_small_models_and_the_same_as_one_by_one(monkeypatch):
-    from bayesrnn import montecarlo, weight_draws
+    from bayesrnn.prediction import montecarlo
+    from bayesrnn.prediction import weights as weight_draws
 
     q, x = model(br.Normal(0.2)), torch.randint(0, 7, (4, 2))
     sizes = []

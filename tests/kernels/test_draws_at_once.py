@@ -16,12 +16,14 @@ from torch.testing import assert_close
 
 pytest.importorskip("triton", reason="Triton is not installed")
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import strategies as st
 
-import bayesrnn as br  # noqa: E402
-from bayesrnn import kernels, montecarlo, weight_draws  # noqa: E402
-from bayesrnn.draws import Draw  # noqa: E402
-from bayesrnn.kernels import persistent  # noqa: E402
+import bayesrnn as br
+from bayesrnn import kernels
+from bayesrnn.draws import Draw
+from bayesrnn.kernels.shared import persistent
+from bayesrnn.prediction import montecarlo
+from bayesrnn.prediction import weights as weight_draws
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 H200 = {"processors": 132, "memory": 232448}

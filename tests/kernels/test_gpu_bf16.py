@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.kernels import persistent
-from bayesrnn.recipes import load, override
-from bayesrnn.tasks import language
-from bayesrnn.train.step import Step
+from bayesrnn.kernels.shared import persistent
+from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.recipes import load, override
+from bayesrnn.lab.tasks.language import task as language
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.nn import layered
+from bayesrnn.nn import recurrence as layered
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -72,7 +72,7 @@ def check_same(found, expected, *, made):
 @pytest.fixture
 def launches(monkeypatch):
     """How often a kernel of this kind was started, forward and backward."""
-    from bayesrnn.kernels import persistent
+    from bayesrnn.kernels.shared import persistent
 
     counted, real = [], persistent.launch
 

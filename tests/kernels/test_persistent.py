@@ -16,11 +16,11 @@ from torch.testing import assert_close
 
 pytest.importorskip("triton", reason="Triton is not installed")
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import strategies as st
 
-import bayesrnn as br  # noqa: E402
-from bayesrnn import kernels  # noqa: E402
-from bayesrnn.kernels import persistent  # noqa: E402
+import bayesrnn as br
+from bayesrnn import kernels
+from bayesrnn.kernels.shared import persistent
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 H200 = {"processors": 132, "memory": 232448}

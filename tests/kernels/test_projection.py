@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from bayesrnn.kernels import matmul
-from bayesrnn.kernels.projection import fast, reference
+from bayesrnn.kernels.shared import matmul
+from bayesrnn.kernels.shared.projection import fast, reference
 
 MASKS = ("none", "tied", "untied")
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bayesrnn import kernels
-from bayesrnn.recipes import load, override
-from bayesrnn.tasks.language import Language
-from bayesrnn.train.step import TOTALS, Step
+from bayesrnn.lab.engine.step import TOTALS, Step
+from bayesrnn.lab.recipes import load, override
+from bayesrnn.lab.tasks.language.task import Language
 
 CUDA = torch.cuda.is_available()
 RECIPES = {
@@ -152,7 +152,7 @@ def test_every_path_trains_alike_on_a_gpu(kind, train, monkeypatch):
     masks = {"tied": "tied", "untied": "untied"}.get(kind)
     facts = {"batch": MEDIUM.rows, "hidden": MEDIUM.hidden, "steps": MEDIUM.window, "recurrent_mask": masks}
     assert kernels.path("cuda", **facts) == "persistent"
-    from bayesrnn.kernels import persistent
+    from bayesrnn.kernels.shared import persistent
 
     launches, launch = [], persistent.launch
     monkeypatch.setattr(persistent, "launch", lambda *a, **k: (launches.append(1), launch(*a, **k))[1])

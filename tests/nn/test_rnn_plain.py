@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.nn import layered
+from bayesrnn.nn import recurrence as layered
 
 CELLS = {
     "LSTM": (br.LSTM, nn.LSTM, {}),

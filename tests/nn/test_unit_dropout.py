@@ -10,9 +10,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayesrnn as br
-from bayesrnn import draws, montecarlo
+from bayesrnn import draws
 from bayesrnn.draws import Draw
 from bayesrnn.nn import Dropout
+from bayesrnn.prediction import montecarlo
 
 
 def convolutional(noise="bernoulli"):

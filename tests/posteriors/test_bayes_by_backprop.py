@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 import bayesrnn as br
-from bayesrnn.nn import layered
+from bayesrnn.nn import recurrence as layered
 
 
 def analytic_kl(q, scale):

@@ -11,9 +11,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayesrnn as br
-from bayesrnn import montecarlo
 from bayesrnn.draws import Draw
 from bayesrnn.posteriors import DropConnect
+from bayesrnn.prediction import montecarlo
 
 
 def network():

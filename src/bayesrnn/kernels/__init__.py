@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.kernels.mapped import transformed
+from bayesrnn.kernels.shared.vmap import transformed
 
 KERNELS = ("LSTM", "GRU", "RNN", "input", "gaussian", "update")
 
@@ -90,10 +90,10 @@ def _needs_triton(case: Case, module: str) -> str | None:
 
 
 def _persistent_refuses(case: Case) -> str | None:
-    missing = _needs_triton(case, "persistent")
+    missing = _needs_triton(case, "shared.persistent")
     if missing is not None:
         return missing
-    persistent: Any = import_module(f"{__name__}.persistent")
+    persistent: Any = import_module(f"{__name__}.shared.persistent")
     facts: dict[str, Any] = {
         "gates": {"LSTM": 4, "GRU": 3}[case.kernel],
         "device": torch.device(case.device),
@@ -200,7 +200,7 @@ _TABLE = (
             "LSTM": "lstm.loop:lstm",
             "GRU": "gru.loop:gru",
             "RNN": "rnn.loop:rnn",
-            "input": "projection:fast",
+            "input": "shared.projection:fast",
             "gaussian": "gaussian.fused:sample",
         },
         lambda case: None,
@@ -213,7 +213,7 @@ _TABLE = (
             "LSTM": "lstm.reference:lstm",
             "GRU": "gru.reference:gru",
             "RNN": "rnn.reference:rnn",
-            "input": "projection:reference",
+            "input": "shared.projection:reference",
             "gaussian": "gaussian.reference:sample",
             "update": "update.reference:clipped_step",
         },
@@ -317,7 +317,7 @@ def kernel(name: str, device: str = "cpu", **facts: Any) -> Callable[..., Any]:
     return _load(choose(Case(name, device, **facts))[0].kernels[name])
 
 
-from bayesrnn.kernels.explanation import explain  # noqa: E402  (it reads the table)
+from bayesrnn.kernels.explanation import explain
 
 __all__ = [
     "Case",

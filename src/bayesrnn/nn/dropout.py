@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import draws
-from bayesrnn.kernels.steps import per_row
+from bayesrnn.kernels.shared.rows import per_row
 
 
 class SequenceDropout(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import draws, kernels
-from bayesrnn.nn import layered
+from bayesrnn.nn import recurrence as layered
 
 _NOISE_DOC = """
     All arguments of `torch.nn.{name}`, the same parameters and the same `state_dict`; then, keyword-only:

@@ -19,9 +19,9 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
 from bayesrnn import draws
-from bayesrnn.compiling import copied, not_compiled, uncompiled
+from bayesrnn.compilation import copied, not_compiled, uncompiled
 from bayesrnn.kernels.gaussian.plan import Recurrent
-from bayesrnn.nn import layered
+from bayesrnn.nn import recurrence as layered
 
 
 class Posterior(Protocol):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws, kernels
+from bayesrnn.draws.torch_noise import differentiable_in_eval
 from bayesrnn.kernels.gaussian import fused, plan
 from bayesrnn.kernels.gaussian.seeded import Seeded
-from bayesrnn.nn.plain import differentiable_in_eval
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, Eps, ParameterTree
 from bayesrnn.priors import _check_sigma
 

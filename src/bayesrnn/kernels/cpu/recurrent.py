@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.gaussian.pool import Pool
-from bayesrnn.kernels.mapped import Mapped, for_each, transformed
-from bayesrnn.kernels.steps import offsets
+from bayesrnn.kernels.shared.rows import offsets
+from bayesrnn.kernels.shared.vmap import Mapped, for_each, transformed
 
 __all__ = ["CELLS", "Layer", "expect", "mapped", "mapped_product", "own_copy", "serves", "transformed"]
 CELLS = {"lstm": (0, 4), "gru": (1, 3), "tanh": (2, 1), "relu": (3, 1)}

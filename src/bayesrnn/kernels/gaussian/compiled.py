@@ -20,7 +20,7 @@ from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.gaussian import plan as planning
 from bayesrnn.kernels.gaussian.plan import Drawn, Spec, View
 from bayesrnn.kernels.gaussian.pool import Pool
-from bayesrnn.kernels.once import OnceFunction, once_differentiable
+from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 
 _BLOCK = 1 << 16  # weights that one thread takes at a time
 _GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it

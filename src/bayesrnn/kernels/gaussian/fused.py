@@ -20,7 +20,7 @@ from bayesrnn.kernels.gaussian import compiled
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
 from bayesrnn.kernels.gaussian.pool import Pool
 from bayesrnn.kernels.gaussian.reference import Sample
-from bayesrnn.kernels.once import OnceFunction, once_differentiable
+from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 
 _BLOCK = 1 << 18  # elements worked on at a time: large enough for torch's threads, small enough for their caches
 _softplus: Any = torch._C._nn.softplus

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.mapped import transformed
+from bayesrnn.kernels.shared.vmap import transformed
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.gaussian.plan import Prior, Spec
-from bayesrnn.kernels.mapped import beneath
+from bayesrnn.kernels.shared.vmap import beneath
 
 
 class Seeded:

@@ -18,7 +18,7 @@ from torch import Tensor
 from bayesrnn.kernels.gaussian.device import address_of, extent_of, noise_of, own_tile, places_of, pointer_to
 from bayesrnn.kernels.gaussian.launches import ELEMENTS, allocate, on, pick, tile_options
 from bayesrnn.kernels.gaussian.plan import Spec, plan
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.shared.derivatives import once_differentiable
 
 
 @triton.jit

@@ -32,7 +32,7 @@ from bayesrnn.kernels.gaussian.device import (
 )
 from bayesrnn.kernels.gaussian.launches import ELEMENTS, allocate, on, pick, tile_options
 from bayesrnn.kernels.gaussian.plan import GROUP_FIELDS, Drawn, Launch, Spec, plan
-from bayesrnn.kernels.once import once_differentiable
+from bayesrnn.kernels.shared.derivatives import once_differentiable
 
 _WHOLE, _BY_ROW, _BY_COLUMN = (tl.constexpr(k) for k in (planning.WHOLE, planning.BY_ROW, planning.BY_COLUMN))
 _NONE, _NORMAL, _GROUPS, _WEIGHTS = (tl.constexpr(k) for k in range(4))

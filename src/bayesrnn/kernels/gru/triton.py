@@ -18,11 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bayesrnn.kernels import persistent
 from bayesrnn.kernels.gru import reference
-from bayesrnn.kernels.mapped import Mapped, for_each, transformed
-from bayesrnn.kernels.once import once_differentiable
-from bayesrnn.kernels.persistent import (
+from bayesrnn.kernels.shared import persistent
+from bayesrnn.kernels.shared.derivatives import once_differentiable
+from bayesrnn.kernels.shared.persistent import (
     arrive,
     exchanged,
     exchanged_by_gate,
@@ -39,8 +38,9 @@ from bayesrnn.kernels.persistent import (
     units_of,
     wait,
 )
-from bayesrnn.kernels.recurrent import weight_gradient
-from bayesrnn.kernels.steps import previous_rows
+from bayesrnn.kernels.shared.recurrent import weight_gradient
+from bayesrnn.kernels.shared.rows import previous_rows
+from bayesrnn.kernels.shared.vmap import Mapped, for_each, transformed
 
 
 @triton.jit

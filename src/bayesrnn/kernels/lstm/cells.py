@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.lstm import loop
-from bayesrnn.kernels.once import once_differentiable
-from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
-from bayesrnn.kernels.steps import is_rectangular, previous_rows
+from bayesrnn.kernels.shared.derivatives import once_differentiable
+from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
+from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
 
 _cell = torch.ops.aten._thnn_fused_lstm_cell.default
 _cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import recurrent
 from bayesrnn.kernels.lstm import loop, reference
-from bayesrnn.kernels.once import OnceFunction, once_differentiable
-from bayesrnn.kernels.recurrent import weight_gradient
-from bayesrnn.kernels.steps import previous_rows
+from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
+from bayesrnn.kernels.shared.recurrent import weight_gradient
+from bayesrnn.kernels.shared.rows import previous_rows
 
 
 class _LSTM(OnceFunction):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesrnn.kernels.steps import order
+from bayesrnn.kernels.shared.rows import order
 
 
 def recurrent_product(h: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:

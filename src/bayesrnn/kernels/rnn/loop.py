@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.once import OnceFunction, once_differentiable
-from bayesrnn.kernels.recurrent import backward_product, forward_product, weight_gradient
-from bayesrnn.kernels.steps import is_rectangular, previous_rows
+from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
+from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
+from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
 
 
 class _RNN(OnceFunction):

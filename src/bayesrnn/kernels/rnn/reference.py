@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.lstm.reference import join, recurrent_product
-from bayesrnn.kernels.steps import order
+from bayesrnn.kernels.shared.rows import order
 
 
 def rnn(

@@ -1,0 +1,1 @@
+"""Tables and plots of the documentation, written from results/."""

@@ -1,5 +1,0 @@
-"""``python -m bayesrnn.cli``."""
-
-from bayesrnn.cli import main
-
-main()

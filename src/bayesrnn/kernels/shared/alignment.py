@@ -1,0 +1,174 @@
+"""Large float32 products on a GPU, from copies whose rows begin on 16 bytes, where cuBLAS has its fast kernels.
+
+650 columns of float32 do not: cuBLAS then loads number by number and takes about twice as long. The copies have the
+missing columns filled up; one masked copy per gate is made in one operation, and one batched product serves all gates.
+Columns that are missing in x are ones, those in W zeros: then the extra columns of dW = d^T [x, 1] are the gradient of
+the bias, which needs no sum of its own. Nothing here is recorded by autograd, except through `Project`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesrnn.kernels.shared.derivatives import once_differentiable
+from bayesrnn.kernels.shared.rows import is_rectangular, per_row
+
+_ENOUGH = 1 << 26  # multiplications of a product below which a copy is not worth it
+_ROWS = 128  # rows of x, likewise: the copy of W is read once and used by all of them
+_NUMBERS = 4  # of float32 in 16 bytes
+
+
+def serves(x: Tensor, height: int) -> bool:
+    """Whether x (N, F) times the transposed of a matrix (height, F) is a product for this file."""
+    return x.is_cuda and x.dtype == torch.float32 and x.shape[0] >= _ROWS and x.numel() * height >= _ENOUGH
+
+
+def _filled_up(size: int) -> int:
+    return size + -size % _NUMBERS
+
+
+def _space(like: Tensor, *shape: int, columns: int, tail: float) -> tuple[Tensor, Tensor]:
+    """Memory for (*shape, columns) in rows of whole 16 bytes, filled beyond the columns; and the part before that."""
+    made = like.new_empty(*shape, _filled_up(columns))
+    if made.shape[-1] > columns:
+        made[..., columns:].fill_(tail)
+    return made, made[..., :columns]
+
+
+def masked_inputs(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
+    """(G, N, F'): x (N, F) times the mask of each gate, ones in the columns beyond F; G is 1 for a shared mask or none.
+
+    Args:
+        mask: None, (B, F), or (B, G, F); time-major rows as in `steps`.
+    """
+    gates = mask.shape[1] if mask is not None and mask.ndim == 3 else 1
+    rows, columns = x.shape
+    if mask is None and columns % _NUMBERS == 0:
+        return x.contiguous().unsqueeze(0)
+    made, inside = _space(x, gates, rows, columns=columns, tail=1.0)
+    if mask is None:
+        inside[0].copy_(x)
+        return made
+    by_gate = mask.reshape(mask.shape[0], gates, columns).transpose(0, 1)  # (G, B, F)
+    if is_rectangular(batch_sizes):
+        steps = (len(batch_sizes), batch_sizes[0])
+        torch.mul(x.reshape(*steps, columns), by_gate.unsqueeze(1), out=inside.unflatten(1, steps))
+    else:
+        torch.mul(x, per_row(by_gate.transpose(0, 1), batch_sizes).transpose(0, 1), out=inside)
+    return made
+
+
+def filled_weights(weight: Tensor, gates: int) -> Tensor:
+    """(G, H', F'): the gates' matrices (G*H, F), zeros beyond H and F; a view where nothing is missing."""
+    columns = weight.shape[1]
+    parts = weight.reshape(gates, -1, columns)
+    height = parts.shape[1]
+    if height % _NUMBERS == 0 and columns % _NUMBERS == 0:
+        return parts
+    if height % _NUMBERS == 0:
+        made, inside = _space(weight, gates, height, columns=columns, tail=0.0)
+    else:
+        made = weight.new_zeros(gates, _filled_up(height), _filled_up(columns))
+        inside = made[:, :height, :columns]
+    inside.copy_(parts)
+    return made
+
+
+def by_gate(d: Tensor, gates: int) -> Tensor:
+    """(G, N, H'): a gradient (N, G*H) gate by gate, zeros beyond H; a view of it where one gate is whole."""
+    width = d.shape[1] // gates
+    if gates == 1 and width % _NUMBERS == 0:
+        return d.contiguous().unsqueeze(0)
+    made, inside = _space(d, gates, d.shape[0], columns=width, tail=0.0)
+    inside.copy_(d.reshape(-1, gates, width).transpose(0, 1))
+    return made
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """(G, N, K) times (G, K, M)."""
+    return torch.bmm(a, b) if a.shape[0] > 1 else torch.mm(a[0], b[0]).unsqueeze(0)
+
+
+def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, height: int) -> Tensor:
+    """(N, G*H): x (G, N, F') times the gates' matrices (G, H', F') transposed, plus bias (G*H,)."""
+    gates, rows = x.shape[:2]
+    if gates == 1 and weight.shape[1] == height:
+        transposed = weight[0].t()
+        return torch.mm(x[0], transposed) if bias is None else torch.addmm(bias, x[0], transposed)
+    found = product(x, weight.transpose(1, 2))[..., :height].transpose(0, 1)  # (N, G, H)
+    out = x.new_empty(rows, gates * height)  # no view is given away: recurrences work in it
+    if bias is None:
+        out.view(rows, gates, height).copy_(found)
+    else:
+        torch.add(found, bias.view(gates, height), out=out.view(rows, gates, height))
+    return out
+
+
+def input_gradient(d: Tensor, weight: Tensor, mask: Tensor | None, batch_sizes: Sequence[int], columns: int) -> Tensor:
+    """(N, F) from d (G, N, H') and the gates' matrices: the sum over gates of mask times d W."""
+    found = product(d, weight)[..., :columns]  # (G, N, F)
+    if mask is None:
+        return found[0]
+    gates, rows = found.shape[:2]
+    masks = mask.reshape(mask.shape[0], gates, columns).transpose(0, 1)  # (G, B, F)
+    if is_rectangular(batch_sizes):
+        found, masks = found.unflatten(1, (len(batch_sizes), batch_sizes[0])), masks.unsqueeze(1)
+    else:
+        masks = per_row(masks.transpose(0, 1), batch_sizes).transpose(0, 1)
+    out = found[0] * masks[0] if gates == 1 else found.mul_(masks).sum(0)
+    return out.reshape(rows, columns)
+
+
+def weight_gradient(d: Tensor, x: Tensor, height: int) -> Tensor:
+    """(G, H, F') from d (G, N, H') and x (G, N, F'): that of the weights, and of the bias in the columns of ones."""
+    return product(d.transpose(1, 2), x)[:, :height]
+
+
+def recurrent_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
+    """Gradient (G*H, P) of weights from that of their products, d (N, G*H), and masked inputs h_prev (N, P)."""
+    inputs, columns = masked_inputs(h_prev, mask, batch_sizes), h_prev.shape[1]
+    gates = inputs.shape[0]
+    found = weight_gradient(by_gate(d, gates), inputs, d.shape[1] // gates)
+    return found[..., :columns].reshape(-1, columns).contiguous()
+
+
+class Project(torch.autograd.Function):
+    """`projection.reference` from filled-up copies, kept for the backward, which is written by hand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        batch_sizes: Sequence[int],
+    ) -> Tensor:
+        inputs = masked_inputs(x, mask, batch_sizes)
+        gates = inputs.shape[0]
+        weights = filled_weights(weight, gates)
+        ctx.save_for_backward(inputs, weights, mask)
+        ctx.batch_sizes, ctx.height, ctx.columns = batch_sizes, weight.shape[0] // gates, x.shape[1]
+        return outputs(inputs, weights, bias, ctx.height)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
+        inputs, weights, mask = ctx.saved_tensors
+        parts = by_gate(d, inputs.shape[0])
+        d_x = d_weight = d_bias = None
+        if ctx.needs_input_grad[0]:
+            d_x = input_gradient(parts, weights, mask, ctx.batch_sizes, ctx.columns)
+        ones = inputs.shape[2] > ctx.columns
+        if ctx.needs_input_grad[1]:
+            found = weight_gradient(parts, inputs, ctx.height)
+            d_weight = found[..., : ctx.columns].reshape(-1, ctx.columns).contiguous()
+            if ones and ctx.needs_input_grad[2]:
+                d_bias = found[..., ctx.columns].reshape(-1).contiguous()
+        if d_bias is None and ctx.needs_input_grad[2]:
+            d_bias = d.sum(0)
+        return d_x, d_weight, d_bias, None, None

@@ -1,0 +1,447 @@
+"""Speed on this machine: whole training steps of `bayesrnn train` beside plain torch.nn, as ratios.
+
+A step reads a window of text, runs the model, takes the loss over all words, backpropagates, clips and updates; on
+CUDA both sides are one CUDA graph. Each model takes turns with the plain one, and its ratio is that of the two medians.
+A row is timed only after the same model has passed a check: outputs' loss and gradients on the path that the timed step
+takes, in a CUDA graph or not, against the reference path in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+
+Say = Callable[[str], None]
+WINDOW = 35
+KINDS = {
+    "torch.nn with dropout": None,
+    "plain": "unregularised-medium",
+    "variational, tied": "variational-tied-medium",
+    "variational, untied": "variational-untied-medium",
+    "Bayes by Backprop": "brnn-medium",
+    "sharpened": "brnn-sharpened-medium",
+}
+_TOLERANCE = {"fp32": 2e-3, "tf32": 3e-2, "bf16": 1e-1}
+_STEPS_PER_TURN = 20  # on CUDA: one turn is long enough for events to be exact
+
+
+@dataclass(frozen=True)
+class Size:
+    """A language model of two LSTM layers and the batch it is trained with."""
+
+    hidden: int
+    batch: int
+    words: int = 10_000
+
+    @property
+    def title(self) -> str:
+        name = {200: "small", 650: "medium", 1500: "large"}.get(self.hidden, "model")
+        return f"{name} ({self.hidden} units), batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Options:
+    device: str
+    precision: str = "tf32"
+    seconds: float = 3.0
+    sizes: tuple[Size, ...] = ()
+    kinds: tuple[str, ...] = tuple(KINDS)
+    draws: int = 100
+    peers: bool = True
+
+    @property
+    def cuda(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
+
+def default_sizes(device: torch.device, quick: bool = False) -> tuple[Size, ...]:
+    if device.type == "cuda":
+        return (Size(650, 20),) if quick else (Size(650, 20), Size(1500, 20), Size(650, 128))
+    return (Size(32, 5, 300),) if quick else (Size(200, 20), Size(650, 20))
+
+
+def parse_size(text: str) -> Size:
+    """ "650x20" or "650x20x10000": units, batch, words."""
+    try:
+        parts = [int(part) for part in text.lower().split("x")]
+        if len(parts) not in (2, 3) or min(parts) < 1:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{text!r} is no size; write units x batch, such as 650x20, or 650x20x10000.") from None
+    size = Size(*parts)
+    if size.words < 3:
+        raise UserError(f"{text!r} has too few words; a text has two and its end of line at least, such as 8x2x3.")
+    return size
+
+
+class Plain(nn.Module):
+    """Embedding, LSTM and softmax weights of torch.nn, nothing of ours."""
+
+    def __init__(self, size: Size, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(size.words, size.hidden), nn.Dropout(dropout)
+        self.rnn = nn.LSTM(size.hidden, size.hidden, 2, dropout=dropout)
+        self.head = nn.Linear(size.hidden, size.words)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.05, 0.05)
+
+    def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        out, state = self.rnn(self.drop(self.embed(x)), state)
+        return self.head(self.drop(out)), state
+
+
+def plain_step(size: Size, options: Options, dropout: float = 0.0) -> Callable[[], None]:
+    """A training step in torch alone: its own clipping, its fused SGD, and a CUDA graph of all of it."""
+    torch.manual_seed(0)
+    device = torch.device(options.device)
+    model = Plain(size, dropout).to(device)
+    x, y = torch.randint(size.words, (2, WINDOW, size.batch), device=device)
+    state = tuple(torch.zeros(2, size.batch, size.hidden, device=device) for _ in range(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=device.type == "cuda")
+    lower = options.precision == "bf16" and device.type == "cuda"
+
+    def work() -> None:
+        optimizer.zero_grad()
+        context = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext()
+        with context:
+            logits, after = model(x, state)
+            loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / size.batch
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        with torch.no_grad():
+            for own, new in zip(state, after, strict=True):
+                own.copy_(new)
+
+    return _recorded(work) if device.type == "cuda" else work
+
+
+def _recorded(work: Callable[[], None]) -> Callable[[], None]:
+    stream: Any = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+
+    def replay(kept: Callable[[], None] = work) -> None:  # the graph works on tensors that `work` alone keeps alive
+        graph.replay()
+
+    return replay
+
+
+@contextmanager
+def text(size: Size, windows: int) -> Iterator[Path]:
+    """A folder with random text of exactly this many words, enough for so many windows."""
+    generator = torch.Generator().manual_seed(0)
+    count = max(size.batch * (WINDOW * windows + 1), size.words)
+    ids = torch.randint(size.words - 1, (count,), generator=generator)  # the last word is <eos>
+    ids[: size.words - 1] = torch.arange(size.words - 1)
+    with tempfile.TemporaryDirectory(prefix="bayesrnn-bench-") as folder:
+        words = [f"w{k}" for k in ids.tolist()]
+        for split, part in (("train", words), ("valid", words[:200]), ("test", words[:200])):
+            (Path(folder) / f"{split}.txt").write_text(" ".join(part) + "\n")
+        yield Path(folder)
+
+
+def recipe_of(kind: str, size: Size, options: Options) -> Any:
+    from bayesrnn.lab import recipes
+
+    name = KINDS[kind]
+    assert name is not None
+    changes = {
+        "model.hidden": size.hidden,
+        "data.batch_size": size.batch,
+        "data.window": WINDOW,
+        "train.precision": options.precision,
+    }
+    return recipes.override(recipes.load(name), [f"{key}={value}" for key, value in changes.items()])
+
+
+def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], None], str]:
+    """The step that `bayesrnn train` runs for a recipe of this kind, and why it is no CUDA graph, if so."""
+    from bayesrnn.lab.engine.step import Step
+    from bayesrnn.lab.tasks.language.task import Language
+
+    recipe = recipe_of(kind, size, options)
+    with text(size, windows=100) as folder:
+        task = Language(recipe, str(folder), torch.device(options.device))
+    torch.manual_seed(0)
+    task.attach(Language.build(recipe, task.files()).to(task.device))
+    task.model.train()
+    step = Step(task, recipe.train)
+    step.lr.fill_(1e-3)
+    done = 0
+
+    def work() -> None:
+        nonlocal done
+        if done % task.steps == 0:
+            step.start_epoch()
+        step()
+        done += 1
+
+    return work, step.reason if options.cuda else ""
+
+
+def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> float:
+    """The largest relative error of loss and gradients on the path taken here, against the reference in float32.
+
+    ``graph``: on the path that a step takes which is recorded into a CUDA graph.
+    """
+    from bayesrnn import kernels
+    from bayesrnn.lab.tasks.language import task as language
+
+    recipe, device = recipe_of(kind, size, options), torch.device(options.device)
+    torch.manual_seed(0)
+    model = language.build(recipe, 200).to(device).train()
+    objective = language.Objective(model, recipe, windows=100)
+    x, y = torch.randint(200, (2, 7, size.batch), device=device)
+    state = tuple(0.1 * torch.randn(2, size.batch, size.hidden, device=device) for _ in range(2))
+    params = [p for p in model.parameters() if p.requires_grad]
+
+    def outcome(precision: str) -> list[Tensor]:
+        torch.manual_seed(1)
+        lower = precision == "bf16" and device.type == "cuda"
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext():
+            loss, _, (h, c) = objective(x, y, state)  # type: ignore[arg-type]
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        return [t.detach().double() for t in (loss, h, c, *(g for g in grads if g is not None))]
+
+    with kernels.recording() if graph else nullcontext():
+        found = outcome(options.precision)
+    with kernels.force("reference"), _full_precision():
+        wanted = outcome("fp32")
+    errors = [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(found, wanted, strict=True)]
+    worst = max(errors)
+    return worst if all(map(math.isfinite, errors)) else math.inf
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def take_turns(steps: dict[str, Callable[[], Any]], seconds: float, *, cuda: bool, each: int = 1) -> dict[str, float]:
+    """Median milliseconds of each; they take turns, so that what else the machine does falls on all."""
+
+    def turn(step: Callable[[], Any]) -> float:
+        if not cuda:
+            start = time.perf_counter()
+            for _ in range(each):
+                step()
+            return (time.perf_counter() - start) * 1000 / each
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()  # type: ignore[no-untyped-call]
+        for _ in range(each):
+            step()
+        end.record()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        elapsed: float = begin.elapsed_time(end)  # type: ignore[no-untyped-call]
+        return elapsed / each
+
+    for step in steps.values():
+        turn(step)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(next(iter(times.values()))) < 5:
+        for name, step in steps.items():
+            times[name].append(turn(step))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
+    """One row for each size and kind."""
+    cuda = options.cuda
+    for size in options.sizes:
+        base = plain_step(size, options)
+        for kind in options.kinds:
+            row: dict[str, Any] = {**asdict(size), "title": size.title, "kind": kind}
+            if KINDS[kind] is None:
+                step, row["graph"] = plain_step(size, options, dropout=0.5), cuda
+            else:
+                step, reason = engine_step(kind, size, options)
+                row["graph"] = cuda and not reason
+                if reason:
+                    row["note"] = reason
+                row["error"] = check(kind, size, options, graph=row["graph"])
+                if row["error"] > _TOLERANCE[options.precision]:
+                    row["failed"] = f"the check is red: relative error {row['error']:.2g} against the reference"
+                    say(f"{size.title}, {kind}: {row['failed']}; not timed")
+                    yield row
+                    continue
+            both = {"torch.nn": base, kind: step}
+            took = take_turns(both, options.seconds, cuda=cuda, each=_STEPS_PER_TURN if cuda else 1)
+            row |= {
+                "plain_milliseconds": took["torch.nn"],
+                "milliseconds": took[kind],
+                "ratio": took["torch.nn"] / took[kind],
+                "words_per_second": 1000 * WINDOW * size.batch / took[kind],
+            }
+            say(
+                f"{size.title}, {kind}: {row['milliseconds']:.2f} ms a step, {row['ratio']:.2f}x torch.nn's speed "
+                f"({took['torch.nn']:.2f} ms), {row['words_per_second']:,.0f} words/s"
+                + (f"; no CUDA graph: {row['note']}" if "note" in row else "")
+            )
+            del step, both
+            if cuda:
+                torch.cuda.empty_cache()
+            yield row
+
+
+def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
+    """Many draws for one sequence, against one pass with one draw."""
+    import bayesrnn as br
+    from bayesrnn.lab.tasks.language import task as language
+
+    size, device = options.sizes[0], torch.device(options.device)
+    x = torch.randint(size.words, (WINDOW, 1), device=device)
+    for kind in ("variational, tied", "Bayes by Backprop"):
+        if kind not in options.kinds:
+            continue
+        torch.manual_seed(0)
+        model = language.build(recipe_of(kind, size, options), size.words).to(device).eval()
+
+        def one(model: nn.Module = model) -> None:
+            with torch.no_grad(), br.draw(model, seed=1):
+                model(x)
+
+        def many(model: nn.Module = model) -> None:
+            br.predict(model, x, samples=options.draws, seed=1, keep_samples=False)
+
+        took = take_turns({"one": one, "many": many}, options.seconds, cuda=options.cuda)
+        row = {
+            "kind": kind, **asdict(size), "batch": 1, "draws": options.draws, "one_milliseconds": took["one"],
+            "milliseconds": took["many"], "passes": took["many"] / took["one"],
+        }  # fmt: skip
+        say(
+            f"prediction, {kind}, {size.hidden} units, one sequence: {options.draws} draws take {took['many']:.1f} ms, "
+            f"as long as {row['passes']:.1f} passes with one draw ({took['one']:.2f} ms)"
+        )
+        yield row
+
+
+def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
+    """One Bayesian LSTM layer of each installed peer against ours: forward, KL and backward, launched one by one."""
+    import bayesrnn as br
+
+    device = torch.device(options.device)
+    missing: set[str] = set()
+    for size in options.sizes:
+        x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
+        prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
+        ours = br.BayesByBackprop(nn.LSTM(size.hidden, size.hidden), prior=prior).to(device)
+
+        def our_step(q: nn.Module = ours, x: Tensor = x) -> None:
+            q.zero_grad()
+            (q(x)[0].square().mean() + br.kl(q) / 1e6).backward()
+
+        for name, make in (("blitz", _blitz), ("bayesian-torch", _bayesian_torch)):
+            if name in missing:
+                continue
+            try:
+                theirs = make(size.hidden, x.transpose(0, 1).contiguous())
+            except ImportError:
+                say(f"{name} is not installed: no row")
+                missing.add(name)
+                continue
+            took = take_turns({"ours": our_step, name: theirs}, options.seconds, cuda=options.cuda)
+            ratio = took[name] / took["ours"]
+            say(f"one Bayesian LSTM layer, {size.title}: {ratio:.1f}x as fast as {name}")
+            yield {"peer": name, **asdict(size), "ratio": ratio, "milliseconds": took}
+
+
+def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
+    divergence = import_module("blitz.losses").kl_divergence_from_nn
+    layer = import_module("blitz.modules").BayesianLSTM(hidden, hidden).to(x.device)
+
+    def step() -> None:
+        layer.zero_grad()
+        (layer(x)[0].square().mean() + divergence(layer) / 1e6).backward()
+
+    step()
+    return step
+
+
+def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
+    layer = import_module("bayesian_torch.layers").LSTMReparameterization(hidden, hidden).to(x.device)
+
+    def step() -> None:
+        layer.zero_grad()
+        out, _, kl = layer(x)
+        (out.square().mean() + kl / 1e6).backward()
+
+    step()
+    return step
+
+
+def paths(size: Size, options: Options) -> dict[str, str]:
+    """Which path layers of this size take in a training step, by their masks, and why."""
+    from bayesrnn import kernels
+
+    lower = options.cuda and options.precision == "bf16"
+    facts: dict[str, Any] = {
+        "device": torch.device(options.device), "batch": size.batch, "hidden": size.hidden, "steps": WINDOW,
+        "graph": options.cuda, "autocast": torch.bfloat16 if lower else None,
+    }  # fmt: skip
+    return {
+        "LSTM, no mask": kernels.explain("LSTM", plain=True, **facts),
+        "LSTM, one mask per sequence": kernels.explain("LSTM", recurrent_mask="tied", **facts),
+        "LSTM, one mask per gate": kernels.explain("LSTM", recurrent_mask="untied", **facts),
+    }
+
+
+def run(
+    options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
+) -> dict[str, Any]:
+    """All of it, as a record; `keep` is given what there is of it after each row, so that nothing measured is lost."""
+    from bayesrnn import kernels
+    from bayesrnn.lab.engine.launch import commit
+    from bayesrnn.lab.engine.loop import environment, set_precision
+
+    device = torch.device(options.device)
+    set_precision(options.precision, device)
+    record: dict[str, Any] = {
+        "command": command,
+        "commit": commit(),
+        **environment(device),
+        "threads": torch.get_num_threads(),
+        "precision": options.precision if device.type == "cuda" else "fp32",
+        "steps": WINDOW,
+        "paths": {
+            **{f"{size.hidden}x{size.batch}": paths(size, options) for size in options.sizes},
+            "drawn weights": kernels.explain("gaussian", device=device),
+        },
+    }
+    say(f"{record['device']}, torch {torch.__version__}, {record['precision']}")
+    parts = {"training": training, "prediction": prediction, "peers": peers}
+    asked = {"training": True, "prediction": options.draws > 0, "peers": options.peers}
+    record |= {name: [] for name in parts}
+    for name, rows in parts.items():
+        for row in rows(options, say) if asked[name] else ():
+            record[name].append(row)
+            keep(record)
+    return record

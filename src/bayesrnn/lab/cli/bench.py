@@ -1,0 +1,93 @@
+"""``bayesrnn bench``: the speed of training and prediction on this machine, as ratios to plain torch.nn."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.cli.errors import one_line
+
+
+@one_line
+def command(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    precision: Annotated[str, typer.Option(help="On CUDA: tf32, fp32 or bf16.")] = "tf32",
+    size: Annotated[
+        list[str] | None, typer.Option(help="Units x batch, such as 650x20, or 650x20x10000 with words; repeatable.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="plain, variational, bayes, sharpened: part of a row's name; repeatable. Default: all."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row.")] = 3.0,
+    draws: Annotated[int, typer.Option(min=0, help="Draws of the prediction row; 0: no such row.")] = 100,
+    peers: Annotated[bool, typer.Option(help="Also blitz and bayesian-torch, where they are installed.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="One small size, half a second for each row.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
+) -> None:
+    """Time whole training steps beside plain torch.nn; a row is printed only after its correctness check."""
+    from bayesrnn.lab.runs.folder import check_out, write_file
+
+    if out is not None:
+        check_out(out, force=force)
+    from bayesrnn.lab import bench
+    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.engine.launch import device_of
+
+    console = plain_console()
+    where = device_of(device)
+    if precision not in bench._TOLERANCE:
+        raise UserError(f"--precision must be one of {', '.join(bench._TOLERANCE)}, not {precision!r}.")
+    options = bench.Options(
+        device=str(where),
+        precision=precision if where.type == "cuda" else "fp32",
+        seconds=min(seconds, 0.5) if quick else seconds,
+        sizes=tuple(map(bench.parse_size, size)) if size else bench.default_sizes(where, quick),
+        kinds=_kinds(kind, list(bench.KINDS)),
+        draws=min(draws, 20) if quick else draws,
+        peers=peers,
+    )
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+        console.file.flush()
+
+    def keep(record: dict[str, Any]) -> None:
+        if out is not None:
+            write_file(out, json.dumps(record, indent=2) + "\n")
+
+    record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]), keep)
+    console.print(_table(record))
+    if any("failed" in row for row in record["training"]):
+        raise UserError("a correctness check failed: the rows that say so have no figures.")
+
+
+def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
+    if not asked:
+        return tuple(known)
+    found = [name for name in known if any(word.lower() in name.lower() for word in asked)]
+    for word in asked:
+        if not word.strip() or not any(word.lower() in name.lower() for name in known):
+            names = "; ".join(f'"{name}"' for name in known)
+            raise UserError(f"there is no kind {word!r} to time; there are {names}. A part of a name will do.")
+    return tuple(found)
+
+
+def _table(record: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("model", "trained as", "ms a step", "words/s", "torch.nn, ms", "speed of torch.nn's", "worst error")
+    for row in record["training"]:
+        error = f"{row['error']:.1e}" if "error" in row else ""
+        if "failed" in row:
+            table.add_row(row["title"], row["kind"], "", "", "", "check failed", error)
+            continue
+        figures = (row["milliseconds"], row["words_per_second"], row["plain_milliseconds"], row["ratio"])
+        ms, words, plain, ratio = figures
+        table.add_row(row["title"], row["kind"], f"{ms:.2f}", f"{words:,.0f}", f"{plain:.2f}", f"{ratio:.2f}x", error)
+    return table

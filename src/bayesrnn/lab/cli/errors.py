@@ -1,0 +1,127 @@
+"""How a subcommand ends when something goes wrong: one line on stderr and an exit status."""
+
+import errno
+import functools
+import io
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ParamSpec, TypeVar
+
+import typer
+
+from bayesrnn.errors import AlreadyTold, UserError
+from bayesrnn.lab.reading import first_line, lack_of_memory, printable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_INTERRUPTED = 130
+_TELLING = 3.0  # seconds for the process that says the line: torchrun ends all others with the first one that ends
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def one_line(command: Callable[P, R]) -> Callable[P, R]:
+    """Wraps a subcommand: a :class:`UserError`, a lack of memory or an output that is full is one line and status 2.
+
+    An interrupt is status 130.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _told():
+            _import_numpy()
+            return command(*args, **kwargs)
+
+    return wrapped
+
+
+def run(app: Callable[[], None]) -> None:
+    """The whole command: what goes wrong outside of a subcommand, such as help on a full disk, is one line too.
+
+    Letters that the output has no place for are a question mark there: a locale without UTF-8 ends no command.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        with _told():
+            app()
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED and not _Said.line:  # before a subcommand began, typer ends without a word
+            _ended("interrupted.", _INTERRUPTED)
+        raise
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except UserError as error:
+        raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
+    except KeyboardInterrupt:
+        raise _ended("interrupted.", _INTERRUPTED) from None
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            _fault(error)
+            raise
+        _discard_output()
+        raise _ended(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
+    except Exception as error:
+        asked = lack_of_memory(error)
+        if asked is None:
+            _fault(error)
+            raise
+        advice = "use a smaller model, smaller batches or fewer draws."
+        raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
+
+
+def _import_numpy() -> None:
+    """Before torch, whose own import of it in C loses an interrupt that comes meanwhile."""
+    with suppress(ImportError):
+        import numpy  # noqa: F401
+
+
+class _Said:
+    """The line that this command has ended with."""
+
+    line = ""
+
+
+def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
+    """Says the line, unless another process has; one of several processes ends here."""
+    line = _Said.line = f"bayesrnn: {printable(text)}"
+    if not told:
+        typer.echo(line, err=True)
+    elif _is_among_others():
+        time.sleep(_TELLING)
+    _end_among_others(line, status)
+    return typer.Exit(status)
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere: Python would try again at its end, and complain in its own words."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fault(error: Exception) -> None:
+    """A fault of ours has its traceback, also in one of several processes."""
+    if _is_among_others():
+        traceback.print_exception(error)
+        _end_among_others(f"bayesrnn: {type(error).__name__}: {first_line(error)}", 1)
+
+
+def _is_among_others() -> bool:
+    ranks = sys.modules.get("bayesrnn.lab.engine.ranks")  # no command but one that has joined others has loaded it
+    return ranks is not None and ranks.joined()
+
+
+def _end_among_others(line: str, status: int) -> None:
+    if _is_among_others():
+        sys.modules["bayesrnn.lab.engine.ranks"].end(line, status)

@@ -1,0 +1,172 @@
+"""``bayesrnn export``: a trained model's posterior mean for programs without bayesrnn."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bayesrnn.lab.cli.errors import one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bayesrnn.lab.runs.trained import Trained
+
+ENDINGS = {"torch": ".safetensors", "exported": ".pt2", "onnx": ".onnx"}
+
+
+@one_line
+def command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    form: Annotated[str, typer.Option("--format", help="torch, exported or onnx.")] = "torch",
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: model in the run folder.")] = None,
+    pruned: Annotated[bool, typer.Option("--pruned", help="The weights that `bayesrnn prune` has left.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+) -> None:
+    """Write the posterior mean as plain weights, a torch.export program or ONNX, and a JSON file that describes it."""
+    import json
+    import math
+
+    import torch
+
+    from bayesrnn.errors import UserError
+    from bayesrnn.lab.runs import checkpoint
+    from bayesrnn.lab.runs.folder import check_free, identity, write_file
+    from bayesrnn.lab.runs.trained import open_run
+
+    if form not in ENDINGS:
+        raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
+    path = run / f"model{ENDINGS[form]}" if out is None else out
+    if form == "exported" and path.suffix != ENDINGS[form]:
+        raise UserError(
+            f"{path} must end in .pt2: torch.export.load warns of other names; --out {path.stem}.pt2 is one."
+        )
+    beside = path.with_name(path.name + ".json")
+    for file in (path, beside):
+        check_free(file, force=force)
+    trained = open_run(run, torch.device("cpu"))
+    if not path.parent.is_dir():
+        raise UserError(f"There is no folder {path.parent}; make it, or choose another --out.")
+    if pruned:
+        file = run / "pruned.safetensors"
+        if not file.exists():
+            raise UserError(f"{run} has no pruned weights; make them with `bayesrnn prune {run} --fraction F`.")
+        try:
+            tensors, made = checkpoint.load_own(file, identity(run))
+        except checkpoint.Foreign:
+            raise UserError(
+                f"{file} does not belong to {run / 'config.json'}: it is another run's, or config.json was changed "
+                f"afterwards; make it again with `bayesrnn prune {run} --fraction F`."
+            ) from None
+        now = checkpoint.digest(run / checkpoint.BEST)
+        if made.get("weights", now) != now:  # earlier versions did not say
+            raise UserError(
+                f"{file} was made of other weights than {checkpoint.BEST} has now; make it again with "
+                f"`bayesrnn prune {run} --fraction F`."
+            )
+        checkpoint.load_model(trained.model, tensors, file)
+    about, checked = written(trained, path, form)
+    removed = pruned or "pruned" in trained.config  # a run of its own that trained pruned weights on
+    write_file(beside, json.dumps({**about, "pruned": removed}, indent=2) + "\n")
+    count = sum(math.prod(shape) for shape in about["parameters"].values())
+    unchecked = "" if checked else " Its numbers were not checked: onnxruntime is not installed."
+    typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {path} and {beside}.{unchecked}")
+
+
+def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool]:
+    """Write the file; returns its description, and whether its numbers were compared with the model's."""
+    import io
+
+    import torch
+
+    from bayesrnn import export
+    from bayesrnn.errors import UserError
+    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.tasks.signatures import in_use, signature
+
+    plain = export.to_torch(in_use(run))
+    about = description(run, plain)
+    if form == "torch":
+        from safetensors.torch import save
+
+        # each tied weight once: the format has no shared memory
+        own = {n: p.detach().contiguous() for n, p in plain.state_dict().items() if n not in about["tied"]}
+        write_file(path, save(own, metadata={"format": "pt"}))
+        return about, True
+    called = signature(run)
+    about |= called.described()
+    if form == "exported":
+        program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
+        archive = io.BytesIO()  # torch's own writer of files ends the process where the disk is full
+        torch.export.save(program, archive)
+        write_file(path, [archive.getbuffer()])
+        return about, True
+    try:
+        checked = export.to_onnx(
+            called.model,
+            path,
+            called.inputs,
+            input_names=called.input_names,
+            output_names=called.output_names,
+            dynamic_shapes=called.dynamic_shapes(),
+        )
+    except ImportError as error:
+        raise UserError(f"{error}; install them with `pip install onnx onnxscript onnxruntime`.") from None
+    except TypeError as error:
+        raise UserError(f"{error}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}).") from None
+    return about, checked
+
+
+def description(run: "Trained", plain: "nn.Module") -> dict[str, Any]:
+    """What the weights are of: layers with their arguments, shapes, ties, and the files of the run's data."""
+    from bayesrnn._version import __version__
+
+    names: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in plain.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            tied[name] = first
+    return {
+        "written_by": f"bayesrnn {__version__}",
+        "recipe": run.config["recipe"],
+        "task": run.recipe.task,
+        "layers": {n: _layer(m) for n, m in plain.named_modules() if not list(m.children())},
+        "parameters": {n: list(p.shape) for n, p in plain.state_dict().items() if n not in tied},
+        "tied": tied,
+        "files": {n: _lines(content) for n, content in run.files.items()},
+    }
+
+
+def _layer(module: "nn.Module") -> dict[str, Any]:
+    """The layer's torch class and the arguments that make another like it."""
+    import inspect
+
+    from torch import Tensor, nn
+
+    recurrent = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
+    if isinstance(module, nn.RNNBase):
+        keys = recurrent + {"LSTM": ["proj_size"], "GRU": [], "RNN": ["nonlinearity"]}[type(module).__name__]
+    else:
+        keys = [k for k in inspect.signature(type(module).__init__).parameters if hasattr(module, k)]
+    arguments = {key: getattr(module, key) for key in keys}
+    if "bias" in arguments and not isinstance(module, nn.RNNBase):
+        arguments["bias"] = isinstance(arguments["bias"], Tensor)
+    plain = (bool, int, float, str, type(None), tuple, list)
+    return {
+        "type": f"torch.nn.{type(module).__name__}" if type(module).__module__.startswith("torch.nn.") else "",
+        "arguments": {k: v for k, v in arguments.items() if isinstance(v, plain)},
+    }
+
+
+def _lines(content: bytes) -> Any:
+    """A text file as its lines; a JSON file as what it says."""
+    import json
+
+    text = content.decode("utf-8", errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")

@@ -1,0 +1,449 @@
+"""The engine of all recipes: epochs, schedules, validation, checkpoints, resuming, the record of the run."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bayesrnn import kernels
+from bayesrnn.errors import UserError
+from bayesrnn.lab.engine.ranks import Ranks, seed_of
+from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.runs import checkpoint
+from bayesrnn.lab.runs.folder import FORMAT, RunFolder, identity
+from bayesrnn.lab.tasks.base import Files, Task, evaluating, file_digests
+
+FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
+_LOOK_EVERY = 100  # steps between looks at the device's totals
+_OWN = ("step.state.", "step.totals", "rng.cpu", "rng.cuda")  # what each of several ranks has for itself
+
+
+class Diverged(UserError):
+    """The settings do not train: the loss is not a number, or far above that of knowing nothing."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands; ``figures`` are the task's of the training data so far, the first one foremost."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    unit: str
+    per_second: float
+    seconds_left: float
+    figures: dict[str, float]
+
+
+class Reporter(Protocol):
+    """Is told how the run goes."""
+
+    def say(self, text: str) -> None: ...
+    def step(self, progress: Progress) -> None: ...
+    def epoch(self, line: dict[str, Any], epochs: int) -> None: ...
+
+
+class Writer:
+    """Writes files one after the other, at once or in the background. After an error nothing more is written."""
+
+    def __init__(self, *, background: bool) -> None:
+        self._thread = ThreadPoolExecutor(1, "bayesrnn-writer") if background else None
+        self._pending: list[Future[None]] = []
+        self._failed = False
+
+    def __call__(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            job()
+        else:
+            self._pending.append(self._thread.submit(self._run, job))
+
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def wait(self) -> None:
+        """Until all is written; raises the error, if there was one."""
+        pending, self._pending = self._pending, []
+        for job in pending:
+            job.result()
+
+
+class Run:
+    """One training run of a task into a folder.
+
+    Args:
+        task: what to train, on its device; it gets its model here.
+        seed: of initial weights and all noise.
+        folder: where checkpoints and metrics go. It is rank 0's alone; the others have none.
+        reporter: told of progress.
+        graph: False: no CUDA graph.
+        ranks: the processes that train together; the task is split already.
+        held: parameter names to masks, true for the entries that stay what the task's model has there.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        seed: int,
+        folder: RunFolder | None,
+        reporter: Reporter,
+        graph: bool = True,
+        ranks: Ranks | None = None,
+        held: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.task, self.recipe, self.seed, self.reporter = task, task.recipe, seed, reporter
+        self._folder, self.ranks = folder, ranks or Ranks()
+        set_precision(self.recipe.train.precision, task.device)
+        torch.manual_seed(seed)
+        # Built on the CPU, so that a seed means the same initial weights on every device.
+        task.attach(task.build(self.recipe, task.files()).to(task.device).train())
+        self.model = task.model
+        self._check_draws()
+        self.common: Tensor | None = None  # the random state of what ranks with draws of their own do alike
+        if self.ranks.several and not self.recipe.train.shared_draw:
+            self.common = torch.get_rng_state()
+            if not self.ranks.first:
+                torch.manual_seed(seed_of(seed, self.ranks.rank))
+        self.step = Step(
+            task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks, held=held
+        )
+        self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
+        self._saved = ""  # when the latest checkpoint was made
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0  # of training, validation aside, this epoch
+        self.identity = "" if folder is None else identity(folder.path)
+        # A GPU goes on with the next epoch while its checkpoint is written. Ranks wait for each other's errors.
+        self._writer = Writer(background=self.step.on_cuda and not self.ranks.several)
+
+    def _check_draws(self) -> None:
+        if not (self.ranks.several and self.recipe.train.shared_draw):
+            return
+        from bayesrnn.draws.torch_noise import torch_noise_layers
+
+        if self.recipe.posterior.kind == "sharpened":
+            raise UserError("train.shared_draw: sharpened weights follow from each process's own rows; leave it off.")
+        theirs = [name for name, layer in torch_noise_layers(self.model) if not hasattr(layer, "rates")]
+        if theirs:
+            raise UserError(f"train.shared_draw: {theirs[0]} is a noise layer of torch, which cannot share its draws.")
+
+    @property
+    def folder(self) -> RunFolder:
+        """Rank 0's."""
+        assert self._folder is not None
+        return self._folder
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        return min(filter(self._counts, self.history), key=lambda line: line[self.task.metric], default=None)
+
+    def _counts(self, line: dict[str, Any]) -> bool:
+        """Whether the weights of the line's epoch may be the best ones."""
+        return True
+
+    def resume(self) -> None:
+        """Go on from the folder's last whole checkpoint, as if nothing had happened."""
+        tensors, about = self.ranks.from_first(self._load_last)
+        name = checkpoint.LAST
+        saved_by = about.get("ranks", 1)
+        if saved_by != self.ranks.count:
+            raise UserError(f"{name} was written by {saved_by} processes, not {self.ranks.count}; resume with as many.")
+        checkpoint.load_model(self.model, tensors, name)
+        with torch.no_grad():
+            for key, tensor in self.step.tensors().items():
+                found = tensors.get(self._key(f"step.{key}"))
+                if found is None or found.shape != tensor.shape:
+                    raise UserError(f"{name} has no usable {key}; it belongs to another run.")
+                tensor.copy_(found)
+        torch.set_rng_state(tensors[self._key("rng.cpu")])
+        if self.step.on_cuda and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors[self._key("rng.cuda")], self.step.device)
+        self.common = tensors.get("rng.common", self.common)
+        self.epoch, self.done, self.history = about["epoch"], about["done"], about["history"]
+        self.seconds = about["seconds"]
+        self._saved = self._moment()
+        self.ranks.from_first(self._put_right)
+
+    def _load_last(self) -> checkpoint.Checkpoint:
+        tensors, about, note = checkpoint.load_last(self.folder, run=self.identity)
+        if note:
+            self.reporter.say(note)
+        return tensors, about
+
+    def _key(self, name: str) -> str:
+        """Under which a checkpoint holds what is this rank's own; the rest is under rank 0's names."""
+        own = name.startswith(_OWN) and not self.ranks.first
+        return f"rank{self.ranks.rank}.{name}" if own else name
+
+    def _put_right(self) -> None:
+        """Files beside the checkpoint, which may be of an earlier or a later moment."""
+        self._write_metrics(self.history)
+        self._check_best()
+        self._writer.wait()
+
+    def _check_best(self) -> None:
+        """The best epoch's weights are at hand; made again where the run was stopped before they were written."""
+        best = self.best
+        if best is None:
+            return
+        wrong = None
+        try:
+            _, about, note = checkpoint.load_best(self.folder, run=self.identity)
+            if note:
+                self.reporter.say(note)
+            # Of a later epoch where that epoch's last checkpoint was damaged: it is trained again.
+            if about["epoch"] == best["epoch"] or about["epoch"] > self.history[-1]["epoch"]:
+                return
+        except checkpoint.Damaged as error:
+            wrong = str(error)
+        if best is not self.history[-1] or self.done:
+            wrong = wrong or f"{checkpoint.BEST} is not of epoch {best['epoch']}, the best one."
+            raise UserError(f"{wrong} It cannot be made again; start over with --force.")
+        with self.step.averaged():
+            self._save_best(best)
+
+    def train(self) -> None:
+        """All epochs that are left."""
+        try:
+            self._epochs()
+        finally:
+            self._writer.wait()
+
+    def _epochs(self) -> None:
+        settings, metric = self.recipe.train, self.task.metric
+        while self.epoch <= settings.epochs and not self._out_of_patience():
+            self.step.lr.fill_(settings.lr * settings.decay ** max(0, self.epoch - settings.decay_after))
+            self.step.averaging.fill_(float(settings.average_from is not None and self.epoch >= settings.average_from))
+            if self.done == 0:
+                self._start_epoch()
+            self._epoch()
+            with self.step.averaged():
+                line = self._validated()
+                improved = self._counts(line) and (self.best is None or line[metric] < self.best[metric])
+            self.history.append(line)
+            self.epoch, self.done = self.epoch + 1, 0
+            self._save()
+            # After the last checkpoint, from which it can be made again, should this be cut short.
+            if improved:
+                with self.step.averaged():
+                    self.ranks.from_first(partial(self._save_best, line))
+            self.reporter.epoch(line, settings.epochs)
+
+    def _start_epoch(self) -> None:
+        self.step.start_epoch()
+        with self._alike():
+            self.task.start_epoch(self.epoch)
+        self.seconds = 0.0
+
+    @contextmanager
+    def _alike(self) -> Iterator[None]:
+        """Random numbers here are the same on all ranks."""
+        if self.common is None:
+            yield
+            return
+        own = torch.get_rng_state()
+        torch.set_rng_state(self.common)
+        yield
+        self.common = torch.get_rng_state()
+        torch.set_rng_state(own)
+
+    def _out_of_patience(self) -> bool:
+        patience, best = self.recipe.train.patience, self.best
+        return patience is not None and best is not None and self.history[-1]["epoch"] - best["epoch"] >= patience
+
+    def _epoch(self) -> None:
+        steps, epochs, every = self.task.steps, self.recipe.train.epochs, self.recipe.train.save_every
+        self.model.train()
+        before, started, first = self.seconds, time.perf_counter(), self.done
+        while self.done < steps:
+            self.task.fetch(self.done)
+            self.step()
+            self.done += 1
+            if self.done % _LOOK_EVERY == 0 or self.done == steps:
+                totals = self._checked_totals()
+                elapsed = time.perf_counter() - started
+                self.seconds = before + elapsed
+                speed = (self.done - first) / max(elapsed, 1e-9)
+                left = (epochs - self.epoch) * steps + steps - self.done
+                self.reporter.step(
+                    Progress(
+                        epoch=self.epoch,
+                        epochs=epochs,
+                        step=self.done,
+                        steps=steps,
+                        unit=self.task.unit,
+                        per_second=speed * self.task.examples_per_step,
+                        seconds_left=left / speed,
+                        figures=self.task.training(totals),
+                    )
+                )
+            if every and self.done % every == 0 and self.done < steps:
+                self._checked_totals()
+                self.seconds = before + time.perf_counter() - started
+                self._save()
+
+    def _checked_totals(self) -> dict[str, float]:
+        totals = self.step.read_totals()
+        if math.isfinite(totals["loss"]) and totals["nll"] / self.task.examples_per_step < self.task.limit:
+            return totals
+        what = "is not a number" if not math.isfinite(totals["loss"]) else "diverged"
+        kept = f"the checkpoint of {self._saved} is kept" if self._saved else "nothing was saved yet"
+        raise Diverged(
+            f"The loss {what} in epoch {self.epoch}, by step {self.done}; {kept}. "
+            f"Lower train.lr or train.clip{self._decays()} and start again."
+        )
+
+    def _decays(self) -> str:
+        """Names of the decays in use, which too large make weights grow at every step."""
+        train = self.recipe.train
+        return "".join(f", or train.{name}" for name in ("l2", "weight_decay") if getattr(train, name) * train.lr >= 1)
+
+    def _validated(self) -> dict[str, Any]:
+        task, totals = self.task, self.step.read_totals()
+        # Whatever a task draws to measure itself, training goes on as if it had not.
+        devices = [self.step.device] if self.step.on_cuda else []
+        with evaluating(self.model), torch.random.fork_rng(devices):
+            valid = task.validate()
+        line = {
+            "epoch": self.epoch,
+            "lr": float(self.step.rate()),
+            "loss": totals["loss"],
+            **task.training(totals),
+            "gradient_norm": totals["gradient_norm"],
+            **valid,
+            f"{task.unit}_per_second": task.examples_per_step * task.steps / max(self.seconds, 1e-9),
+            "seconds": self.seconds,
+        }
+        line = self.ranks.from_first(lambda: line)  # all have measured; what follows from it must be the same
+        if not math.isfinite(line[task.metric]):
+            figure = task.metric.replace("valid_", "validation ").replace("_", " ")
+            raise Diverged(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
+        return line
+
+    def load_best(self) -> dict[str, Any]:
+        """Put the best epoch's weights into the model; returns that epoch's line."""
+        tensors, about, note = checkpoint.load_best(self.folder, run=self.identity)
+        if note:
+            self.reporter.say(note)
+        checkpoint.load_model(self.model, tensors, self.folder.path / checkpoint.BEST)
+        return about
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {f"model.{key}": value for key, value in self.model.state_dict().items()}
+
+    def _save(self) -> None:
+        tensors = {**self._weights(), **{f"step.{k}": v for k, v in self.step.tensors().items()}}
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self.step.on_cuda:
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.step.device)
+        if self.common is not None:
+            tensors["rng.common"] = self.common
+        if self.ranks.several:
+            self.ranks.check_same([*self.step.params, *self.step.etas])
+            every = self.ranks.gather({key: value for key, value in tensors.items() if key.startswith(_OWN)})
+            for rank, own in enumerate(every[1:], 1):
+                tensors |= {f"rank{rank}.{key}": value for key, value in own.items()}
+        self.ranks.from_first(partial(self._write, tensors))
+        self._saved = self._moment()
+
+    def _moment(self) -> str:
+        return f"epoch {self.epoch}, step {self.done}," if self.done else f"epoch {self.epoch - 1}"
+
+    def _write(self, tensors: dict[str, Tensor]) -> None:
+        self._writer.wait()  # what is being written has memory of its own: not more than two epochs' at a time
+        about = {
+            "run": self.identity,
+            "ranks": self.ranks.count,
+            "epoch": self.epoch,
+            "done": self.done,
+            "seconds": self.seconds,
+            "history": list(self.history),
+        }
+        where = {"epoch": self.epoch, "step": self.done, "best": self.best}
+        self._writer(partial(self._write_files, checkpoint.snapshot(tensors), about, where))
+
+    def _write_files(self, tensors: dict[str, Tensor], about: dict[str, Any], where: dict[str, Any]) -> None:
+        checkpoint.save_last(self.folder, tensors, about)
+        self._write_metrics(about["history"])
+        self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
+
+    def _save_best(self, line: dict[str, Any]) -> None:
+        about = {"run": self.identity, **line}
+        self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), about))
+
+    def _write_metrics(self, history: list[dict[str, Any]]) -> None:
+        # Whole, from what the checkpoint holds: the two can never disagree after a kill.
+        self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
+
+
+def set_precision(precision: str, device: torch.device) -> None:
+    """How a CUDA device multiplies float32 matrices from here on."""
+    if device.type == "cuda":
+        wanted = precision != "fp32"
+        torch.set_float32_matmul_precision("high" if wanted else "highest")
+        cudnn: Any = torch.backends.cudnn
+        cudnn.allow_tf32 = wanted
+        if kernels.tf32(products=False) != wanted:  # torch's newer switch for all operations was used before
+            cudnn.rnn.fp32_precision = cudnn.conv.fp32_precision = "tf32" if wanted else "ieee"
+
+
+def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
+    """What a run folder says about itself, and what must be the same when it is resumed; ``digest`` is the data's."""
+    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
+    if digest:
+        about["data_digest"] = digest
+    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": asdict(recipe)}
+
+
+def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
+    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: that of the epochs."""
+    best = run.load_best()
+    speed = f"{run.task.unit}_per_second"
+    speeds = sorted(line[speed] for line in run.history)
+    figures = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
+    if measure:
+        with evaluating(run.model):
+            figures = run.task.final()
+    return {
+        "best_epoch": best["epoch"],
+        **figures,
+        "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+        speed: speeds[len(speeds) // 2],
+        "train_seconds": sum(line["seconds"] for line in run.history),
+    }
+
+
+def curves(run: Run) -> dict[str, list[float]]:
+    """Every figure of the epochs that is a number with a fraction, the times aside."""
+    first = run.history[0]
+    times = ("seconds", f"{run.task.unit}_per_second")
+    keys = [key for key, value in first.items() if isinstance(value, float) and key not in times]
+    return {key: [line[key] for line in run.history] for key in keys}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Device and versions, for the record."""
+    import platform
+
+    from bayesrnn._version import __version__
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    versions = {"bayesrnn": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return {"device": f"{device.type} ({name})", "versions": versions}

@@ -1,0 +1,89 @@
+"""What a sweep tries: values of settings on a grid, or ranges to search."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab import recipes
+from bayesrnn.lab.recipes.schema import Recipe, full_key, kind_of
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a search looks for one setting."""
+
+    low: float
+    high: float
+    log: bool
+
+
+Space = dict[str, tuple[str, ...]] | dict[str, Range]
+
+
+def read_grid(recipe: Recipe, texts: list[str]) -> dict[str, tuple[str, ...]]:
+    """``key=a,b,c`` by full key; every value is tried on the recipe. A comma inside brackets does not part values."""
+    grid: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        key, equals, rest = text.partition("=")
+        values = tuple(value.strip() for value in re.split(r",(?![^\[]*\])", rest))
+        if not equals or not all(values):
+            raise UserError(f"{text!r} is no grid; write key=value,value, such as model.recurrent_dropout=0,0.25,0.5.")
+        full = full_key(recipe, key)
+        if full in grid or len(set(values)) < len(values):
+            raise UserError(f"{text!r} says the same twice.")
+        for value in values:
+            recipes.override(recipe, [f"{full}={value}"])
+        grid[full] = values
+    return grid
+
+
+def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
+    """``key=low:high`` or ``key=low:high:log`` by full key, for whole numbers and numbers."""
+    space: dict[str, Range] = {}
+    for text in texts:
+        key, _, rest = text.partition("=")
+        full = full_key(recipe, key)
+        kind = kind_of(recipe, full)
+        if kind not in (int, float):
+            raise UserError(f"{full} is no number; give its values with --grid.")
+        try:
+            low, high, *log = rest.split(":")
+            found = Range(kind(low), kind(high), log == ["log"])
+        except ValueError:
+            found = None
+        if found is None or log not in ([], ["log"]) or not found.low < found.high or (log and found.low <= 0):
+            raise UserError(
+                f"{text!r} is no range; write key=low:high or key=low:high:log, such as train.lr=1e-4:1e-1:log."
+            )
+        if full in space:
+            raise UserError(f"{text!r} says the same twice.")
+        for end in (found.low, found.high):
+            recipes.override(recipe, [f"{full}={end!r}"])
+        space[full] = found
+    return space
+
+
+def read_value(recipe: Recipe, key: str, text: str) -> Any:
+    """A value as the recipe has it: of its field's type."""
+    return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
+
+
+def as_given(value: Any) -> str:
+    """A setting's value as `bayesrnn train` takes it: null, true, [1,2]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def assigned(values: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def check_doubles(space: Space, values: dict[str, Any]) -> None:
+    for key, texts in space.items():
+        if isinstance(texts, Range):
+            continue
+        for i, text in enumerate(texts):
+            first = values[key].index(values[key][i])
+            if first < i:
+                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; leave one of them away.")

@@ -1,0 +1,343 @@
+"""One training step on one device; on CUDA the whole of it is one CUDA graph.
+
+Of several processes, which train one model together, each computes the gradient of its own rows; the gradients are
+averaged, and each makes the same update. On CUDA that is two graphs, with the exchange between them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import draws, kernels
+from bayesrnn.lab.engine.ranks import Ranks, Share
+from bayesrnn.lab.recipes.schema import Train
+from bayesrnn.lab.tasks.base import Task
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
+
+_WARM_UP = 3
+TOTALS = ("steps", "loss", "nll", "kl", "sharpening", "gradient_norm")
+_SUMS = ("nll", "sharpening")  # over the rows: of several ranks they add up, the others are averaged
+
+
+class Step:
+    """Read the next batch, run the objective, clip, update, carry the state on.
+
+    Everything a step reads or writes is a tensor with a fixed place: position in the epoch, state, learning rate and
+    running totals, so that the same code runs eagerly or is recorded once as a CUDA graph and replayed.
+
+    Args:
+        task: its model is attached, on the device and in train mode; parameters are updated in place.
+        settings: optimiser, clipping, decay, averaging and precision; a CPU computes in float32 whatever is asked for.
+            The schedule over epochs is the caller's: it sets ``lr`` and ``averaging``.
+        eta_clip: the largest global norm of the gradient of the rates of sharpening, ``eta``, on their own: in the
+            first epochs it is so long that together with the others it would leave nothing of those.
+        graph: False: eager on CUDA too.
+        ranks: the processes that train together; the task is split already.
+        held: parameter names to masks, true for the entries that no step changes; see :class:`Held`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: Train,
+        *,
+        eta_clip: float = 0.1,
+        graph: bool = True,
+        ranks: Ranks | None = None,
+        held: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.task, self.model, self.settings, self.eta_clip = task, task.model, settings, eta_clip
+        self.ranks = ranks or Ranks()
+        device = task.device
+        self.device = device
+        self.on_cuda = device.type == "cuda"
+        self.bf16 = settings.precision == "bf16" and self.on_cuda
+        rates = {id(p) for m in self.model.modules() if isinstance(m, PosteriorSharpening) for p in m.eta.parameters()}
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.etas: list[Tensor] = [p for p in trained if id(p) in rates]
+        self.params: list[Tensor] = [p for p in trained if id(p) not in rates]
+        both = self.params + self.etas
+        self.held = Held(self.model, self.params, held) if held else None
+        self.position = torch.zeros((), dtype=torch.long, device=device)
+        self.state = task.state()
+        self.lr = torch.ones((), device=device)
+        self.averaging = torch.zeros((), device=device)
+        self.totals = torch.zeros(len(TOTALS), dtype=torch.float64, device=device)
+        self.moments: dict[str, list[Tensor]] = {}
+        if settings.optimizer == "adam":
+            self.moments = {k: _zeros(both) for k in ("first", "second")}
+            self.moments["count"] = [torch.zeros((), device=device)]
+        elif settings.momentum:
+            self.moments["velocity"] = _zeros(both)
+        if settings.inverse_gamma:
+            self.moments["iteration"] = [torch.zeros((), dtype=torch.float64, device=device)]
+        if settings.average_from is not None:
+            self.moments["average"] = _zeros(both)
+            self.moments["averaged"] = [torch.zeros((), device=device)]
+        # plain SGD with clipping: one kernel over all parameters on CUDA
+        self.fused = self.on_cuda and not self.moments.keys() - {"average", "averaged"} and not settings.l2
+        self.pieces: list[Callable[[], object]] = [self._work]
+        if self.ranks.several:
+            self.flat = torch.zeros(sum(p.numel() for p in both), dtype=both[0].dtype, device=device)
+            parts = self.flat.split([p.numel() for p in both])
+            self.views = [part.view_as(p) for part, p in zip(parts, both, strict=True)]
+            self.pieces = [self._contribute, self._exchange, self._take]
+        self.graph: Any = None
+        self.reason = "not a CUDA device" if not self.on_cuda else "" if graph else "switched off"
+        if settings.precision == "bf16" and not self.bf16:
+            self.reason += "; in float32, since bf16 needs one"
+        if self.on_cuda and graph:
+            self._record()
+
+    def __call__(self) -> None:
+        """One batch on."""
+        for piece in self.pieces:
+            piece()
+
+    def start_epoch(self) -> None:
+        """Back to the first batch, with a zero state and empty totals."""
+        for tensor in (self.position, *self.state, self.totals):
+            tensor.zero_()
+
+    def read_totals(self) -> dict[str, float]:
+        """Means over the steps since the epoch began (``steps`` is their number). Waits for the device.
+
+        Of several ranks those of all of them together.
+        """
+        values = dict(zip(TOTALS, self.ranks.sum(self.totals.clone()).tolist(), strict=True))
+        values = {key: value if key in _SUMS else value / self.ranks.count for key, value in values.items()}
+        steps = max(values["steps"], 1.0)
+        return {key: value if key == "steps" else value / steps for key, value in values.items()}
+
+    def rate(self) -> Tensor:
+        """The learning rate of the next step."""
+        if not self.settings.inverse_gamma:
+            return self.lr
+        (iteration,) = self.moments["iteration"]
+        factor = (1 + self.settings.inverse_gamma * iteration) ** -self.settings.inverse_power
+        return self.lr * factor.to(self.lr.dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next step depends on, the model aside, by name. Loading is copying into these."""
+        own = {"position": self.position, "totals": self.totals}
+        own |= {f"state.{i}": t for i, t in enumerate(self.state)}
+        own |= {f"{k}.{i}": t for k, ts in self.moments.items() for i, t in enumerate(ts)}
+        return own | {f"task.{k}": t for k, t in self.task.tensors().items()}
+
+    @property
+    def has_average(self) -> bool:
+        """Whether any step has been averaged over. Waits for the device."""
+        return "averaged" in self.moments and float(self.moments["averaged"][0]) > 0
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights are in the model inside the block, if there are any."""
+        if not self.has_average:
+            yield
+            return
+        both = self.params + self.etas
+        kept = [p.detach().clone() for p in both]
+        with torch.no_grad():
+            torch._foreach_copy_(both, self.moments["average"])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(both, kept)
+
+    def _work(self) -> None:
+        self._apply(self._gradients())
+
+    def _contribute(self) -> None:
+        torch._foreach_copy_(self.views, self._gradients())
+
+    def _exchange(self) -> None:
+        self.ranks.average(self.flat)
+
+    def _take(self) -> None:
+        self._apply(self.views)
+
+    def _gradients(self) -> list[Tensor]:
+        """Of the next batch; its state and its terms are kept."""
+        batch = self.task.batch(self.position)
+        with self._precision(), self._noise():
+            loss, terms, after = self.task.objective(batch, self.state)
+        both = self.params + self.etas
+        found = torch.autograd.grad(loss, both, allow_unused=True)
+        with torch.no_grad():
+            for own, new in zip(self.state, after, strict=True):
+                own.copy_(new)
+            self.position.add_(1)
+            parts = (loss, terms.nll, terms.kl, terms.sharpening)
+            ones = torch.ones_like(self.totals[0])
+            self.totals[:-1].add_(torch.stack([ones, *(p.detach().double() for p in parts)]))
+            return [torch.zeros_like(p) if g is None else g for p, g in zip(both, found, strict=True)]
+
+    @torch.no_grad()
+    def _apply(self, gradients: list[Tensor]) -> None:
+        main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
+        if self.held is not None:
+            main = self.held.without(main)
+        # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
+        rows = self.task.batch_size / self.ranks.count
+        if self.fused:
+            step, settings = kernels.kernel("update", self.device.type), self.settings
+            norm = step(self.params, main, rate=self.lr, clip=settings.clip, decay=settings.weight_decay)
+            if extra:
+                step(self.etas, extra, rate=self.lr / rows**2, clip=self.eta_clip * rows)
+            if "average" in self.moments:
+                self._average(self.params + self.etas)
+        else:
+            main, norm = _clipped(main, self.settings.clip)
+            if extra:
+                extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
+                torch._foreach_div_(extra, rows)
+            self._update(self.params + self.etas, main + extra)
+        if self.held is not None:
+            self.held.put_back()
+        self.totals[-1].add_(norm.double())
+
+    def _noise(self) -> AbstractContextManager[Any]:
+        shared = self.ranks.several and self.settings.shared_draw
+        return draws.bind(self.model, Share(self.ranks)) if shared else nullcontext()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        # Without the cache: a cast recorded outside the graph would not be replayed.
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
+
+    def _update(self, params: list[Tensor], gradients: list[Tensor]) -> None:
+        settings = self.settings
+        if settings.l2:
+            torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=settings.l2)
+        if "first" in self.moments:
+            gradients = self._adam(gradients)
+        elif "velocity" in self.moments:
+            velocity = self.moments["velocity"]
+            torch._foreach_mul_(velocity, settings.momentum)
+            torch._foreach_add_(velocity, gradients)
+            torch._foreach_copy_(gradients, velocity)
+        torch._foreach_mul_(gradients, self.rate())
+        if settings.weight_decay:
+            torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=settings.weight_decay)
+        torch._foreach_sub_(params, gradients)
+        if settings.inverse_gamma:
+            self.moments["iteration"][0].add_(1)
+        if "average" in self.moments:
+            self._average(params)
+
+    def _average(self, params: list[Tensor]) -> None:
+        """The n-th averaged step counts 1 / n, or 1 - decay once that is more; 0 while averaging has not begun."""
+        (count,) = self.moments["averaged"]
+        count.add_(self.averaging)
+        share = self.averaging / count.clamp_min(1.0)
+        if self.settings.average_decay is not None:
+            share = torch.maximum(share, self.averaging * (1 - self.settings.average_decay))
+        difference = torch._foreach_sub(params, self.moments["average"])
+        torch._foreach_mul_(difference, share)
+        torch._foreach_add_(self.moments["average"], difference)
+
+    def _adam(self, gradients: list[Tensor], beta1: float = 0.9, beta2: float = 0.999) -> list[Tensor]:
+        (count,) = self.moments["count"]
+        count.add_(1)
+        first, second = self.moments["first"], self.moments["second"]
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+        scale = torch._foreach_sqrt(second)
+        torch._foreach_div_(scale, (1 - beta2**count).sqrt())
+        torch._foreach_add_(scale, 1e-8)
+        step = torch._foreach_div(first, scale)
+        torch._foreach_div_(step, 1 - beta1**count)
+        return list(step)
+
+    def _written(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+        yield from self.tensors().values()
+
+    def _record(self) -> None:
+        """Warm up beside the run, record one step, and leave everything as it was."""
+        kept = [t.detach().clone() for t in self._written()]
+        rng, cpu_rng = torch.cuda.get_rng_state(self.device), torch.get_rng_state()
+        stream: Any = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            with torch.cuda.stream(stream), kernels.recording():
+                for _ in range(_WARM_UP):
+                    self()
+                    self.position.zero_()  # an epoch may have fewer steps than these
+            torch.cuda.synchronize(self.device)
+            graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece != self._exchange}
+            pool = torch.cuda.graph_pool_handle()  # one for both: they are replayed in the order of recording
+            for piece, graph in graphs.items():
+                with torch.cuda.graph(graph, pool=pool, stream=stream), kernels.recording():
+                    piece()
+            self.pieces = [graphs[piece].replay if piece in graphs else piece for piece in self.pieces]
+            self.graph = graphs
+        except RuntimeError as error:
+            self.reason = f"the step could not be recorded: {str(error).splitlines()[0]}"
+        torch.cuda.synchronize(self.device)
+        with torch.no_grad():
+            for tensor, before in zip(self._written(), kept, strict=True):
+                tensor.copy_(before)
+        torch.cuda.set_rng_state(rng, self.device)
+        torch.set_rng_state(cpu_rng)
+
+
+class Held:
+    """Entries of parameters that stay what they are now: pruned weights.
+
+    Their gradients count for nothing, in the norm that is clipped neither; and what decay, L2 or a moment of earlier
+    gradients would move is put back. Which entries those are may change between steps (:meth:`hold`).
+
+    Args:
+        model: its parameters are named in ``masks``.
+        params: those that are trained, in the order of the gradients.
+        masks: names to tensors of the parameter's shape, true where an entry stays.
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[Tensor], masks: Mapping[str, Tensor]) -> None:
+        names = {id(p): name for name, p in model.named_parameters()}
+        place = {names[id(p)]: k for k, p in enumerate(params)}
+        if unknown := sorted(masks.keys() - place.keys()):
+            raise ValueError(f"{unknown[0]!r} is no trained parameter of the model, of which entries could be held")
+        self.names = list(masks)
+        self.places = [place[name] for name in masks]
+        self.params = [params[k] for k in self.places]
+        # With a fixed place: a CUDA graph reads them.
+        self.free, self.values = _zeros(self.params), _zeros(self.params)
+        self.hold(masks)
+
+    @torch.no_grad()
+    def hold(self, masks: Mapping[str, Tensor]) -> None:
+        """From now on these entries, at what they are now; the names are those of the first masks."""
+        for name, p, free, values in zip(self.names, self.params, self.free, self.values, strict=True):
+            free.copy_(~masks[name].to(p.device))
+            values.copy_(p * (1 - free))
+
+    def without(self, gradients: list[Tensor]) -> list[Tensor]:
+        """New gradients, zero where an entry is held: autograd may hand out one tensor for two parameters."""
+        found = list(gradients)
+        masked = torch._foreach_mul([gradients[k] for k in self.places], self.free)
+        for k, gradient in zip(self.places, masked, strict=True):
+            found[k] = gradient
+        return found
+
+    def put_back(self) -> None:
+        """The held entries as they were, to the bit."""
+        torch._foreach_mul_(self.params, self.free)
+        torch._foreach_add_(self.params, self.values)
+
+
+def _zeros(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t, requires_grad=False) for t in tensors]
+
+
+def _clipped(gradients: list[Tensor], clip: float | None) -> tuple[list[Tensor], Tensor]:
+    """New tensors: autograd may hand out one and the same for two parameters that are only added up."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    factor = torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
+    return list(torch._foreach_mul(gradients, factor)), norm

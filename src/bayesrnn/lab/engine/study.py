@@ -1,0 +1,144 @@
+"""The study of a sweep: where its trials live, whose folder it is, and which processes work on it."""
+
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.engine.space import as_given
+from bayesrnn.lab.reading import read_json
+from bayesrnn.lab.runs.folder import is_own
+
+FILE = "sweep.json"
+_HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
+_WAIT, _LAST_WAIT = 0.1, 10.0  # seconds, doubled from try to try, for tables that another process makes
+_RACE = ("already exists", "unique", "duplicate", "locked")
+
+
+def load_optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise UserError("bayesrnn sweep needs optuna: pip install optuna.") from None
+    return optuna
+
+
+@contextmanager
+def quiet(optuna: Any) -> Iterator[None]:
+    """What optuna logs is said by us; what it calls experimental (heartbeats) is tested here."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            yield
+        finally:
+            optuna.logging.set_verbosity(before)
+
+
+def check_folder(out: Path, study: str, about: dict[str, Any]) -> None:
+    """Refuse a folder with the table of another sweep."""
+    path = out / FILE
+    if not path.exists():
+        return
+    if not is_own(path):
+        raise UserError(f"{path} is no table of bayesrnn sweep, and will not be replaced; choose another --out.")
+    found = read_json(path)
+    if how := _otherwise({key: found[key] for key in about if key in found}, json.loads(json.dumps(about))):
+        raise UserError(f"{out} holds a sweep that was started {how}; choose another --out.")
+    if found.get("study", study) != study:  # earlier versions did not write it
+        raise UserError(f"{out} holds the study {found['study']}, not {study}; choose another --out.")
+
+
+def open_study(optuna: Any, url: str, name: str, about: dict[str, Any], advice: str) -> Any:
+    """The study of this name, made if there is none; one of other settings is refused."""
+    import sqlalchemy.exc
+
+    wait = _WAIT
+    while True:
+        try:
+            storage = optuna.storages.RDBStorage(url, heartbeat_interval=_HEARTBEAT, grace_period=_GRACE)
+            study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+            break
+        except ModuleNotFoundError as error:
+            raise UserError(f"This storage needs the Python package {error.name}; install it.") from None
+        except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            # Another process makes the tables at this moment: in a moment they are there.
+            if wait < _LAST_WAIT and any(word in reason.lower() for word in _RACE):
+                time.sleep(wait)
+                wait *= 2
+                continue
+            raise UserError(
+                f"The storage cannot be opened ({reason}); give an SQL URL such as sqlite:///sweep.db."
+            ) from None
+    plain = json.loads(json.dumps(about))
+    before = study.user_attrs.get("about")
+    if before is None:
+        study.set_user_attr("about", plain)
+    elif how := _otherwise(before, plain):
+        raise UserError(f"The study {name} was started {how}; {advice}.")
+    return study
+
+
+_OTHER = {
+    "recipe": "with another recipe",
+    "task": "with a recipe of another task",
+    "metric": "with another measure",
+    "data": "with other data",
+    "seed": "with another seed",
+    "space": "with other values to try",
+    "data_digest": "with data of the same name and other content",
+}
+
+
+def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """How a study was started, where it was not like this; empty: it was. Earlier versions wrote no digest."""
+    from bayesrnn.lab.runs.collect import flat
+
+    before = {"data_digest": now["data_digest"], **before}
+    if before == now:
+        return ""
+    differs = next((key for key in now if before.get(key) != now[key]), "")
+    if differs == "kind":
+        return f"as a {before.get('kind')}, not as a {now['kind']}"
+    if differs == "settings":
+        found = before.get("settings")
+        old, new = flat(found if isinstance(found, dict) else {}), flat(now["settings"])
+        key = next((key for key in {**old, **new} if old.get(key) != new.get(key)), "")
+        shown = f" ({key}={as_given(old.get(key))}, not {as_given(new.get(key))})" if key else ""
+        return f"with other settings{shown}"
+    return _OTHER.get(differs, "by another version")
+
+
+def machine() -> str:
+    """This machine, or the container on it: where a process id means something."""
+    try:
+        place = os.readlink("/proc/self/ns/pid")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        place = boot = ""
+    return f"{socket.gethostname()} {boot} {place}"
+
+
+def worker() -> dict[str, Any]:
+    return {"machine": machine(), "pid": os.getpid()}
+
+
+def dead(process: dict[str, Any] | None) -> bool:
+    """Whether a process of this machine is no more. Of another machine's only the missing heartbeat tells."""
+    if process is None or process["machine"] != machine():
+        return False
+    try:
+        os.kill(process["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,46 @@
+"""Published tables, row by row. A row that is another paper's recipe has the figures of this one's table."""
+
+import dataclasses
+from typing import Any
+
+from bayesrnn.lab import recipes
+from bayesrnn.lab.recipes.schema import Recipe
+
+TABLES = {
+    "gal2016": "dropout in recurrent networks, arXiv 1512.05287",
+    "fortunato2017": "Bayes by Backprop for them, arXiv 1704.02798",
+}
+_SOURCE = "arXiv 1704.02798, table 1"
+_ALSO: dict[str, dict[str, dict[str, Any]]] = {
+    "fortunato2017": {
+        "zaremba-medium": {
+            "source": _SOURCE, "row": "LSTM, dropout",
+            "valid": 86.2, "test": 82.1, "valid_dynamic": 79.7, "test_dynamic": 77.1,
+        },
+        "variational-tied-medium": {
+            "source": _SOURCE, "row": "variational LSTM", "valid": 81.8, "test": 79.7, "test_mc": 79.0,
+        },
+    },
+}  # fmt: skip
+
+
+def rows(table: str) -> dict[str, Recipe]:
+    """The recipes of a table by name, each with the figures that this table has of it."""
+    also, found = _ALSO.get(table, {}), {}
+    for name in recipes.names():
+        recipe = recipes.load(name)
+        if recipe.table == table:
+            found[name] = recipe
+        elif name in also:
+            found[name] = dataclasses.replace(recipe, paper=type(recipe.paper)(**also[name]))
+    return found
+
+
+def published(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures of the recipe's own paper, and what it lacks of another's table; for the latter, by key, the source."""
+    figures, others = dict(vars(recipes.load(name).paper)), {}
+    for also in _ALSO.values():
+        for key, value in also.get(name, {}).items():
+            if figures[key] is None:
+                figures[key], others[key] = value, also[name]["source"]
+    return figures, others

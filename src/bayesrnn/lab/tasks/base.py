@@ -1,0 +1,449 @@
+"""What the engine trains: the interface of a task, and helpers for writing one.
+
+A task joins data, model, likelihood and measures. It is a subclass of :class:`Task`, found by its name in
+:data:`TASKS`; a recipe selects it with ``task: NAME``. What happens in a run:
+
+    bayesrnn train RECIPE     task = task_class(recipe.task)(recipe, data, device)    reads the data; moves it once
+                              torch.manual_seed(seed)
+                              task.attach(task.build(recipe, task.files()).to(device))
+                              every epoch: task.start_epoch(epoch), then task.steps times:
+                                  task.fetch(step)                                    if the data is elsewhere
+                                  batch = task.batch(position)                        on CUDA these lines are
+                                  loss, terms, state = task.objective(batch, state)   recorded once, as one graph
+                                  clip, update, copy the state, add up the terms
+                              after every epoch: task.validate()
+                              at the end, with the best weights: task.final()
+    bayesrnn evaluate RUN     the same task with the best weights: task.evaluate(**options)
+
+Clipping, optimisers, schedules, weight averaging, checkpoints, resuming, precision, CUDA graphs, speed, progress, the
+run folder and the record are the engine's; a task has none of it.
+
+Three rules make one step one CUDA graph. They hold for ``batch`` and ``objective``, and cost nothing elsewhere:
+
+1. The data lies on the device before training; a step selects from it by a position *tensor* (``index_select``).
+2. All shapes are the same at every step.
+3. No value is read back (no ``float(tensor)``, ``.item()``, ``if tensor``); randomness is torch's global generator.
+
+A task with minibatches of independent examples gets 1 and 2 from :class:`Minibatches`.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
+
+if TYPE_CHECKING:
+    from bayesrnn.elbo import Terms
+    from bayesrnn.likelihoods import Likelihood
+
+Files = Mapping[str, bytes]
+Say = Callable[[str], None]
+State = tuple[Tensor, ...]
+
+
+def file_digests(files: Files) -> dict[str, str]:
+    """By name: weights mean something only beside the very files that they were trained with."""
+    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Of all weights, the same on every machine."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Task:
+    """One task on one data set, for one recipe. Members without a default here must be given.
+
+    Args of the constructor (the engine calls it with exactly these):
+        recipe: the settings; ``recipe.model``, ``.data``, ``.evaluate`` and ``.paper`` are this task's own sections.
+        data: what ``--data`` said; None: not given. Raise :class:`UserError` if the task has no data of its own.
+        device: where all tensors go.
+
+    A constructor that finds the data wanting raises :class:`UserError`; nothing has been written by then.
+    """
+
+    sections: ClassVar[Sections]
+    """The recipe's sections that are this task's own: frozen dataclasses, every field with a default."""
+    metric: ClassVar[str]
+    """Which figure of :meth:`validate` says which epoch is best; lower is better. Such as ``valid_rmse``."""
+    unit: ClassVar[str] = "examples"
+    """What ``examples_per_step`` counts: words, images, windows. Speeds are recorded as ``{unit}_per_second``."""
+    source: ClassVar[str] = "data"
+    """What a user calls the data, for messages: text, reviews, images, series."""
+    default_data: ClassVar[str] = ""
+    """The name of the data that ``data=None`` means, for the record; empty: there is none."""
+    paper_figures: ClassVar[Mapping[str, str]] = {}
+    """Fields of ``sections.paper`` to the record's metric that each is to be compared with."""
+
+    model: nn.Module
+    folder: Path | None = None
+    """The run's folder where a run is evaluated, for what is neither a figure nor weights; None while it is trained."""
+    steps: int
+    """Steps per epoch."""
+    batch_size: int
+    """Sequences, images, … in a step: the rows of a batch."""
+    examples_per_step: int
+    """Targets in a step; for a language model words, batch_size * window. ``terms.nll`` is a sum over these."""
+    random: bool = True
+    """Whether draws of the model differ. False: `bayesrnn evaluate` refuses options about draws."""
+    limit: float = math.inf
+    """-log p per target, as a mean over an epoch so far, above which the run is given up as diverged."""
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+
+    @classmethod
+    def compared(cls, recipe: Recipe) -> str:
+        """Which figure of :meth:`validate`, at the best epoch, says which settings are best: what a sweep compares."""
+        return cls.metric
+
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        """The model with its initial weights from torch's global generator, on the CPU.
+
+        It must follow from the recipe and the run's :meth:`files` alone: a finished run is opened without its data.
+        """
+        raise NotImplementedError
+
+    def split(self, rows: slice) -> None:
+        """Keep these rows of every batch only: this process's part, where several train one model together.
+
+        Called before :meth:`attach`. What is said of the whole stays: ``steps``, ``batch_size``, ``examples_per_step``,
+        what the KL is divided by. The losses of all parts are averaged, so the data's part of the loss must be a mean
+        over the rows that are there; where rows differ in their targets see :meth:`Minibatches.whole`. A task whose
+        batches are its ``minibatches`` need not override this.
+        """
+        minibatches: Minibatches | None = getattr(self, "minibatches", None)
+        if minibatches is None:
+            raise UserError(f"A {self.recipe.task} run cannot be shared by several processes.")
+        minibatches.rows = rows
+
+    def attach(self, model: nn.Module) -> None:
+        """Take the model, which is on the device. Override (and call this) to make what needs it, such as a Bound."""
+        self.model = model
+
+    def files(self) -> dict[str, bytes]:
+        """What the data decides about the model and its meaning (a vocabulary, a scale), by file name.
+
+        Written to the run folder at the start; a run is resumed and evaluated only where they are the same.
+        """
+        return {}
+
+    def content(self) -> Iterable[Tensor | bytes]:
+        """The data itself, of all parts and in a fixed order, before :meth:`split`: what :meth:`digest` is of.
+
+        By default the run's :meth:`files`, the tensors of ``minibatches`` and those in the attributes ``valid`` and
+        ``test``. Override it where the data is elsewhere; give what was read, not what was computed from it, whose
+        last bits may be another machine's.
+        """
+        yield from self.files().values()
+        minibatches: Minibatches | None = getattr(self, "minibatches", None)
+        yield from minibatches.data if minibatches is not None else ()
+        for name in ("valid", "test"):
+            found = getattr(self, name, ())
+            yield from (t for t in (found if isinstance(found, tuple | list) else (found,)) if isinstance(t, Tensor))
+
+    def digest(self) -> str:
+        """Of the data: a run is resumed, and shared by several processes, only on data with the same one."""
+        found = hashlib.sha256()
+        for part in self.content():
+            if isinstance(part, Tensor):
+                part = part.detach().cpu()
+                found.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
+                found.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            else:
+                found.update(f"{len(part)}\n".encode() + part)
+        return found.hexdigest()[:32]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold besides model, optimiser and state, by name; loading copies into these."""
+        return {}
+
+    def state(self) -> State:
+        """What one step hands to the next, as it is at the start of an epoch: zeros. Carried by the engine."""
+        return ()
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called before the first step of each epoch (from 1); a resumed epoch is not started again."""
+
+    def fetch(self, step: int) -> None:
+        """Called before each step with its number, ``position`` as an int: for data that does not lie on the device.
+
+        It copies what the step needs into tensors with a fixed place, and :meth:`batch` returns those.
+        """
+
+    def batch(self, position: Tensor) -> Any:
+        """The batch of a step of this epoch; ``position`` is its number from 0, a long scalar on the device."""
+        raise NotImplementedError
+
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+        """The loss to minimise, its terms as unscaled sums (they are only reported), and the next state."""
+        raise NotImplementedError
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Figures of the training data for metrics.jsonl, from means per step of loss, nll, kl and sharpening.
+
+        The first is shown while training.
+        """
+        return {"train_nll": totals["nll"] / self.examples_per_step, "kl": totals["kl"]}
+
+    def validate(self) -> dict[str, Any]:
+        """Figures after an epoch, :attr:`metric` among them; the model is in eval mode. More keys are more curves.
+
+        Randomness here does not touch that of training; give draws a seed (``br.predict(..., seed=)``) all the same.
+        """
+        raise NotImplementedError
+
+    def final(self) -> dict[str, Any]:
+        """Figures of the finished run for its record, with the best weights, in eval mode."""
+        return self.validate()
+
+    def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
+        """What ``bayesrnn evaluate`` measures, with the best weights, in eval mode.
+
+        Keyword parameters are the command's options: ``beam: int = 3`` is ``--beam 3``, a bool a flag; int, float, bool
+        and str (or None), each with a default, may be used. An option that was not given is not passed, ``say``, which
+        is told of progress, always. ``samples=None`` means the recipe's. Lists and dicts among the figures are written
+        but not shown.
+        """
+        return self.final()
+
+    def describe(self) -> str:
+        """One line on the data, said at the start."""
+        return f"{counted(self.steps, 'step')} of {self.examples_per_step:,} {self.unit} per epoch on {self.device}."
+
+    def about(self) -> dict[str, Any]:
+        """More keys for the record: what the data is made of."""
+        return {}
+
+
+TASKS: dict[str, str | type[Task]] = {
+    "language": "bayesrnn.lab.tasks.language.task:Language",
+    "sentiment": "bayesrnn.lab.tasks.sentiment.task:Sentiment",
+    "digits": "bayesrnn.lab.tasks.digits.task:Digits",
+    "captioning": "bayesrnn.lab.tasks.captioning.task:Captioning",
+    "forecast": "bayesrnn.lab.tasks.forecast.task:Forecast",
+}
+"""Names to classes, or to ``module:class``, imported when asked for. ``TASKS["mine"] = Mine`` adds one; so does an
+entry point of the group ``bayesrnn.tasks`` in any installed package."""
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of this name."""
+    found = TASKS.get(name)
+    if isinstance(found, str):
+        module, _, attribute = found.partition(":")
+        cls: type[Task] = getattr(importlib.import_module(module), attribute)
+        return cls
+    if found is not None:
+        return found
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="bayesrnn.tasks", name=name):
+        loaded: type[Task] = entry.load()
+        return loaded
+    raise UserError(f"There is no task {name}; there are {', '.join(TASKS)}.")
+
+
+class Minibatches:
+    """Batches of independent examples in an order that is new in every epoch, by position, for :meth:`Task.batch`.
+
+    Args:
+        tensors: the training data on the device, one example per entry of the first dimension.
+        batch_size: examples per batch.
+        last: of an epoch's last, partial batch: "drop" it, or "wrap": fill it with the first examples of the order.
+
+    Example::
+
+        self.minibatches = Minibatches(images, labels, batch_size=64)
+        self.steps = self.minibatches.steps
+        start_epoch: self.minibatches.shuffle()        tensors: return self.minibatches.tensors()
+        batch: return self.minibatches(position)       -> (images (64, …), labels (64,))
+    """
+
+    def __init__(self, *tensors: Tensor, batch_size: int, last: str = "drop") -> None:
+        self.data, self.count, self.batch_size = tensors, len(tensors[0]), batch_size
+        if any(len(t) != self.count for t in tensors):
+            raise ValueError(f"tensors have different numbers of examples: {[len(t) for t in tensors]}")
+        if last not in ("drop", "wrap"):
+            raise ValueError(f"last must be drop or wrap, got {last!r}")
+        self.steps = self.count // batch_size if last == "drop" else math.ceil(self.count / batch_size)
+        if self.steps == 0:
+            raise UserError(
+                f"The training data have {counted(self.count, 'example')}, fewer than one batch of {batch_size}; "
+                "use more data or a smaller data.batch_size."
+            )
+        self.rows = slice(None)
+        """Which rows of every batch are handed out, see :meth:`Task.split`."""
+        self.order = torch.zeros(self.steps, batch_size, dtype=torch.long, device=tensors[0].device)
+        self._fill(torch.arange(self.count))
+
+    def _fill(self, order: Tensor) -> None:
+        size = self.steps * self.batch_size
+        self.order.copy_(order.repeat(math.ceil(size / self.count))[:size].view(self.order.shape))
+
+    def shuffle(self) -> None:
+        """A new order, from torch's global CPU generator: the same for a seed on every device."""
+        self._fill(torch.randperm(self.count))
+
+    def __call__(self, position: Tensor) -> tuple[Tensor, ...]:
+        rows = self.order.index_select(0, position.reshape(1))[0][self.rows]
+        return tuple(t.index_select(0, rows) for t in self.data)
+
+    def whole(self, position: Tensor, tensor: Tensor) -> Tensor:
+        """What ``tensor``, one entry per example, has for all rows of the batch, also those of other processes.
+
+        For a loss per target where examples have different numbers of them: dividing by this process's part of all the
+        batch's targets, not by its own, makes the parts add up to the whole.
+        """
+        return tensor.index_select(0, self.order.index_select(0, position.reshape(1))[0])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What :meth:`Task.tensors` must return for a run to be resumed exactly."""
+        return {"order": self.order}
+
+
+def posterior(
+    plain: nn.Module,
+    settings: Posterior,
+    *,
+    recurrent: str | None = None,
+    exclude: str | list[str] | None = None,
+) -> nn.Module:
+    """The module with the posterior that a recipe's section asks for; of kind "none" the module itself.
+
+    Args:
+        recurrent: name pattern of the weights that start with the sigmas of ``lstm_low`` and ``lstm_high``; all others
+            start between ``other_low`` and ``other_high``, in units of the prior's standard deviation.
+        exclude: name patterns of parameters that stay ordinary.
+    """
+    import bayesrnn as br
+
+    if settings.kind == "none":
+        return plain
+    prior: Any
+    if settings.prior == "normal":
+        prior = br.Normal(math.exp(settings.log_sigma1))
+    else:
+        prior = br.ScaleMixture(
+            settings.pi, math.exp(settings.log_sigma1), math.exp(settings.log_sigma2), group=settings.group
+        )
+    spread = {"*": (prior.sigma * settings.other_low, prior.sigma * settings.other_high)}
+    if recurrent is not None:
+        spread = {recurrent: (prior.sigma * settings.lstm_low, prior.sigma * settings.lstm_high), **spread}
+    q = br.BayesByBackprop(plain, prior=prior, init_sigma=spread, exclude=exclude)
+    if settings.kind == "bayes_by_backprop":
+        return q
+    return br.PosteriorSharpening(q, settings.sigma0, init_eta=settings.init_eta)
+
+
+class Bound:
+    """The loss of a batch, per target, for every kind of posterior; the scaling of the KL is :class:`bayesrnn.ELBO`'s.
+
+    Of kind "none" there is no KL (a dropout recipe writes it as ``l2`` or ``weight_decay``): the loss is nll / targets.
+
+    Args:
+        model: the model, as :func:`posterior` made it.
+        likelihood: ``br.Categorical()``, ``br.Gaussian()``, or anything with ``nll`` and ``count``. One with parameters
+            of its own must be part of the model, or they are not trained.
+        kind: ``recipe.posterior.kind``.
+        num_data: targets in the whole training set.
+
+    Example::
+
+        terms, logits = self.bound(lambda: self.model(images), labels)
+        return terms.loss, terms, ()
+    """
+
+    def __init__(self, model: nn.Module, likelihood: "Likelihood", *, kind: str, num_data: int) -> None:
+        import bayesrnn as br
+
+        self.model, self.likelihood, self.kind = model, likelihood, kind
+        self.elbo = br.ELBO(model, likelihood, num_data=num_data, check_finite=False)
+
+    def __call__(self, run: Callable[[], Any], target: Tensor, *, count: Tensor | None = None) -> tuple["Terms", Any]:
+        """Terms and the output, the result of ``run``: what the likelihood takes, or a tuple that begins with it.
+
+        ``count``: what to divide -log p by in the loss, in place of the number of targets.
+        """
+        terms, output = self._terms(run, target)
+        if count is not None:
+            loss = (terms.nll + terms.sharpening) / count + terms.kl / self.elbo.num_data
+            terms = dataclasses.replace(terms, loss=loss)
+        return terms, output
+
+    def _terms(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
+        if self.kind == "sharpened":
+            return self._sharpened(run, target)
+        output = run()
+        if self.kind == "none":
+            from bayesrnn.elbo import Terms
+
+            nll = self.likelihood.nll(_first(output), target)
+            zero = torch.zeros_like(nll)
+            return Terms(loss=nll / self.likelihood.count(target), nll=nll, kl=zero, sharpening=zero), output
+        return self.elbo(output, target), output
+
+    def _sharpened(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
+        from bayesrnn import draws
+
+        model: Any = self.model
+        with (
+            draws.bind(model, HeldNoise()),
+            model.sharpen(lambda: self.likelihood.nll(_first(run()), target)),
+        ):
+            output = run()
+            return self.elbo(output, target), output
+
+
+def _first(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+class HeldNoise:
+    """One draw for both passes of sharpening, from torch's global generator, which a CUDA graph can carry."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def _once(self, key: str, make: Any) -> Any:
+        if key not in self._held:
+            self._held[key] = make()
+        return self._held[key]
+
+    def units(self, key: str, noise: Any, shape: Any, like: Tensor, *, rows: int, shared: bool = False) -> Tensor:
+        held: Tensor = self._once(key, lambda: noise.sample(shape if shared else (rows, *shape), like))
+        return held
+
+    def steps(self, key: str, noise: Any, shape: Any, like: Tensor, *, batch_dim: int | None) -> Tensor:
+        sampled: Tensor = noise.sample(shape, like)
+        return sampled
+
+    def weights(self, key: str, make: Any, device: torch.device) -> Any:
+        return self._once(key, lambda: make(None))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block, without gradients of the caller's making; the mode as it was afterwards."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)

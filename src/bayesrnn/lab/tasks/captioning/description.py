@@ -1,0 +1,107 @@
+"""Images described by a trained run: a caption, how sure the model is of each word, and what single draws would say."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.runs.trained import Trained
+from bayesrnn.lab.tasks.captioning import search as caption_search
+from bayesrnn.lab.tasks.captioning.task import captioner_of, vocabulary_of
+from bayesrnn.lab.tasks.language import scoring
+from bayesrnn.lab.tasks.language.text import EOS, UNK
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word, its probability, and the uncertainty of the prediction it was taken from, in nats."""
+
+    word: str
+    probability: float
+    entropy: float
+    mutual_information: float
+
+
+@dataclass(frozen=True)
+class Description:
+    """An image's caption, word by word, and the captions of single draws."""
+
+    image: str
+    words: list[Word]
+    draws: list[str]
+
+    @property
+    def caption(self) -> str:
+        return " ".join(word.word for word in self.words)
+
+
+def describe(
+    run: Trained,
+    names: list[str],
+    features: Tensor,
+    *,
+    samples: int = 20,
+    draws: int = 3,
+    average: bool = False,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    seed: int = 1,
+) -> list[Description]:
+    """Captions of images by their features, (len(names), F).
+
+    Args:
+        samples: draws for the uncertainty; 0: the mean's entropy alone.
+        draws: how many draws say their own caption.
+        average: search with the average of the draws' probabilities, not with the posterior mean.
+        beam, length_penalty: None: what ``bayesrnn evaluate`` has chosen for this run, or the recipe's first.
+    """
+    if run.recipe.task != "captioning":
+        raise UserError(f"{run.path} is a {run.recipe.task} run; captions need one of a captioning recipe.")
+    expected = captioner_of(run.model).image.in_features
+    if features.shape[1] != expected:
+        raise UserError(
+            f"{run.path} was trained on {expected} features per image, these have {features.shape[1]}; "
+            "give the features it was trained on."
+        )
+    if average and not samples:
+        raise UserError("An average needs draws; give --samples 1 or more.")
+    vocabulary = vocabulary_of(run.files)
+    (end,), banned = vocabulary.encode([EOS]).tolist(), vocabulary.encode([UNK]).tolist()
+    chosen = settings(run)
+    search: dict[str, Any] = {
+        "end": end,
+        "banned": banned,
+        "vocabulary": len(vocabulary),
+        "beam": chosen["beam"] if beam is None else beam,
+        "length_penalty": chosen["length_penalty"] if length_penalty is None else length_penalty,
+        "max_words": run.recipe.evaluate.max_words,
+    }
+    seeds = caption_search.seeds(max(samples, draws), seed)
+    with scoring.word_dropout(run.model, on=False):
+        held = seeds[:samples] if average else ()
+        found = caption_search.find_captions(run.model, features, **search, held=held)
+        ids = [one.words for one in found]
+        unsure = caption_search.word_uncertainty(
+            run.model, features, ids, end=end, vocabulary=len(vocabulary), samples=samples, seed=seed
+        )
+        each = [caption_search.find_captions(run.model, features, **search, held=[s]) for s in seeds[:draws]]
+    return [
+        Description(
+            name,
+            [Word(w, *values) for w, values in zip(vocabulary.decode(words), unsure[i], strict=False)],
+            [" ".join(vocabulary.decode(of_draw[i].words)) for of_draw in each],
+        )
+        for i, (name, words) in enumerate(zip(names, ids, strict=True))
+    ]
+
+
+def settings(run: Trained) -> dict[str, Any]:
+    """Beam and length penalty that validation chose, where the run has been evaluated; else the recipe's first."""
+    first = {"beam": run.recipe.evaluate.beams[0], "length_penalty": run.recipe.evaluate.length_penalties[0]}
+    try:
+        measured = json.loads((run.path / "evaluation.json").read_text("utf-8"))
+        return {key: measured.get(key, value) for key, value in first.items()}
+    except (OSError, ValueError, AttributeError):
+        return first

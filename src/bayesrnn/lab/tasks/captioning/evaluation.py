@@ -1,0 +1,313 @@
+"""What ``bayesrnn evaluate`` does with a captioning run: captions and perplexities first, then BLEU and CIDEr of them.
+
+The first part needs the model, and is quick on a GPU; the second needs pycocoevalcap, and no model. What the first
+finds is kept in the run's ``captions.json``, so the two can be on different machines.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.runs.folder import CAPTIONS, is_own, write_file
+from bayesrnn.lab.tasks.base import Say, weights_digest
+from bayesrnn.lab.tasks.captioning import scores as caption_scores
+from bayesrnn.lab.tasks.captioning import search as caption_search
+from bayesrnn.lab.tasks.captioning.captions import CaptionedImages, References, words
+from bayesrnn.lab.tasks.captioning.consensus import most_typical
+from bayesrnn.lab.tasks.captioning.search import Found
+from bayesrnn.lab.tasks.language import scoring
+from bayesrnn.lab.tasks.language.text import UNK
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.captioning.task import Captioning
+
+WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus"}
+"""Endings of figures' names to the captions they are of: the posterior mean's, the draws' average, their consensus."""
+_KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
+_WAYS = ["mean", "average", "each"]  # a file that lacks one is searched again
+_SIGNS = ("entropy", "mutual_information", "surprisal")
+
+
+def evaluate(
+    task: "Captioning",
+    *,
+    samples: int,
+    decode_samples: int,
+    seed: int,
+    beams: Sequence[int],
+    length_penalties: Sequence[float],
+    again: bool,
+    say: Say,
+) -> dict[str, Any]:
+    """Figures by name, see :meth:`Captioning.evaluate`.
+
+    Those with ``_mc`` are of the average over draws, those with ``_consensus`` of the most typical of their captions.
+    """
+    if min(beams) < 1 or min(length_penalties) < 0:
+        raise UserError("A beam is at least 1, a length penalty at least 0.")
+    if decode_samples < 0:
+        raise UserError(f"--decode-samples must be at least 0, got {decode_samples}.")
+    samples = samples if task.random else 0
+    decode_samples = min(samples, decode_samples)
+    asked = {
+        "weights": weights_digest(task.model),
+        "samples": samples,
+        "decode_samples": decode_samples,
+        "seed": seed,
+        "max_words": task.recipe.evaluate.max_words,
+        "beams": list(beams),
+        "length_penalties": list(length_penalties),
+        "ways": _WAYS,
+    }
+    file = None if task.folder is None else task.folder / CAPTIONS
+    if file is not None and file.exists() and not is_own(file):
+        raise UserError(f"{file} was not written by bayesrnn evaluate, and will not be replaced; move it away.")
+    kept = None if again or file is None else _kept(file, asked)
+    if kept is None:
+        kept = {
+            "program": "bayesrnn",
+            **asked,
+            "metrics": _perplexities(task, samples, seed, say),
+            "found": list(_found(task, samples, decode_samples, seed, beams, length_penalties, say)),
+        }
+        if file is not None:
+            write_file(file, json.dumps(kept) + "\n")
+            say(f"Captions are in {file}")
+    else:
+        say(f"Captions are those of {file}")
+    if not caption_scores.available():
+        kept_too = ": captions are kept" if file is not None else ""
+        say(f"BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is{kept_too}.")
+        return _of_draws(kept) | kept["metrics"]
+    return scored(kept, task.references, say=say)
+
+
+def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
+    """All figures of a ``captions.json``'s content; no model is needed."""
+    metrics = _of_draws(kept) | kept["metrics"]
+    for suffix, found in _ways(kept).items():
+        say(f"BLEU and CIDEr, {WAYS[suffix]}")
+        metrics |= _chosen(found, references, suffix)
+    return metrics | {"human": _human(references.test)}
+
+
+def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """How many draws there were, for perplexity and for captions, and their seed; nothing where there were none."""
+    if not kept["samples"]:
+        return {}
+    seed = {"draws_seed": kept["seed"]} if "seed" in kept else {}
+    return {"samples": kept["samples"], "decode_samples": kept.get("decode_samples", kept["samples"]), **seed}
+
+
+def _ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What was found in each way that a ``captions.json`` has, by the ending of its figures' names."""
+    draws = kept.get("decode_samples", kept["samples"])
+    wanted = {"": (0, False), **({"_mc": (draws, False), "_consensus": (draws, True)} if draws else {})}
+    ways = {}
+    for suffix, way in wanted.items():
+        found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == way]
+        if found:  # files of older programs have no consensus
+            ways[suffix] = [_agreed(one) for one in found] if way[1] else found
+    return ways
+
+
+def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any], *, samples: int = 6) -> dict[str, Any]:
+    """The test captions that the scores in ``metrics`` are of, small enough to keep beside a record.
+
+    Images in one order, and for each way (see ``WAYS``) its setting and a caption per image. ``samples`` captions of
+    the mean come with their doubt and with what each draw said: evenly spaced from the least to the most mutual
+    information, so nobody picks them. Captions are the model's; no reference and no image is in it.
+    """
+    made: dict[str, Any] = {"program": "bayesrnn", "weights": kept["weights"], "split": "test"}
+    for suffix, found in _ways(kept).items():
+        setting = {name: metrics[f"{name}{suffix}"] for name in ("beam", "length_penalty")}
+        captions = _test_captions(found, setting)
+        images = made.setdefault("images", sorted(captions))
+        made[WAYS[suffix]] = {**setting, "captions": [captions[image]["caption"] for image in images]}
+    setting = {name: metrics[name] for name in ("beam", "length_penalty")}
+    mean = _test_captions(_ways(kept)[""], setting)
+    single = [one for one in kept["found"] if one.get("consensus", False)]
+    if single:
+        said = _test_captions(single, setting)
+        order = sorted(mean, key=lambda image: (mean[image]["mutual_information"], image))
+        at = [round(i * (len(order) - 1) / max(samples - 1, 1)) for i in range(samples)]
+        made["samples"] = [{"image": order[i], **mean[order[i]], "said": said[order[i]]["said"]} for i in at]
+    return made
+
+
+def _test_captions(found: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+    """By image, what was found for the test images with this beam and length penalty."""
+    wanted = {"split": "test", **setting}
+    captions: Mapping[str, dict[str, Any]] = next(
+        one["captions"] for one in found if all(one[key] == value for key, value in wanted.items())
+    )
+    return captions
+
+
+def _kept(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the file holds, if it answers what is asked now."""
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(kept, dict) or any(kept.get(key) != value for key, value in asked.items()):
+        return None
+    return kept
+
+
+def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict[str, float]:
+    found = {}
+    for split in ("valid", "test"):
+        say(f"perplexity, {split}")
+        found[f"{split}_perplexity"] = task.perplexity(split)
+        if samples:
+            with scoring.word_dropout(task.model, on=False):
+                found[f"{split}_perplexity_mc"] = task.perplexity(split, samples=samples, seed=seed)
+    return found
+
+
+def _found(
+    task: "Captioning",
+    samples: int,
+    decode_samples: int,
+    seed: int,
+    beams: Sequence[int],
+    length_penalties: Sequence[float],
+    say: Say,
+) -> Iterator[dict[str, Any]]:
+    """Captions of both splits with every setting; of test images also what the draws say about their words.
+
+    Of the posterior mean; of the draws' averaged probabilities; and what each draw says by itself, of which the
+    consensus is taken later.
+    """
+    drawn = caption_search.seeds(decode_samples, seed)
+    ways = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
+    for split in ("valid", "test"):
+        for consensus, held in ways:
+            for beam in beams:
+                for length_penalty in length_penalties:
+                    way = f"{counted(len(held), 'draw') if held else 'no draws'}{', consensus' * consensus}"
+                    say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
+                    about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
+                    if consensus:
+                        captions = _said(task, split, held, beam, length_penalty)
+                    else:
+                        found = _search(task, split, held, beam, length_penalty)
+                        captions = _described(task, split, found, samples, seed)
+                    yield {**about, "length_penalty": length_penalty, "captions": captions}
+
+
+def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
+    """The best caption of each image, by the average of these draws, or by the mean."""
+    with scoring.word_dropout(task.model, on=False):
+        return caption_search.find_captions(
+            task.model,
+            task.splits[split].features,
+            end=task.end,
+            vocabulary=len(task.vocabulary),
+            beam=beam,
+            length_penalty=length_penalty,
+            max_words=task.recipe.evaluate.max_words,
+            banned=task.vocabulary.encode([UNK]).tolist(),
+            held=held,
+        )
+
+
+def _said(
+    task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float
+) -> dict[str, dict[str, Any]]:
+    """By image, the captions that single draws find."""
+    each = [_search(task, split, [draw], beam, length_penalty) for draw in held]
+    text = [[" ".join(task.vocabulary.decode(one.words)) for one in found] for found in each]
+    return {name: {"said": list(said)} for name, *said in zip(task.splits[split].names, *text, strict=True)}
+
+
+def _agreed(one: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with one caption per image, the most typical of those that draws said."""
+    captions = {}
+    for name, about in one["captions"].items():
+        said = about["said"]
+        captions[name] = {"caption": said[most_typical([words(caption) for caption in said])]}
+    return {**one, "captions": captions}
+
+
+def _described(
+    task: "Captioning", split: str, found: Sequence[Found], samples: int, seed: int
+) -> dict[str, dict[str, Any]]:
+    """Captions by image; of test images with what is in doubt about them, per word with the end."""
+    part, vocabulary = task.splits[split], task.vocabulary
+    if split != "test":
+        return {
+            name: {"caption": " ".join(vocabulary.decode(one.words))}
+            for name, one in zip(part.names, found, strict=True)
+        }
+    ids = [one.words for one in found]
+    with scoring.word_dropout(task.model, on=False):
+        unsure = caption_search.word_uncertainty(
+            task.model, part.features, ids, end=task.end, vocabulary=len(vocabulary), samples=samples, seed=seed
+        )
+    made = {}
+    for name, one, each in zip(part.names, found, unsure, strict=True):
+        made[name] = {
+            "caption": " ".join(vocabulary.decode(one.words)),
+            "surprisal": round(-one.log_probability / len(each), 4),
+            "entropy": round(sum(entropy for _, entropy, _ in each) / len(each), 4),
+            "mutual_information": round(sum(information for _, _, information in each) / len(each), 5),
+        }
+    return made
+
+
+def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix: str) -> dict[str, Any]:
+    """Scores with the setting that does best on validation (mean of all five), and those of all settings there."""
+    rows, tests = [], {}
+    for one in found:
+        setting = (one["beam"], one["length_penalty"])
+        if one["split"] == "test":
+            tests[setting] = one
+            continue
+        corpus, _ = _score(one, references)
+        rows.append({"beam": one["beam"], "length_penalty": one["length_penalty"], **corpus, "words": _mean_words(one)})
+    best = max(rows, key=lambda row: sum(row[name] for name in caption_scores.SCORES))
+    test = tests[best["beam"], best["length_penalty"]]
+    corpus, each = _score(test, references)
+    values = {name: best[name] for name in ("beam", "length_penalty")}
+    values |= {f"valid_{name}": best[name] for name in caption_scores.SCORES}
+    values |= {f"test_{name}": value for name, value in corpus.items()}
+    values |= {"test_words": _mean_words(test)}
+    values |= {"decoding": rows}
+    if all(sign in about for about in test["captions"].values() for sign in _SIGNS):
+        values |= {"selective": _selective(test["captions"], each)}
+    return {f"{name}{suffix}": value for name, value in values.items()}
+
+
+def _human(references: References) -> dict[str, float]:
+    """Each image's first caption against its others, as if a model had said it; nothing where there are no others."""
+    if any(len(captions) < 2 for captions in references.values()):
+        return {}
+    first = {name: captions[0] for name, captions in references.items()}
+    return caption_scores.scores(first, {name: captions[1:] for name, captions in references.items()})[0]
+
+
+def _score(one: dict[str, Any], references: CaptionedImages) -> tuple[dict[str, float], dict[str, float]]:
+    captions = {name: words(about["caption"]) for name, about in one["captions"].items()}
+    return caption_scores.scores(captions, references.split(one["split"]))
+
+
+def _mean_words(one: dict[str, Any]) -> float:
+    captions = [about["caption"].split() for about in one["captions"].values()]
+    return sum(map(len, captions)) / len(captions)
+
+
+def _selective(captions: Mapping[str, Mapping[str, Any]], cider: Mapping[str, float]) -> dict[str, list[list[float]]]:
+    """For each sign of doubt, [share of captions kept, mean CIDEr of these], the least doubtful kept first."""
+    found: dict[str, list[list[float]]] = {}
+    for sign in _SIGNS:
+        order = sorted(captions, key=lambda name: (captions[name][sign], name))
+        found[sign] = []
+        for share in _KEPT:
+            kept = order[: max(1, round(share * len(order)))]
+            found[sign].append([share, sum(cider[name] for name in kept) / len(kept)])
+    return found

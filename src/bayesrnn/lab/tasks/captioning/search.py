@@ -1,0 +1,320 @@
+"""Finding captions: beam search for many images at once, with the posterior mean, with one draw, or with an average.
+
+The search knows words and scores only; :class:`Decoder` gives it the captioner's probabilities under held draws.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn import draws
+from bayesrnn.draws import Draw
+from bayesrnn.draws.torch_noise import seeded_torch_noise
+from bayesrnn.likelihoods import Categorical
+from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.prediction.result import Summary
+
+StepFunction = Callable[[Tensor, Any], tuple[Tensor, Any]]
+_NUMBERS = 1 << 26  # log-probabilities of one step or one pass: a quarter of a gigabyte
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best caption of an image: word ids without the end, and log p of the words and the end."""
+
+    words: list[int]
+    log_probability: float
+    score: float
+
+
+@torch.no_grad()
+def beam_search(
+    step: StepFunction,
+    state: Any,
+    images: int,
+    *,
+    start: int,
+    end: int,
+    beam: int = 5,
+    max_words: int = 20,
+    length_penalty: float = 0.0,
+    banned: Sequence[int] = (),
+    device: torch.device | None = None,
+) -> list[Found]:
+    """The best caption of each image among those of 1 to ``max_words`` words, each followed by ``end``.
+
+    The score of n words w is log p(w, end) / (n + 1)^length_penalty. ``beam`` unfinished captions are kept per image,
+    finished ones beside them; an image is done when no unfinished caption can get a better score. With a beam that
+    holds all captions it is exhaustive search.
+
+    Args:
+        step: (words (images * beam,), state) to (log-probabilities (images * beam, V) of the next word, next state).
+            Rows of one image are neighbours.
+        state: what the first call gets. Of later states, rows are dimension 1 of every tensor in them; lists and
+            tuples are gone through.
+        start: the word that the first call gets.
+        banned: words that no caption has.
+    """
+    if beam < 1 or max_words < 1 or images < 1:
+        raise ValueError(f"beam, max_words and images must be at least 1, got {beam}, {max_words} and {images}")
+    if length_penalty < 0:
+        raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
+    words = torch.full((images * beam,), start, device=device)
+    alive = torch.full((images, beam), -math.inf, device=device)
+    alive[:, 0] = 0.0
+    kept = torch.empty(images, beam, 0, dtype=torch.long, device=device)
+    best = torch.full((images,), -math.inf, device=device)
+    caption = torch.full((images, max_words + 1), end, device=device)
+    first = torch.arange(images, device=device).unsqueeze(1) * beam
+    for length in range(max_words + 1):
+        logs, state = step(words, state)
+        size = logs.shape[-1]
+        total = logs.view(images, beam, size).clone()
+        if banned:
+            total[..., list(banned)] = -math.inf
+        total += alive.unsqueeze(-1)
+        if length:
+            score, place = (total[..., end] / (length + 1) ** length_penalty).max(1)
+            better = score > best
+            best = torch.where(better, score, best)
+            row = kept[torch.arange(images, device=device), place]
+            row = torch.cat([row, row.new_full((images, max_words + 1 - length), end)], 1)
+            caption = torch.where(better.unsqueeze(1), row, caption)
+        # log p only falls, and no caption has more than max_words + 1 factors: nothing unfinished can do better.
+        bound = alive.max(1).values / (max_words + 1) ** length_penalty
+        if length == max_words or (length and bool((bound <= best).all())):
+            break
+        total[..., end] = -math.inf
+        alive, index = total.flatten(1).topk(beam)
+        parent, word = index // size, index % size
+        kept = torch.cat([kept.gather(1, parent.unsqueeze(-1).expand(-1, -1, length)), word.unsqueeze(-1)], -1)
+        state = _reordered(state, (first + parent).flatten())
+        words = word.flatten()
+    found = []
+    for ids, value in zip(caption.tolist(), best.tolist(), strict=True):
+        ids = ids[: ids.index(end)]
+        found.append(Found(ids, value * (len(ids) + 1) ** length_penalty, value))
+    return found
+
+
+def _reordered(state: Any, rows: Tensor) -> Any:
+    if isinstance(state, Tensor):
+        return state.index_select(1, rows)
+    return type(state)(_reordered(part, rows) for part in state)
+
+
+class Decoder:
+    """A captioner's log-probabilities of the next word, averaged (as probabilities) over held draws.
+
+    Args:
+        model: tokens (T, R), a state or ``features=`` (R, F) to logits and the next state.
+        held: the draws; None is the posterior mean.
+
+    Rows that belong to one image share the noise of their image, whatever beam they are on.
+    """
+
+    def __init__(self, model: nn.Module, held: Sequence[Draw | None]) -> None:
+        self.held = list(held)
+        self.models = [drawn(model, draw) for draw in self.held]
+
+    def step(self, features: Tensor, each: int) -> StepFunction:
+        """A step function for the images with these features (B, F), with ``each`` rows per image; starts at None."""
+        rows = features.repeat_interleave(each, 0)
+
+        def run(words: Tensor, states: Any) -> tuple[Tensor, Any]:
+            total: Tensor | None = None
+            after = []
+            for k, (model, draw) in enumerate(zip(self.models, self.held, strict=True)):
+                with holding(model, draw, each):
+                    begin = {"features": rows} if states is None else {"state": states[k]}
+                    logits, state = model(words.unsqueeze(0), **begin)
+                after.append(state)
+                logs = logits[0].log_softmax(-1)
+                total = logs if total is None else torch.logaddexp(total, logs)
+            assert total is not None
+            return total - math.log(len(self.held)), after
+
+        return run
+
+
+def drawn(model: nn.Module, draw: Draw | None) -> nn.Module:
+    """The model for this draw: weights that have a posterior are drawn once, into a plain copy.
+
+    Without such weights, or for the mean (None), the model itself.
+    """
+    q = getattr(model, "q", model)
+    if draw is None or not isinstance(q, Bayesian):
+        return model
+    made = q.mean_module()
+    with draws.bind(q, draw), torch.no_grad():
+        source = draws.source(q)
+        assert source is not None
+        noise = source.weights("weights", q.posterior.noise, next(q.parameters()).device)
+        for name, weight in q.posterior.weights(q.means, noise).items():
+            made.get_parameter(name).copy_(weight)
+    return made.eval()
+
+
+class Shared:
+    """A draw whose units are drawn per image and shared by its ``each`` neighbouring rows."""
+
+    def __init__(self, draw: Draw, each: int) -> None:
+        self.draw, self.each = draw, each
+
+    def units(self, key: str, noise: Any, shape: Any, like: Tensor, *, rows: int, shared: bool = False) -> Tensor:
+        if shared:
+            return self.draw.units(key, noise, shape, like, rows=rows, shared=True)
+        return self.draw.units(key, noise, shape, like, rows=rows // self.each).repeat_interleave(self.each, 0)
+
+    def steps(self, key: str, noise: Any, shape: Any, like: Tensor, *, batch_dim: int | None) -> Tensor:
+        return self.draw.steps(key, noise, shape, like, batch_dim=batch_dim)
+
+    def weights(self, key: str, make: Any, device: torch.device) -> Any:
+        return self.draw.weights(key, make, device)
+
+
+@contextmanager
+def holding(model: nn.Module, draw: Draw | None, each: int = 1) -> Iterator[None]:
+    """One draw, or the mean, over all calls inside; ``each`` neighbouring rows share their noise."""
+    with ExitStack() as stack:
+        if draw is None:
+            stack.enter_context(draws.mean(model))
+        else:
+            stack.enter_context(draws.bind(model, Shared(draw, each)))
+            stack.enter_context(seeded_torch_noise(model, draw))
+        yield
+
+
+def _draws(seeds: Sequence[int]) -> list[Draw | None]:
+    """Draws of these seeds; of none, the posterior mean."""
+    return [*(Draw(seed) for seed in seeds)] or [None]
+
+
+def seeds(count: int, seed: int) -> list[int]:
+    """Seeds of single draws."""
+    return [seed * 1_000_003 + k for k in range(count)]
+
+
+@torch.no_grad()
+def find_captions(
+    model: nn.Module,
+    features: Tensor,
+    *,
+    end: int,
+    vocabulary: int,
+    beam: int = 5,
+    max_words: int = 20,
+    length_penalty: float = 0.0,
+    banned: Sequence[int] = (),
+    held: Sequence[int] = (),
+) -> list[Found]:
+    """Captions of many images, as many at once as memory allows.
+
+    Args:
+        features: (N, F).
+        end: the end symbol, which also begins a caption.
+        vocabulary: number of words, for the size of a chunk.
+        held: seeds of the draws to average the probabilities of; none: the posterior mean.
+    """
+    chunk = max(1, _NUMBERS // (beam * vocabulary))
+    found: list[Found] = []
+    for part in features.split(chunk):
+        # Made anew per chunk: unit noise is held for its images; weights come out the same.
+        decoder = Decoder(model, _draws(held))
+        found += beam_search(
+            decoder.step(part, beam),
+            None,
+            len(part),
+            start=end,
+            end=end,
+            beam=beam,
+            max_words=max_words,
+            length_penalty=length_penalty,
+            banned=banned,
+            device=features.device,
+        )
+    return found
+
+
+@torch.no_grad()
+def log_likelihood(
+    model: nn.Module,
+    features: Tensor,
+    images: Tensor,
+    tokens: Tensor,
+    targets: Tensor,
+    *,
+    vocabulary: int,
+    samples: int = 0,
+    seed: int = 1,
+) -> float:
+    """Sum of log p over all targets that count: of the mean, or of the average of the draws' probabilities.
+
+    Args:
+        features: (I, F). images: (N,), the row of features of each caption.
+        tokens, targets: (N, T); a target below 0 is padding.
+        vocabulary: number of words, for the size of a chunk.
+    """
+    total = 0.0
+    chunk = max(1, _NUMBERS // (tokens.shape[1] * vocabulary))
+    held = _draws(seeds(samples, seed))
+    models = [drawn(model, draw) for draw in held]
+    for image, x, y in zip(images.split(chunk), tokens.split(chunk), targets.split(chunk), strict=True):
+        counted, index = y.t() >= 0, y.t().clamp_min(0).unsqueeze(-1)
+        logs: Tensor | None = None
+        for one, draw in zip(models, held, strict=True):
+            with holding(one, None if draw is None else Draw(draw.seed)):
+                logits = one(x.t(), features=features.index_select(0, image))[0]
+            found = logits.log_softmax(-1).gather(-1, index).squeeze(-1)
+            logs = found if logs is None else torch.logaddexp(logs, found)
+        assert logs is not None
+        total += float(((logs - math.log(len(held))).double() * counted).sum())
+    return total
+
+
+@torch.no_grad()
+def word_uncertainty(
+    model: nn.Module,
+    features: Tensor,
+    captions: Sequence[Sequence[int]],
+    *,
+    end: int,
+    vocabulary: int,
+    samples: int = 0,
+    seed: int = 1,
+) -> list[list[tuple[float, float, float]]]:
+    """(probability, entropy, mutual information) of every word of each caption, and of its end.
+
+    Entropy is that of the averaged prediction; mutual information, between the next word and the weights, is what the
+    draws disagree about; both in nats. With no draws (``samples=0``) the mean's entropy, and 0.
+
+    Args:
+        features: (B, F). captions: word ids of B captions, without the end.
+        end: the end symbol, which also begins a caption.
+        vocabulary: number of words, for the size of a chunk.
+    """
+    steps = max((len(caption) for caption in captions), default=0) + 1
+    chunk = max(1, _NUMBERS // 4 // (steps * vocabulary))
+    held = _draws(seeds(samples, seed))
+    models = [drawn(model, draw) for draw in held]
+    targets = torch.full((steps, len(captions)), end)
+    for i, caption in enumerate(captions):
+        targets[: len(caption), i] = torch.tensor(caption, dtype=torch.long)
+    targets = targets.to(features.device)
+    tokens = torch.cat([torch.full_like(targets[:1], end), targets[:-1]])
+    found: list[list[tuple[float, float, float]]] = []
+    for image, x, y in zip(features.split(chunk), tokens.split(chunk, 1), targets.split(chunk, 1), strict=True):
+        summary = Summary(Categorical(), keep_samples=False)
+        for one, draw in zip(models, held, strict=True):
+            with holding(one, None if draw is None else Draw(draw.seed)):
+                summary.add(one(x, features=image)[0].unsqueeze(0))
+        prediction = summary.prediction()
+        right = prediction.mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        values = [v.t().tolist() for v in (right, prediction.entropy, prediction.mutual_information)]
+        found += [list(zip(*of_one, strict=True)) for of_one in zip(*values, strict=True)]
+    return [words[: len(caption) + 1] for words, caption in zip(found, captions, strict=True)]

@@ -1,0 +1,337 @@
+"""Image captioning in the shape of Show and Tell (arXiv 1411.4555): features of the image are the LSTM's first input.
+
+The features go through a linear layer and enter the LSTM before the first word; the LSTM then predicts word after
+word up to the end. Trained with ordinary dropout, with variational dropout, or with Bayes by Backprop.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.dynamic import exp_or_inf
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes import schema
+from bayesrnn.lab.recipes.schema import Recipe, Sections, number, positive, rate
+from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.captioning import search as caption_search
+from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
+from bayesrnn.lab.tasks.captioning.image_features import feature_file, features_of
+from bayesrnn.lab.tasks.captioning.model import Captioner
+from bayesrnn.lab.tasks.language.text import EOS, Vocabulary
+
+if TYPE_CHECKING:
+    from bayesrnn.elbo import Terms
+
+PADDING = -100
+_VOCABULARY, _FEATURES = "vocabulary.txt", "features.json"
+
+
+@dataclass(frozen=True)
+class Paper(schema.Paper):
+    """Published figures: perplexity per word, BLEU and CIDEr in percent, on the paper's data set."""
+
+    test: float | None = None
+    bleu1: float | None = None
+    bleu2: float | None = None
+    bleu3: float | None = None
+    bleu4: float | None = None
+    cider: float | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Embedding, LSTM layers and decoder of one width; rates of the noise in them and on the image's features.
+
+    ``image_scale`` is the size of an image's features, see :class:`Captioner`. ``bayesian_image: false`` leaves the
+    image's linear layer out of the posterior, as an ordinary layer. ``tied``: the decoder has the embedding's weights.
+    ``kl_weight`` multiplies the KL: 1 is the bound, less a "cold" posterior, sharper than Bayes'.
+    """
+
+    hidden: int = positive(512)
+    layers: int = positive(1)
+    tied: bool = False
+    init: float = positive(0.05)
+    image_scale: float = positive(8.0)
+    bayesian_image: bool = True
+    image_dropout: float = rate()
+    word_dropout: float = rate()
+    input_dropout: float = rate()
+    recurrent_dropout: float = rate()
+    output_dropout: float = rate()
+    step_dropout: float = rate()
+    kl_weight: float = number(1.0, above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A batch is that many captions. Longer captions are cut after ``max_words`` to learn from, never to be scored on.
+
+    ``features`` is a ``.npy`` file of image features; where it is not there yet, it is computed from the images and
+    kept there. Empty: the ``.npy`` in the data's folder, or else one under ``runs/features``.
+    """
+
+    batch_size: int = positive(100)
+    max_words: int = positive(20)
+    min_count: int = positive(5)
+    features: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Defaults of ``bayesrnn evaluate``: every beam with every length penalty is tried on the validation images.
+
+    ``samples`` draws are averaged over for perplexities and for the doubt about words, ``decode_samples`` of them in
+    the search for captions; 0: captions of the posterior mean only.
+    """
+
+    samples: int = positive(30)
+    decode_samples: int = number(30, least=0)
+    beams: tuple[int, ...] = positive((3, 5, 10))
+    length_penalties: tuple[float, ...] = number((0.0, 0.5, 1.0), least=0)
+    max_words: int = positive(20)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Captions of a split as ids. ``images`` (N,) says which row of ``features`` (I, F) a caption belongs to.
+
+    ``tokens`` (N, T) begin with the end symbol, which stands for the beginning too; ``targets`` (N, T) are the words
+    and the end, then ``PADDING``.
+    """
+
+    names: list[str]
+    features: Tensor
+    images: Tensor
+    tokens: Tensor
+    targets: Tensor
+
+    @property
+    def words(self) -> int:
+        """Targets that count."""
+        return int((self.targets != PADDING).sum())
+
+    def to(self, device: torch.device) -> "Split":
+        parts = (self.features, self.images, self.tokens, self.targets)
+        return Split(self.names, *(part.to(device) for part in parts))
+
+
+def split_of(
+    references: References, features: Tensor, vocabulary: Vocabulary, *, max_words: int | None = None
+) -> Split:
+    """Captions as ids; ``max_words``: longer ones are cut, without an end."""
+    pairs = [(row, caption) for row, captions in enumerate(references.values()) for caption in captions]
+    longest = max(len(caption) for _, caption in pairs)
+    steps = (longest if max_words is None else min(longest, max_words)) + 1
+    (end,) = vocabulary.encode([EOS]).tolist()
+    tokens = torch.full((len(pairs), steps), end)
+    targets = torch.full((len(pairs), steps), PADDING)
+    for i, (_, caption) in enumerate(pairs):
+        ids = vocabulary.encode([*caption, EOS])[:steps]
+        targets[i, : len(ids)] = ids
+        tokens[i, 1 : len(ids)] = ids[:-1]
+    images = torch.tensor([row for row, _ in pairs])
+    return Split(list(references), features, images, tokens, targets)
+
+
+class Captioning(Task):
+    """Captions of Flickr8k's or COCO's layout; one caption with its image is one example."""
+
+    sections = Sections(paper=Paper, model=Model, data=Data, evaluate=Evaluate)
+    metric = "valid_perplexity"
+    unit = "words"
+    source = "images"
+    paper_figures: ClassVar[Mapping[str, str]] = {
+        "test": "test_perplexity",
+        **{name: f"test_{name}" for name in ("bleu1", "bleu2", "bleu3", "bleu4", "cider")},
+    }
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        super().__init__(recipe, data, device)
+        if data is None:
+            raise UserError("Captioning needs images and captions: name a Flickr8k or COCO folder with --data.")
+        settings = recipe.data
+        rates = (getattr(recipe.model, name) for name in vars(recipe.model) if name.endswith("_dropout"))
+        self.random = recipe.posterior.kind != "none" or any(rates)
+        self.references = read_captions(data)
+        file = feature_file(self.references.folder, settings.features)
+        features = features_of(self.references, file, device=device)
+        train = self.references.train
+        tokens = [word for captions in train.values() for caption in captions for word in (*caption, EOS)]
+        self.vocabulary = Vocabulary(tokens, min_count=settings.min_count)
+        if EOS not in self.vocabulary:
+            least = counted(settings.min_count, "caption")
+            raise UserError(f"There are fewer than {least} to train on; use a lower min_count.")
+        (self.end,) = self.vocabulary.encode([EOS]).tolist()
+        self.splits: dict[str, Split] = {}
+        for name in SPLITS:
+            references = self.references.split(name)
+            cut = settings.max_words if name == "train" else None
+            rows = features.of(list(references))
+            self.splits[name] = split_of(references, rows, self.vocabulary, max_words=cut).to(device)
+        self.unknown = {
+            name: self.vocabulary.unknown(
+                word for captions in self.references.split(name).values() for caption in captions for word in caption
+            )
+            for name in SPLITS
+        }
+        whole = self.splits["train"]
+        self.batch_size, self.captions = settings.batch_size, len(whole.images)
+        self.minibatches = Minibatches(whole.images, whole.tokens, whole.targets, batch_size=self.batch_size)
+        self.steps = self.minibatches.steps
+        self.words = (whole.targets != PADDING).sum(1)
+        self.words_per_caption = whole.words / self.captions
+        self.examples_per_step = round(self.batch_size * self.words_per_caption)
+        self.limit = 2 * math.log(len(self.vocabulary)) + 2
+
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        m = recipe.model
+        plain = Captioner(
+            json.loads(files[_FEATURES])["size"],
+            len(vocabulary_of(files)),
+            m.hidden,
+            m.layers,
+            image_dropout=m.image_dropout,
+            word_dropout=m.word_dropout,
+            input_dropout=m.input_dropout,
+            recurrent_dropout=m.recurrent_dropout,
+            output_dropout=m.output_dropout,
+            step_dropout=m.step_dropout,
+            init=m.init,
+            image_scale=m.image_scale,
+            tied=m.tied,
+        )
+        exclude = ["decoder.bias"] if m.bayesian_image else ["decoder.bias", "image.*"]
+        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)
+
+    def attach(self, model: nn.Module) -> None:
+        import bayesrnn as br
+
+        super().attach(model)
+        captioner = captioner_of(model)
+        if not bool(captioner.scale.any()):
+            captioner.set_scale(self.splits["train"].features)
+        words = round(self.splits["train"].words / self.recipe.model.kl_weight)
+        self.bound = Bound(model, br.Categorical(PADDING), kind=self.recipe.posterior.kind, num_data=words)
+
+    def files(self) -> dict[str, bytes]:
+        size = self.splits["train"].features.shape[1]
+        return {
+            _VOCABULARY: ("\n".join(self.vocabulary.words) + "\n").encode("utf-8"),
+            _FEATURES: (json.dumps({"size": size}) + "\n").encode("utf-8"),
+        }
+
+    def content(self) -> Iterator[Tensor | bytes]:
+        for name in SPLITS:
+            yield json.dumps(list(self.references.split(name).items())).encode()
+            yield self.splits[name].features
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.minibatches.tensors()
+
+    def start_epoch(self, epoch: int) -> None:
+        self.minibatches.shuffle()
+
+    def batch(self, position: Tensor) -> tuple[Tensor, ...]:
+        images, tokens, targets = self.minibatches(position)
+        words = self.minibatches.whole(position, self.words).sum() * (len(images) / self.batch_size)
+        return self.splits["train"].features.index_select(0, images), tokens.t(), targets.t(), words
+
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+        """Per caption: -log p of its words, plus kl_weight * KL / (number of captions); padding does not count."""
+        features, tokens, targets, words = batch
+        terms, _ = self.bound(lambda: self.model(tokens, features=features), targets, count=words)
+        return self.words_per_caption * terms.loss, terms, ()
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        return {
+            "train_perplexity": exp_or_inf(totals["nll"] / (self.batch_size * self.words_per_caption)),
+            "kl_per_sequence": totals["kl"] / self.captions,
+            "sharpening_per_sequence": totals["sharpening"] / self.batch_size,
+        }
+
+    def perplexity(self, split: str, *, samples: int = 0, seed: int = 1) -> float:
+        """Per word, the end counted as one; of whole captions. ``samples``: draws to average over."""
+        part = self.splits[split]
+        total = caption_search.log_likelihood(
+            self.model,
+            part.features,
+            part.images,
+            part.tokens,
+            part.targets,
+            vocabulary=len(self.vocabulary),
+            samples=samples,
+            seed=seed,
+        )
+        return exp_or_inf(-total / part.words)
+
+    def validate(self) -> dict[str, Any]:
+        return {"valid_perplexity": self.perplexity("valid")}
+
+    def final(self) -> dict[str, Any]:
+        return {"valid_perplexity": self.perplexity("valid"), "test_perplexity": self.perplexity("test")}
+
+    def evaluate(
+        self,
+        *,
+        samples: int | None = None,
+        seed: int = 1,
+        say: Say = lambda text: None,
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        decode_samples: int | None = None,
+        again: bool = False,
+    ) -> dict[str, Any]:
+        """Perplexity, BLEU and CIDEr; captions go to ``captions.json``, and are not searched for again if it has them.
+
+        Args:
+            decode_samples: draws whose probabilities are averaged in the search for captions; at most ``samples``.
+            beam, length_penalty: in place of the recipe's several, of which the best on validation is taken.
+            again: search again.
+        """
+        from bayesrnn.lab.tasks.captioning.evaluation import evaluate
+
+        settings = self.recipe.evaluate
+        return evaluate(
+            self,
+            samples=settings.samples if samples is None else samples,
+            decode_samples=settings.decode_samples if decode_samples is None else decode_samples,
+            seed=seed,
+            beams=settings.beams if beam is None else (beam,),
+            length_penalties=settings.length_penalties if length_penalty is None else (length_penalty,),
+            again=again,
+            say=say,
+        )
+
+    def describe(self) -> str:
+        unknown = ", ".join(f"{count:,} in {split}" for split, count in self.unknown.items())
+        images = ", ".join(f"{len(s.names):,} {name}" for name, s in self.splits.items())
+        return (
+            f"{images} images; {counted(self.captions, 'caption')} to train on, {self.words_per_caption:.1f} words "
+            f"each with its end; {len(self.vocabulary):,} word types; unknown words: {unknown}. "
+            f"{counted(self.steps, 'step')} of {counted(self.batch_size, 'caption')} per epoch on {self.device}."
+        )
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "unknown_words": self.unknown,
+            "images": {name: len(part.names) for name, part in self.splits.items()},
+            "words": {name: part.words for name, part in self.splits.items()},
+            "vocabulary": len(self.vocabulary),
+        }
+
+
+def captioner_of(model: nn.Module) -> Captioner:
+    """The captioner inside a posterior, or the model itself."""
+    return next(part for part in model.modules() if isinstance(part, Captioner))
+
+
+def vocabulary_of(files: Files) -> Vocabulary:
+    """The vocabulary that a run has written."""
+    return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)

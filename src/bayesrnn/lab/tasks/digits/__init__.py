@@ -1,0 +1,1 @@
+"""Convolutional and dense networks on MNIST."""

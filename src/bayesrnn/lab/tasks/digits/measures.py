@@ -1,0 +1,154 @@
+"""What is measured of a classifier of digits: errors and calibration, unfamiliar images, a turning digit, pruning.
+
+Errors are in percent, -log p and entropies in nats per image. Images are uint8 (N, 28, 28); ``scale`` is what pixels
+are divided by before the model sees them as (N, 1, 28, 28).
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.lab.tasks.base import evaluating
+from bayesrnn.lab.tasks.digits import not_digits
+
+FRACTIONS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
+ANGLES = tuple(range(0, 181, 15))
+ANGLE_DRAWS = 20
+UNFAMILIAR = 2000  # images of each kind
+_BATCH = 1000
+_TINY = torch.finfo(torch.float32).tiny
+
+
+def pixels(images: Tensor, scale: float) -> Tensor:
+    """What the models take: (N, 1, 28, 28)."""
+    return images.unsqueeze(1).float() / scale
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """Class probabilities (N, 10), averaged over draws, and the mean entropy of the single draws (N,)."""
+
+    probabilities: Tensor
+    expected_entropy: Tensor
+
+    @property
+    def entropy(self) -> Tensor:
+        return torch.special.entr(self.probabilities).sum(-1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Of prediction and weights; 0 without draws."""
+        return (self.entropy - self.expected_entropy).clamp_min(0)
+
+
+@torch.no_grad()
+def beliefs(
+    model: nn.Module, images: Tensor, *, scale: float, samples: int = 0, seed: int = 1, batch: int = _BATCH
+) -> Beliefs:
+    """Predictions for all images, batch by batch.
+
+    Args:
+        samples: 0: the posterior mean, or for dropout the usual scaling of the weights. N: the average over N draws.
+    """
+    import bayesrnn as br
+
+    probabilities, entropies = [], []
+    with evaluating(model):
+        for part in images.split(batch):
+            x = pixels(part, scale)
+            if samples:
+                found = br.predict(model, x, samples=samples, seed=seed, keep_samples=False, batch_dim=0)
+                probabilities.append(found.mean)
+                entropies.append(found.aleatoric)
+            else:
+                probabilities.append(model(x).softmax(-1))
+                entropies.append(torch.special.entr(probabilities[-1]).sum(-1))
+    return Beliefs(torch.cat(probabilities), torch.cat(entropies))
+
+
+def errors(found: Beliefs, labels: Tensor) -> dict[str, float]:
+    """Error in percent, and the mean -log p of the right class."""
+    right = found.probabilities.gather(1, labels.unsqueeze(1)).clamp_min(_TINY)
+    wrong = found.probabilities.argmax(1) != labels
+    return {"error": 100 * float(wrong.double().mean()), "nll": -float(right.double().log().mean())}
+
+
+def figures(found: Beliefs, labels: Tensor) -> dict[str, float]:
+    """As :func:`errors`, and the expected calibration error over 15 bins."""
+    from bayesrnn.uncertainty import calibration_error
+
+    return {**errors(found, labels), "calibration_error": calibration_error(found.probabilities, labels)}
+
+
+def unfamiliar(images: Tensor, *, seed: int = 0) -> dict[str, Tensor]:
+    """Images that are no digits, by kind; ``images`` are digits to take apart."""
+    some = images[:UNFAMILIAR]
+    made = {
+        "uniform noise": not_digits.uniform_noise(len(some), seed=seed),
+        "permuted pixels": not_digits.permuted(some, seed=seed),
+        "shuffled tiles": not_digits.shuffled_tiles(some, seed=seed),
+        "letters": not_digits.letters(len(some), seed=seed),
+        "shapes": not_digits.shapes(len(some), seed=seed),
+    }
+    return {kind: found.to(images.device) for kind, found in made.items()}
+
+
+def detection(familiar: Beliefs, others: dict[str, Beliefs]) -> list[dict[str, Any]]:
+    """How well uncertainty tells each kind of ``others`` from digits: areas under the ROC curve, and mean entropy.
+
+    Without draws there is no mutual information, and its area is None.
+    """
+    from bayesrnn.uncertainty import detection_auroc as auroc
+
+    drawn = bool((familiar.mutual_information > 0).any())
+    return [
+        {
+            "kind": kind,
+            "entropy_auroc": auroc(familiar.entropy, those.entropy),
+            "mutual_information_auroc": auroc(familiar.mutual_information, those.mutual_information) if drawn else None,
+            "mean_entropy": float(those.entropy.mean()),
+        }
+        for kind, those in others.items()
+    ]
+
+
+@torch.no_grad()
+def turning(
+    model: nn.Module, image: Tensor, *, scale: float, samples: int = ANGLE_DRAWS, seed: int = 1
+) -> list[dict[str, Any]]:
+    """One image (28, 28) turned through 0 to 180 degrees: the softmax inputs of every draw and class.
+
+    Returns:
+        One row per angle with ``angle`` and ``logits`` (draws, classes), rounded; without draws (``samples`` 0) of the
+        one pass there is.
+    """
+    import bayesrnn as br
+
+    turned = not_digits.turned(image.expand(len(ANGLES), -1, -1), torch.tensor(ANGLES))
+    x = pixels(turned, scale)
+    with evaluating(model):
+        if samples:
+            raw = br.Gaussian(learn=False).to(image.device)  # the outputs as they are, not as probabilities
+            logits = br.predict(model, x, samples=samples, seed=seed, batch_dim=0, likelihood=raw).samples
+        else:
+            logits = model(x).unsqueeze(0)
+    rounded = [[[round(v, 2) for v in draw] for draw in angle] for angle in logits.transpose(0, 1).tolist()]
+    return [{"angle": angle, "logits": of_draws} for angle, of_draws in zip(ANGLES, rounded, strict=True)]
+
+
+def pruning(q: Any, splits: dict[str, tuple[Tensor, Tensor]], *, scale: float) -> list[dict[str, float]]:
+    """Error of the posterior mean with ever more weights removed, those of lowest |mean| / sigma first."""
+    import bayesrnn as br
+
+    rows = []
+    for fraction in FRACTIONS:
+        smaller = copy.deepcopy(q)
+        br.prune(smaller, fraction)
+        row = {"fraction": fraction}
+        for split, (images, labels) in splits.items():
+            row[f"{split}_error"] = errors(beliefs(smaller, images, scale=scale), labels)["error"]
+        rows.append(row)
+    return rows

@@ -1,0 +1,291 @@
+"""Handwritten digits (MNIST): Bayesian convnets (arXiv 1506.02158), and Bayes by Backprop for MLPs (arXiv 1505.05424).
+
+The last ``data.valid`` training images are the validation set; it chooses the epoch, and whatever else is chosen. Test
+images are measured, and choose nothing. Errors are in percent.
+"""
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes.schema import Paper as AnyPaper
+from bayesrnn.lab.recipes.schema import Recipe, Sections, choice, number, positive, rate
+from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.digits import images as data_
+from bayesrnn.lab.tasks.digits import measures
+
+if TYPE_CHECKING:
+    from bayesrnn.elbo import Terms
+
+_CONVOLUTIONS = (20, 50)  # LeNet's channels
+_KERNEL = 5
+
+
+class LeNet(nn.Module):
+    """conv 20, pool, conv 50, pool, inner product, ReLU, inner product; kernels of 5 x 5, no ReLU after them.
+
+    Args:
+        hidden: units of the inner product.
+        dropout: rate of the noise after its ReLU ("lenet-ip"; the usual place).
+        conv_dropout: rate of the noise after every convolution, before pooling (with ``dropout``: "lenet-all").
+        noise: "bernoulli" or "gaussian".
+
+    Weights start as Caffe's "xavier", U(-a, a) with a = sqrt(3 / fan in), biases at 0.
+
+    Shape:
+        images (B, 1, 28, 28) to logits (B, 10).
+    """
+
+    def __init__(
+        self, hidden: int = 500, *, dropout: float = 0.0, conv_dropout: float = 0.0, noise: str = "bernoulli"
+    ) -> None:
+        super().__init__()
+        first, second = _CONVOLUTIONS
+        self.conv1, self.conv2 = nn.Conv2d(1, first, _KERNEL), nn.Conv2d(first, second, _KERNEL)
+        self.drop1, self.drop2 = _noise(conv_dropout, noise), _noise(conv_dropout, noise)
+        side = ((data_.SIDE - _KERNEL + 1) // 2 - _KERNEL + 1) // 2
+        self.inner, self.drop = nn.Linear(second * side**2, hidden), _noise(dropout, noise)
+        self.out = nn.Linear(hidden, data_.CLASSES)
+        for layer in (self.conv1, self.conv2, self.inner, self.out):
+            bound = math.sqrt(3 / layer.weight[0].numel())
+            nn.init.uniform_(layer.weight, -bound, bound)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.max_pool2d(self.drop1(self.conv1(images)), 2)
+        x = F.max_pool2d(self.drop2(self.conv2(x)), 2)
+        logits: Tensor = self.out(self.drop(F.relu(self.inner(x.flatten(1)))))
+        return logits
+
+
+class MLP(nn.Module):
+    """Linear and ReLU layers of one width; noise on the pixels and on every hidden layer's output.
+
+    Shape:
+        images (B, 1, 28, 28) to logits (B, 10).
+    """
+
+    def __init__(
+        self,
+        hidden: int = 400,
+        layers: int = 2,
+        *,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        noise: str = "bernoulli",
+    ) -> None:
+        super().__init__()
+        sizes = [data_.SIDE**2] + [hidden] * layers
+        self.drop_in = _noise(input_dropout, noise)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.drops = nn.ModuleList(_noise(dropout, noise) for _ in self.hidden)
+        self.out = nn.Linear(hidden, data_.CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.drop_in(images.flatten(1))
+        for layer, drop in zip(self.hidden, self.drops, strict=True):
+            x = drop(F.relu(layer(x)))
+        logits: Tensor = self.out(x)
+        return logits
+
+
+def _noise(p: float, kind: str) -> nn.Module:
+    from bayesrnn.nn import Dropout
+
+    return Dropout(p, noise=kind) if p else nn.Identity()
+
+
+@dataclass(frozen=True)
+class Paper(AnyPaper):
+    """Published test errors in percent."""
+
+    test_error: float | None = None
+    test_error_mc: float | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network and the rates of the noise in it.
+
+    ``layers`` and ``input_dropout`` are the MLP's, ``conv_dropout`` is LeNet's. ``weight_dropout`` is DropConnect on
+    all weights but the last layer's. ``kl_weight`` multiplies the KL of Bayes by Backprop: 1 is the bound, less a
+    "cold" posterior, sharper than Bayes'.
+    """
+
+    kind: str = choice("mlp", "lenet")
+    hidden: int = positive(400)
+    layers: int = positive(2)
+    dropout: float = rate()
+    input_dropout: float = rate()
+    conv_dropout: float = rate()
+    weight_dropout: float = rate()
+    noise: str = choice("bernoulli", "gaussian")
+    kl_weight: float = number(1.0, above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches, and what pixels are divided by.
+
+    ``kl_weighting``: how the KL is shared out over an epoch's M batches: "uniform", 1 / M each; "geometric": batch i
+    (from 1) has 2^(M-i) / (2^M - 1) of it (arXiv 1505.05424, section 3.4).
+    """
+
+    batch_size: int = positive(64)
+    valid: int = positive(10_000)
+    scale: float = positive(256.0)
+    kl_weighting: str = choice("uniform", "geometric")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Defaults of ``bayesrnn evaluate``."""
+
+    samples: int = number(50, least=0)
+
+
+class Digits(Task):
+    """Classification of digits; the epoch with the lowest validation error is kept."""
+
+    sections = Sections(model=Model, data=Data, evaluate=Evaluate, paper=Paper)
+    metric = "valid_error"
+    unit = "images"
+    source = "images"
+    paper_figures = {"test_error": "test_error", "test_error_mc": "test_error_mc"}  # noqa: RUF012
+    limit = 20.0
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        super().__init__(recipe, data, device)
+        if data is None:
+            raise UserError("Digits need --data, a folder with the four idx files of MNIST.")
+        m: Model = recipe.model
+        rates = (m.dropout, m.input_dropout, m.conv_dropout, m.weight_dropout)
+        self.random = recipe.posterior.kind != "none" or any(rates)
+        digits = data_.read_folder(data)
+        kept = len(digits.train_images) - recipe.data.valid
+        if kept < recipe.data.batch_size:
+            raise UserError(
+                f"Of {counted(len(digits.train_images), 'training image')}, {recipe.data.valid:,} for validation leave "
+                f"{max(kept, 0):,}, fewer than one batch; lower data.valid or data.batch_size."
+            )
+        images, labels = digits.train_images.to(device), digits.train_labels.to(device).long()
+        self.valid = images[kept:], labels[kept:]
+        self.test = digits.test_images.to(device), digits.test_labels.to(device).long()
+        self.minibatches = Minibatches(images[:kept], labels[:kept], batch_size=recipe.data.batch_size)
+        self.steps, self.batch_size = self.minibatches.steps, recipe.data.batch_size
+        self.examples_per_step = self.batch_size
+
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        m: Model = recipe.model
+        plain: nn.Module
+        if m.kind == "lenet":
+            plain = LeNet(m.hidden, dropout=m.dropout, conv_dropout=m.conv_dropout, noise=m.noise)
+        else:
+            plain = MLP(m.hidden, m.layers, dropout=m.dropout, input_dropout=m.input_dropout, noise=m.noise)
+        if not m.weight_dropout:
+            made: Any = posterior(plain, recipe.posterior)
+            if recipe.posterior.kind == "sharpened" and recipe.train.optimizer == "adam":
+                # Adam steps by the learning rate whatever the scale of what it trains; eta is of the order of 1e-5.
+                made.eta.requires_grad_(False)
+            return made
+        if recipe.posterior.kind != "none":
+            raise UserError("model.weight_dropout is a posterior of its own; set posterior.kind=none with it.")
+        from bayesrnn.posteriors import DropConnect
+
+        return DropConnect(plain, m.weight_dropout, noise=m.noise, exclude="out.weight")
+
+    def attach(self, model: nn.Module) -> None:
+        import bayesrnn as br
+
+        super().attach(model)
+        targets = round(self.steps * self.batch_size / self.recipe.model.kl_weight)
+        self.bound = Bound(model, br.Categorical(), kind=self.recipe.posterior.kind, num_data=targets)
+
+    def start_epoch(self, epoch: int) -> None:
+        self.minibatches.shuffle()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.minibatches.tensors()
+
+    def batch(self, position: Tensor) -> tuple[Tensor, ...]:
+        return (*self.minibatches(position), position)
+
+    def objective(self, batch: tuple[Tensor, ...], state: State) -> tuple[Tensor, "Terms", State]:
+        images, labels, position = batch
+        x = measures.pixels(images, self.recipe.data.scale)
+        terms, _ = self.bound(lambda: self.model(x), labels)
+        if self.recipe.data.kl_weighting == "geometric":
+            share = self.recipe.model.kl_weight * kl_share(position, self.steps)
+            loss = (terms.nll + terms.sharpening) / len(labels) + share * terms.kl / self.batch_size
+            terms = dataclasses.replace(terms, loss=loss)
+        return terms.loss, terms, ()
+
+    def validate(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for split, (images, labels) in self._splits().items():
+            found |= {f"{split}_{key}": v for key, v in measures.errors(self._beliefs(images), labels).items()}
+        return found
+
+    def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
+        """Errors, calibration, detection of images that are no digits, a digit that turns, pruning.
+
+        Keys that end in ``_mc`` are of the average over draws; the others of the posterior mean, which for dropout is
+        the usual scaling of the weights. Models without randomness have the latter only.
+        """
+        draws = self.recipe.evaluate.samples if samples is None else samples
+        ways = {"": 0, "_mc": draws} if draws and self.random else {"": 0}
+        found: dict[str, Any] = {"samples": draws, "draws_seed": seed} if len(ways) > 1 else {}
+        unfamiliar = measures.unfamiliar(self.test[0])
+        for suffix, count in ways.items():
+            passes = counted(count, "draw") if count else "the mean"
+            for split, (images, labels) in self._splits().items():
+                say(f"{passes} on {split}")
+                on_split = self._beliefs(images, count, seed)
+                found |= {f"{split}_{key}{suffix}": v for key, v in measures.figures(on_split, labels).items()}
+            say(f"{passes} on images that are no digits")
+            others = {kind: self._beliefs(made, count, seed) for kind, made in unfamiliar.items()}
+            found[f"unfamiliar{suffix}"] = measures.detection(on_split, others)
+            found[f"test_entropy{suffix}"] = float(on_split.entropy.mean())
+        ones = (self.test[1] == 1).nonzero()
+        if len(ones):
+            say("a digit 1 that turns")
+            image, passes_ = self.test[0][ones[0, 0]], measures.ANGLE_DRAWS if len(ways) > 1 else 0
+            found["turning"] = measures.turning(
+                self._drawn(), image, scale=self.recipe.data.scale, samples=passes_, seed=seed
+            )
+        if self.recipe.posterior.kind != "none":
+            say("pruning")
+            found["pruning"] = measures.pruning(self._drawn(), self._splits(), scale=self.recipe.data.scale)
+        return found
+
+    def _beliefs(self, images: Tensor, samples: int = 0, seed: int = 1) -> measures.Beliefs:
+        return measures.beliefs(self._drawn(), images, scale=self.recipe.data.scale, samples=samples, seed=seed)
+
+    def _drawn(self) -> nn.Module:
+        """The model to draw from: of a sharpened one the posterior of phi, whose draws run batched on a GPU."""
+        model: Any = self.model
+        return model.q if self.recipe.posterior.kind == "sharpened" else model
+
+    def _splits(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {"valid": self.valid, "test": self.test}
+
+    def describe(self) -> str:
+        return (
+            f"{counted(self.minibatches.count, 'image')} to train on, {len(self.valid[1]):,} to validate, "
+            f"{len(self.test[1]):,} to test. "
+            f"{self.steps:,} batch{'es' * (self.steps != 1)} of {self.batch_size} per epoch on {self.device}."
+        )
+
+
+def kl_share(position: Tensor, steps: int) -> Tensor:
+    """2^(M-i) / (2^M - 1) of batch i = position + 1 of M: the shares of an epoch add up to 1."""
+    return torch.exp2(-(position + 1.0)) / (1 - 2.0**-steps)

@@ -1,0 +1,270 @@
+"""A trained forecasting model on a series: distributions at any origin, walking forward, and beyond the end."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.runs.sizes import memory as machine_memory
+from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, gather
+from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale
+from bayesrnn.lab.tasks.forecast.model import Components
+
+_ROWS = 4096  # windows in one call of the model
+PATHS = 20  # sampled futures per draw of the weights
+PARTS = ("valid", "test")
+_BYTES = 64  # of a forecast of one draw: what the model gives, in double precision, and made wider
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Forecasts at consecutive origins, each made with what was known by then.
+
+    ``forecast`` is calibrated: ``raw`` made ``scale`` (N, H) times as wide. ``actual`` (N, H) is NaN where unknown.
+    """
+
+    origins: range
+    raw: Mixture
+    scale: Tensor
+    forecast: Mixture
+    actual: Tensor
+
+    def rows(self, origins: range) -> slice:
+        """Where the forecasts of these origins are."""
+        return slice(origins.start - self.origins.start, origins.stop - self.origins.start)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Beyond the end of the series, one entry per step. Uncertainties are standard deviations."""
+
+    mean: Tensor
+    low: Tensor
+    high: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    direct: int
+    """So many steps come straight from the model; later ones from sampled roll-outs."""
+
+
+class Forecaster:
+    """Forecasts of one series by one model.
+
+    Args:
+        model: windows (T, B, F) to (B, H, 2): mean and log sigma of each scaled target.
+        frame: how windows and targets are made. values: (n, 1, F) float64, target first. cut: where its parts begin.
+        memory: see `mixture.running_scale`; None: forecasts stay as the model makes them.
+    """
+
+    def __init__(self, model: nn.Module, frame: Frame, values: Tensor, cut: Cut, *, memory: float | None) -> None:
+        self.model, self.frame, self.values, self.cut, self.memory = model, frame, values, cut, memory
+        self.features = frame.features(values)[:, 0].float()
+        levels = frame.levels(values)[:, 0]
+        self.actual = levels.exp() if frame.log else levels
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @torch.no_grad()
+    def distribution(self, origins: range, *, samples: int, seed: int) -> Mixture:
+        """Forecasts (S, N, H) at these origins; S is 1 for a model without randomness."""
+        from bayesrnn import Gaussian, predict
+
+        count = samples if is_random(self.model) else 1
+        _check_memory(count, count * len(origins) * self.frame.horizon * _BYTES)
+        parts = []
+        for rows in torch.arange(origins.start, origins.stop).split(_ROWS):
+            x = gather(self.features, rows, self.frame.window).to(self.device)
+            # The two heads are what the model gives; named Gaussian so that they are not taken for logits.
+            found = predict(self.model, x, samples=count, seed=seed, likelihood=Gaussian(1.0, learn=False), batch_dim=1)
+            parts.append(self._levels(found.samples.cpu().double(), self.frame.known(self.values, rows)))
+        return Mixture(torch.cat([p.means for p in parts], 1), torch.cat([p.sigmas for p in parts], 1), self.frame.log)
+
+    def _levels(self, output: Tensor, known: Tensor) -> Mixture:
+        spread = known.new_tensor(self.frame.target_spread)
+        return Mixture(known + spread * output[..., 0], spread * output[..., 1].exp(), self.frame.log)
+
+    def walk(self, *, samples: int, seed: int) -> Walk:
+        """From the end of the training part to the end of the series, the last origin being the last step."""
+        origins = self._after_training()
+        return self._walked(origins, self.distribution(origins, samples=samples, seed=seed))
+
+    def _after_training(self) -> range:
+        """At least the last step, should the values end before the training part does."""
+        last = len(self.values) - 1
+        return range(min(max(self.frame.first, self.cut.train - 1), last), last + 1)
+
+    def _walked(self, origins: range, raw: Mixture) -> Walk:
+        steps = torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)
+        actual = self.actual[steps.clamp(max=len(self.actual) - 1)]
+        actual = actual.masked_fill(steps >= len(self.actual), math.nan)
+        scale = torch.ones_like(actual)
+        if self.memory is not None:
+            scale = running_scale(raw.standardised(actual), memory=self.memory)
+        return Walk(origins, raw, scale, raw.scaled(scale), actual)
+
+    def naive(self, lag: int) -> Walk:
+        """The value ``lag`` steps (or whole multiples) before, with Gaussian errors of the training part's size."""
+        plain = replace(self.frame, lag=lag, target_center=(0.0,) * self.frame.horizon)
+        levels = self.frame.levels(self.values)[:, 0]
+        train = self.cut.origins("train", first=lag, horizon=self.frame.horizon)
+        ahead = torch.arange(1, self.frame.horizon + 1)
+        before = torch.tensor(train).unsqueeze(1)
+        errors = levels[before + ahead] - plain.known(self.values, before.squeeze(1))
+        origins = self._after_training()
+        means = plain.known(self.values, torch.tensor(origins))
+        sigmas = errors.square().mean(0).sqrt().clamp_min(1e-12).expand_as(means)
+        return self._walked(origins, Mixture(means.unsqueeze(0), sigmas.unsqueeze(0), self.frame.log))
+
+    def ahead(self, steps: int, *, samples: int, seed: int, level: float = 0.95, mirrored: bool = True) -> Ahead:
+        """What comes after the last step.
+
+        Up to the horizon the model says it directly. Beyond, futures are sampled: each keeps one draw of the weights,
+        and what it sampled is what it looks back on. ``mirrored``: each has a twin with the opposite noise, so that
+        little of the noise is left in the mean of a draw, and the model's own part is seen well.
+        """
+        horizon = self.frame.horizon
+        if steps > horizon and self.values.shape[-1] > 1:
+            raise UserError(
+                f"The model has covariates, whose future is not known, so it forecasts at most "
+                f"{counted(horizon, 'step')}; ask for no more, or train with a larger data.horizon."
+            )
+        walk = self.walk(samples=samples, seed=seed)
+        last = walk.forecast[len(walk.origins) - 1 :]
+        low, high = last.interval(level)
+        parts = [last.mean, low, high, last.aleatoric.sqrt(), last.epistemic.sqrt()]
+        found = [p[0][:steps] for p in parts]
+        if steps > horizon:
+            futures = self._futures(steps, samples=samples, seed=seed, mirrored=mirrored)[..., horizon:]
+            rolled = _summary(futures, walk.scale[-1, -1], level, self.frame.log)
+            found = [torch.cat([a, b]) for a, b in zip(found, rolled, strict=True)]
+        mean, low, high, aleatoric, epistemic = found
+        return Ahead(mean, low, high, aleatoric, epistemic, direct=min(steps, horizon))
+
+    @torch.no_grad()
+    def _futures(self, steps: int, *, samples: int, seed: int, mirrored: bool) -> Tensor:
+        """Sampled levels (draws, PATHS, 2 twins or 1, ``steps``)."""
+        from bayesrnn import draws
+
+        frame = self.frame
+        source = torch.Generator().manual_seed(seed)
+        count = samples if is_random(self.model) else 1
+        paths = PATHS if count > 1 else PATHS * samples
+        _check_memory(samples, count * paths * (1 + mirrored) * steps * 16)
+        known = frame.levels(self.values)[-(frame.lag + frame.window) :, 0]
+        bare = replace(frame, log=False)  # levels are logarithms already
+        futures = []
+        for k in range(count):
+            past = known.unsqueeze(1).expand(-1, paths * (1 + mirrored))
+            with one_draw_for_the_batch(self.model), draws.draw(self.model, seed=seed * 1_000_003 + k):
+                while len(past) < len(known) + steps:
+                    x = bare.features(past.unsqueeze(-1))[-frame.window :].float().to(self.device)
+                    output = self.model(x).cpu().double()
+                    block = self._levels(output, bare.known_at_end(past.unsqueeze(-1)))
+                    noise = torch.randn(paths, frame.horizon, generator=source, dtype=torch.float64)
+                    noise = torch.cat([noise, -noise]) if mirrored else noise
+                    past = torch.cat([past, (block.means + block.sigmas * noise).T])
+            futures.append(past[len(known) : len(known) + steps].T.unflatten(0, (-1, paths)).transpose(0, 1))
+        return torch.stack(futures)
+
+
+def _check_memory(draws: int, needed: int) -> None:
+    """Refuse more draws than this machine can hold the forecasts of; ``needed`` is in bytes."""
+    if needed > machine_memory():
+        raise UserError(
+            f"Forecasts of {counted(draws, 'draw')} take {needed / 1e9:,.0f} GB, and this machine has "
+            f"{machine_memory() / 1e9:,.0f}; use fewer draws, with --samples or evaluate.samples, or fewer steps."
+        )
+
+
+def _summary(futures: Tensor, scale: Tensor, level: float, log: bool) -> list[Tensor]:
+    """Mean, interval and the two standard deviations of sampled futures (draws, paths, twins, steps), made wider.
+
+    The variance over the draws' means holds that of the mean of so many paths, which is taken off; and the variance
+    around a draw's mean lacks it.
+    """
+    centre = futures.mean((0, 1, 2))
+    futures = centre + scale * (futures - centre)
+    if log:
+        futures = futures.exp()
+    left = (futures.mean(2).var(1) / futures.shape[1]).mean(0)
+    aleatoric = futures.var((1, 2), correction=0).mean(0) + left
+    epistemic = torch.zeros_like(aleatoric)
+    if len(futures) > 1:
+        epistemic = (futures.mean((1, 2)).var(0) - left).clamp_min(0)
+    flat = futures.flatten(0, 2)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=flat.dtype)
+    low, high = torch.quantile(flat, tails, dim=0)
+    return [flat.mean(0), low, high, aleatoric.sqrt(), epistemic.sqrt()]
+
+
+def is_random(model: nn.Module) -> bool:
+    """Whether draws of the model differ."""
+    from bayesrnn.posteriors.base import Bayesian
+
+    part: Any
+    for part in model.modules():
+        if isinstance(part, (Bayesian, Components)) or getattr(part, "p", 0) > 0:
+            return True
+        if hasattr(part, "rates") and part.rates.any:
+            return True
+    return False
+
+
+@contextmanager
+def one_draw_for_the_batch(model: nn.Module) -> Iterator[None]:
+    """Dropout masks are shared by all rows of a batch inside the block: the futures of one draw of the weights."""
+    changed: list[tuple[Any, Any]] = []
+    part: Any
+    for part in model.modules():
+        if hasattr(part, "rates"):
+            changed.append((part, part.rates))
+            part.rates = replace(part.rates, share="batch")
+        elif hasattr(part, "share"):
+            changed.append((part, part.share))
+            part.share = "batch"
+    try:
+        yield
+    finally:
+        for part, before in changed:
+            setattr(part, "rates" if hasattr(part, "rates") else "share", before)
+
+
+def measures(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, float]:
+    """Scores of forecasts (S, N, H) of what came about (N, H), averaged over all."""
+    low, high = forecast.interval(level)
+    error = forecast.mean - actual
+    return {
+        "crps": float(forecast.crps(actual).mean()),
+        "coverage": float(((actual >= low) & (actual <= high)).double().mean()),
+        "width": float((high - low).mean()),
+        "mae": float((forecast.quantile(0.5) - actual).abs().mean()),
+        "rmse": float(error.square().mean().sqrt()),
+        "nll": float(-forecast.log_density(actual).mean()),
+    }
+
+
+def by_horizon(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, list[float]]:
+    """CRPS, coverage and mean width for each step ahead."""
+    low, high = forecast.interval(level)
+    inside = ((actual >= low) & (actual <= high)).double()
+    return {
+        "crps": forecast.crps(actual).mean(0).tolist(),
+        "coverage": inside.mean(0).tolist(),
+        "width": (high - low).mean(0).tolist(),
+    }
+
+
+def reliability(forecast: Mixture, actual: Tensor) -> dict[str, list[float]]:
+    """The histogram of probability integral transforms, and how much intervals of other levels cover."""
+    pit = forecast.cdf(actual)
+    levels = [0.5, 0.8, 0.9, 0.95]
+    inside = [float(((pit >= (1 - p) / 2) & (pit <= (1 + p) / 2)).double().mean()) for p in levels]
+    return {"pit": histogram(pit), "levels": levels, "coverage": inside}

@@ -1,0 +1,288 @@
+"""Windows of a series: split by time, transformed, scaled on the training part, and back.
+
+cut = Cut.of(len(series), valid=0.15, test=0.15, window=24, horizon=4)
+frame = Frame.fit(values, cut, window=24, horizon=4, lag=1)
+x, y = frame.windows(values, origins), frame.targets(values, origins)
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+
+_LEAST = 20  # training windows
+_SOME = 5  # validation and test windows
+_RIDGE_WINDOWS = 20_000
+_FOLDS = 6  # blocks that decide on the lag
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a series of ``length`` steps is cut: train is [0, train), valid [train, valid), test [valid, length).
+
+    A forecast made at origin t has seen steps up to and including t. An origin belongs to a part if all steps that it
+    forecasts do; what it looks back on may lie in an earlier part, as it will when the model is used.
+    """
+
+    train: int
+    valid: int
+    length: int
+
+    @classmethod
+    def of(cls, length: int, *, valid: float, test: float, window: int, horizon: int) -> "Cut":
+        """Cut by fractions; refuses parts that are too short for windows of these lengths."""
+        if valid + test >= 1 or test > 1 - valid - test:
+            raise UserError(
+                f"The test part ({test:.0%}) is longer than the training part ({max(0.0, 1 - valid - test):.0%}); "
+                "lower data.test or data.valid."
+            )
+        end_test = max(1, round(length * test))
+        end_valid = max(1, round(length * valid))
+        cut = cls(length - end_test - end_valid, length - end_test, length)
+        needed = {"train": window + horizon + _LEAST - 1, "valid": horizon + _SOME - 1, "test": horizon + _SOME - 1}
+        sizes = {"train": cut.train, "valid": end_valid, "test": end_test}
+        for part, least in needed.items():
+            if sizes[part] < least:
+                raise UserError(
+                    f"The series is too short: its {part} part has {sizes[part]} of {length} steps, and {least} are "
+                    f"needed for a window of {window} and a horizon of {horizon}; use a longer series, or a smaller "
+                    "data.window or data.horizon."
+                )
+        return cut
+
+    def origins(self, part: str, *, first: int, horizon: int) -> range:
+        """The origins of "train", "valid" or "test"; ``first`` is the earliest with a whole window behind it."""
+        start, end = {"train": (0, self.train), "valid": (self.train, self.valid), "test": (self.valid, self.length)}[
+            part
+        ]
+        return range(max(first, start - 1), end - horizon)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """From levels to what the model sees and says, and back.
+
+    A target is forecast as its difference from a value that is known at the origin: with ``lag`` 0 from nothing, with
+    1 from the last value, with s from the value of the same phase one season (of s steps) earlier. So a Gaussian for
+    the difference is one for the level, moved. Inputs are differences at the same lag. All are scaled by means and
+    standard deviations of the training part: inputs column by column, targets for each step ahead.
+
+    Args:
+        window: steps the model looks back on, T. horizon: steps it looks ahead, H.
+        log: the target's logarithm is modelled; covariates stay as they are.
+        center, spread: of inputs, one per column. target_center, target_spread: one per step ahead.
+
+    Shapes: values (n, B, F) are B series side by side, target first; origins are steps t, forecast from t + 1 on.
+    """
+
+    window: int
+    horizon: int
+    lag: int
+    log: bool
+    center: tuple[float, ...]
+    spread: tuple[float, ...]
+    target_center: tuple[float, ...]
+    target_spread: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, values: Tensor, cut: Cut, *, window: int, horizon: int, lag: int = 0, log: bool = False) -> "Frame":
+        """Scales from the training part of ``values`` (n, 1, F), float64."""
+        columns = values.shape[-1]
+        bare = cls(window, horizon, lag, log, (0.0,) * columns, (1.0,) * columns, (0.0,) * horizon, (1.0,) * horizon)
+        train = cut.origins("train", first=bare.first, horizon=horizon)
+        if len(train) < _LEAST:
+            raise UserError(
+                f"The series is too short: {counted(max(len(train), 0), 'training window')} with differences at lag "
+                f"{lag}, and {_LEAST} are needed; use a longer series, a smaller data.window, or another "
+                "data.difference."
+            )
+        inputs = bare.features(values)[lag : cut.train, 0]
+        targets = bare.targets(values, _long(train))
+        center, spread = inputs.mean(0), inputs.std(0, correction=0)
+        if not bool(spread[0] > 0) or not bool((targets.std(0, correction=0) > 0).all()):
+            if any(bool((part == part[0]).all(0).any()) for part in (inputs[:, :1], targets)):
+                raise UserError("The training part of the series is constant; there is nothing to learn from it.")
+            raise UserError(
+                "The training part of the series changes by so little that its variance is 0 in double precision; "
+                "multiply its values by a large number."
+            )
+        spread = torch.where(spread > 0, spread, torch.ones_like(spread))  # a constant covariate says nothing
+        return cls(
+            window, horizon, lag, log,
+            _floats(center), _floats(spread), _floats(targets.mean(0)), _floats(targets.std(0, correction=0)),
+        )  # fmt: skip
+
+    @property
+    def first(self) -> int:
+        """The earliest origin."""
+        return self.lag + self.window - 1
+
+    def settings(self) -> dict[str, object]:
+        """For a file; ``Frame(**settings)`` is this frame again, lists being read as tuples."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, settings: dict[str, object]) -> "Frame":
+        """From what :meth:`settings` wrote."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})  # type: ignore[arg-type]
+
+    def levels(self, values: Tensor) -> Tensor:
+        """The target as it is modelled, (n, B)."""
+        target = values[..., 0]
+        if not self.log:
+            return target
+        if not bool((target > 0).all()):
+            raise UserError(
+                f"data.log needs values above 0, and the series has {float(target.min()):g}; leave it out, or shift it."
+            )
+        return target.log()
+
+    def features(self, values: Tensor) -> Tensor:
+        """What the model sees of each step, (n, B, F); the first ``lag`` steps are zeros and not used."""
+        levels = torch.cat([self.levels(values).unsqueeze(-1), values[..., 1:]], -1)
+        seen = levels if self.lag == 0 else torch.zeros_like(levels)
+        if self.lag:
+            seen[self.lag :] = levels[self.lag :] - levels[: -self.lag]
+        return (seen - seen.new_tensor(self.center)) / seen.new_tensor(self.spread)
+
+    def windows(self, values: Tensor, origins: Tensor) -> Tensor:
+        """Inputs (T, N, F) of the first series at N origins."""
+        return gather(self.features(values)[:, 0], origins, self.window)
+
+    def known(self, values: Tensor, origins: Tensor) -> Tensor:
+        """What targets are differences from, (N, H), with the training mean of the differences added."""
+        center = values.new_tensor(self.target_center)
+        if self.lag == 0:
+            return center.expand(len(origins), -1)
+        return self.levels(values)[:, 0][origins.unsqueeze(1) + self._offsets(origins.device)] + center
+
+    def known_at_end(self, values: Tensor) -> Tensor:
+        """The same at the last step of B series side by side, (B, H)."""
+        center = values.new_tensor(self.target_center)
+        if self.lag == 0:
+            return center.expand(values.shape[1], -1)
+        return self.levels(values)[len(values) - 1 + self._offsets(values.device)].T + center
+
+    def _offsets(self, device: torch.device) -> Tensor:
+        """From the origin to the values that the H steps ahead are compared with: 0 or before."""
+        ahead = torch.arange(1, self.horizon + 1, device=device)
+        return ahead - -(-ahead // self.lag) * self.lag  # whole seasons back
+
+    def targets(self, values: Tensor, origins: Tensor) -> Tensor:
+        """Scaled targets (N, H); steps beyond the end are NaN."""
+        levels = self.levels(values)[:, 0]
+        ahead = torch.arange(1, self.horizon + 1, device=origins.device)
+        steps = origins.unsqueeze(1) + ahead
+        future = levels[steps.clamp(max=len(levels) - 1)]
+        future = future.masked_fill(steps >= len(levels), math.nan)
+        return (future - self.known(values, origins)) / values.new_tensor(self.target_spread)
+
+
+def gather(features: Tensor, origins: Tensor, window: int) -> Tensor:
+    """Windows (T, N, F) that end at the origins, of features (n, F)."""
+    back = torch.arange(window - 1, -1, -1, device=features.device)
+    steps = origins.unsqueeze(0) - back.unsqueeze(1)
+    return features.index_select(0, steps.flatten()).view(window, len(origins), features.shape[1])
+
+
+def season_of(target: Tensor, cut: Cut, suggested: int) -> int:
+    """The season in steps: as the dates suggest, else the highest peak of the training part's autocorrelation.
+
+    A peak counts if it is above 0.3 and lies within a quarter of the part; 1: there is no season.
+    """
+    if suggested > 1:
+        return suggested
+    part = target[: cut.train]
+    steps = torch.arange(len(part), dtype=part.dtype)
+    steps = steps - steps.mean()
+    part = part - part.mean()
+    part = part - steps * (part @ steps) / (steps @ steps)  # without its trend
+    power = float(part @ part)
+    if power == 0:
+        return 1
+    lags = range(1, min(len(part) // 4, 1000))
+    found = [1.0, *(float(part[:-k] @ part[k:]) / power for k in lags)]
+    peaks = [k for k in range(2, len(found) - 1) if found[k - 1] < found[k] >= found[k + 1] and found[k] > 0.3]
+    return max(peaks, key=lambda k: found[k], default=1)
+
+
+def choose_lag(
+    values: Tensor, cut: Cut, lags: Sequence[int], *, window: int, horizon: int, log: bool, ridge: float = 1.0
+) -> int:
+    """The lag with which a linear autoregression of the same window forecasts best; the test part is not used.
+
+    The second half of what lies before the test part is forecast in blocks, each from all that comes before it. One
+    block alone may favour levels by chance, and a series that drifts is then forecast where nothing was learnt. Where
+    the blocks would be too short, the validation part decides.
+    """
+
+    def errors(cut: Cut, lags: Sequence[int]) -> dict[int, float]:
+        found = {}
+        for lag in lags:
+            try:
+                frame = Frame.fit(values[: cut.valid], cut, window=window, horizon=horizon, lag=lag, log=log)
+            except UserError:
+                if lag == 0:
+                    raise
+                continue  # a season that the series is too short for
+            found[lag] = _linear_error(values[: cut.valid], cut, frame, ridge)
+        return found
+
+    whole = errors(cut, lags)
+    totals = dict.fromkeys(whole, 0.0)
+    for block in _blocks(cut, horizon):
+        try:
+            found = errors(block, list(whole))
+        except UserError:
+            continue
+        if found.keys() == whole.keys():
+            totals = {lag: totals[lag] + error for lag, error in found.items()}
+    best = totals if any(totals.values()) else whole
+    return min(best, key=lambda lag: best[lag])
+
+
+def _blocks(cut: Cut, horizon: int) -> list[Cut]:
+    """Cuts whose validation parts are, one after the other, the second half of what lies before the test part."""
+    ends = [cut.valid * (_FOLDS + k) // (2 * _FOLDS) for k in range(_FOLDS + 1)]
+    return [Cut(a, b, b) for a, b in itertools.pairwise(ends) if b - a > horizon]
+
+
+def _linear_error(values: Tensor, cut: Cut, frame: Frame, ridge: float) -> float:
+    """Mean square on the validation part of a linear model of the training part."""
+    train = _long(cut.origins("train", first=frame.first, horizon=frame.horizon))
+    train = train[:: -(-len(train) // _RIDGE_WINDOWS)]
+    valid = _long(cut.origins("valid", first=frame.first, horizon=frame.horizon))
+    weights = ridge_weights(frame.windows(values, train), frame.targets(values, train), ridge)
+    error = frame.targets(values, valid) - linear(frame.windows(values, valid), weights)
+    return float((error * values.new_tensor(frame.target_spread)).square().mean())
+
+
+def ridge_weights(x: Tensor, y: Tensor, ridge: float) -> Tensor:
+    """Weights (T F + 1, H) of a linear map from windows (T, N, F) to targets (N, H), the last row its offset."""
+    rows = _rows(x)
+    penalty = ridge * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    return torch.linalg.solve(rows.T @ rows + penalty, rows.T @ y)
+
+
+def linear(x: Tensor, weights: Tensor) -> Tensor:
+    """What :func:`ridge_weights` forecast, (N, H)."""
+    return _rows(x) @ weights
+
+
+def _rows(x: Tensor) -> Tensor:
+    flat = x.transpose(0, 1).flatten(1)
+    return torch.cat([flat, torch.ones_like(flat[:, :1])], 1)
+
+
+def _long(origins: range) -> Tensor:
+    return torch.arange(origins.start, origins.stop)
+
+
+def _floats(tensor: Tensor) -> tuple[float, ...]:
+    return tuple(tensor.tolist())

@@ -1,0 +1,158 @@
+"""Sections of a report about forecasts: what comes next, what was said one step before, how far ahead it holds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bayesrnn.lab.report import figures
+from bayesrnn.lab.report import html as pages
+from bayesrnn.lab.report.parts import Page, file_name
+from bayesrnn.lab.report.wording import number, part
+from bayesrnn.lab.runs.collect import Group, Run
+from bayesrnn.lab.tasks.forecast import plots
+from bayesrnn.lab.tasks.language.measured import Measured
+
+_MOST = 2000  # values in a plot; a record has fewer
+_BANDS = ("mean", "low", "high", "epistemic")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Columns of a record, all of one length and finite."""
+
+    columns: dict[str, list[float]]
+    dates: list[str]
+    past: list[float]
+
+
+def ahead(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    shown = []
+    for group in groups:
+        found = part(group.first.metrics, "ahead")
+        rows = _rows(found, _BANDS, past=True)
+        if rows is None:
+            continue
+        direct = found.get("direct")
+        steps = len(rows.dates) - len(rows.past)
+        name, level = _series(group.first), _level(group.first)
+        before = rows.past[-max(12, 2 * steps) :]
+        png = plots.forecast_plot(
+            before, rows.columns, rows.dates[-len(before) - steps :], name=name, level=level,
+            direct=direct if isinstance(direct, int) and 0 < direct < steps else steps, narrow=True,
+        )  # fmt: skip
+        said = "; ".join(_said(rows, k) for k in dict.fromkeys((0, steps - 1)))
+        shown.append(
+            page.figure(
+                f"ahead-{file_name(group.label)}",
+                png,
+                alt=f"The end of {name} and {steps} steps that {group.label} forecasts after it. {said}.",
+                caption=f"{group.label}. {said}.",
+            )
+        )
+    if shown:
+        page.add(
+            "ahead",
+            "Forecasts",
+            pages.paragraphs(
+                "What comes after the end of the series. Dark: how much of the interval comes from not knowing the "
+                "model's weights. After the dotted line a forecast is made of forecasts."
+            ),
+            f'<div class="figures">{"".join(shown)}</div>',
+        )
+
+
+def walk(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    shown = []
+    for group in groups:
+        rows = _rows(part(group.first.metrics, "walk"), (*_BANDS, "aleatoric", "actual"), past=False)
+        if rows is None:
+            continue
+        columns, name, level = rows.columns, _series(group.first), _level(group.first)
+        inside = [a <= y <= b for a, y, b in zip(columns["low"], columns["actual"], columns["high"], strict=True)]
+        said = f"{sum(inside)} of {len(inside)} values are inside the {level:.0%} intervals"
+        last = min(60, len(inside))
+        shown.append(
+            page.figure(
+                f"walk-{file_name(group.label)}",
+                plots.walked(columns, rows.dates, name=name, level=level, last=last, narrow=True),
+                alt=f"Forecasts of {name} one step ahead by {group.label}, and what came. {said}.",
+                caption=f"{group.label}. {said}; shown are the last {last}.",
+            )
+        )
+    if shown:
+        page.add(
+            "walk",
+            "One step ahead",
+            pages.paragraphs("Forecasts of the test part, each made one step before, beside what came."),
+            f'<div class="figures">{"".join(shown)}</div>',
+        )
+
+
+def by_step(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+    named: dict[str, list[tuple[float, float]]] = {}
+    bars: dict[str, tuple[list[float], list[float]]] = {}
+    for group in groups:
+        scores = _numbers(part(group.first.metrics, "by_horizon").get("crps"))
+        if scores:
+            named[group.label] = [(float(step), score) for step, score in enumerate(scores, 1)]
+        shares = _numbers(part(group.first.metrics, "reliability").get("pit"))
+        if shares:
+            bars[group.label] = ([k / len(shares) for k in range(len(shares) + 1)], shares)
+    order, parts = [g.label for g in groups], []
+    if named:
+        said = "; ".join(
+            f"{label}: {number(points[0][1])} one step ahead" +
+            (f", {number(points[-1][1])} at step {points[-1][0]:g}" if len(points) > 1 else "")
+            for label, points in named.items()
+        )  # fmt: skip
+        longest = max(len(points) for points in named.values())
+        ticks = range(1, longest + 1, math.ceil(longest / 12))
+        png = figures.lines(named, order=order, across="steps ahead", up="test CRPS", ticks=ticks, log_y=True)
+        alt = f"Score of the test part (CRPS, lower is better) by steps ahead. {said}."
+        parts.append(
+            page.figure("by-step", png, alt=alt, caption=f"The score by steps ahead, lower is better. {said}.")
+        )
+    if bars:
+        png = figures.histogram(bars, order=order, across="P(forecast ≤ what came)", up="share of values")
+        text = "Where values fell in their forecasts: flat is right, a hill is too unsure, a valley is too sure."
+        heights = "; ".join(f"{label}: {min(v):.1%} to {max(v):.1%} per bin" for label, (_, v) in bars.items())
+        parts.append(page.figure("pit", png, alt=f"{text} {heights}.", caption=text))
+    if parts:
+        page.add("by-step", "How far it holds", f'<div class="figures">{"".join(parts)}</div>')
+
+
+def _rows(found: Mapping[str, Any], names: Sequence[str], *, past: bool) -> _Rows | None:
+    """What a record has to plot; None where it has not all of it, or not as many dates as values."""
+    columns = {name: _numbers(found.get(name)) for name in names}
+    before = _numbers(found.get("past")) if past else []
+    dates = found.get("date")
+    length = len(columns["mean"])
+    if not length or any(len(values) != length for values in columns.values()) or (past and not before):
+        return None
+    if not isinstance(dates, list) or len(dates) != length + len(before):
+        return None
+    return _Rows(columns, [str(date)[:20] for date in dates], before)
+
+
+def _numbers(values: Any) -> list[float]:
+    """The list, where it is one of finite numbers of a size that can be drawn; else nothing."""
+    if not isinstance(values, list) or len(values) > _MOST:
+        return []
+    fine = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= figures.LARGEST for v in values)
+    return [float(v) for v in values] if fine else []
+
+
+def _series(run: Run) -> str:
+    columns = run.series.get("columns")
+    return columns[0][:40] if isinstance(columns, list) and columns and isinstance(columns[0], str) else "value"
+
+
+def _level(run: Run) -> float:
+    level = run.metrics.get("level")
+    return level if isinstance(level, float) and 0.01 <= level <= 0.999 else 0.95
+
+
+def _said(rows: _Rows, step: int) -> str:
+    low, mean, high = (number(rows.columns[name][step]) for name in ("low", "mean", "high"))
+    return f"{rows.dates[len(rows.past) + step]}: {mean} ({low} to {high})"

@@ -1,0 +1,303 @@
+"""Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes.schema import Recipe, Sections, choice, number, positive
+from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, by_horizon, is_random, measures, reliability
+from bayesrnn.lab.tasks.forecast.frames import gather
+from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
+from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, Model, network, prior_cost
+from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
+from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, read_csv
+from bayesrnn.lab.tasks.forecast.tables import naming
+
+__all__ = [
+    "Components",
+    "Data",
+    "Evaluate",
+    "Forecast",
+    "ForecastModel",
+    "GaussianHeads",
+    "Model",
+    "Plan",
+    "forecaster",
+    "prior_cost",
+    "read_series",
+]
+MIXTURE = "valid_crps_mixture"
+_SHOWN = 500  # last forecasts of the test part that the record keeps
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which columns, how they are transformed and cut.
+
+    ``window: 0`` is one season, at least 24 and at most 96 steps; ``season: 0`` is what the dates or the training part
+    suggest. ``difference``: targets are differences from the last value, or from the value a season before; auto: what
+    a linear model of the same window forecasts the validation part best with.
+    """
+
+    target: str = ""
+    covariates: str = ""
+    date: str = ""
+    max_gap: int = number(0, least=0)
+    window: int = number(0, least=0)
+    horizon: int = positive(6)
+    season: int = number(0, least=0)
+    difference: str = choice("auto", "none", "last", "season")
+    log: bool = False
+    valid: float = number(0.15, above=0, below=1)
+    test: float = number(0.15, above=0, below=1)
+    batch_size: int = positive(32)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Draws, level of the intervals, and how long errors count when widths are calibrated; ``memory: 0``: never."""
+
+    samples: int = positive(100)
+    level: float = number(0.95, above=0, below=1)
+    memory: float = number(50.0, least=0)
+
+
+class Forecast(Task):
+    """A CSV file, or carbon dioxide at Mauna Loa, and forecasts of it for H steps ahead."""
+
+    sections = Sections(model=Model, data=Data, evaluate=Evaluate)
+    metric = "valid_crps"
+    unit, source, default_data = "values", "series", "mauna_loa"
+    limit = 50.0
+
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+        super().__init__(recipe, data, device)
+        settings: Data = recipe.data
+        if recipe.model.prior_sigma and recipe.posterior.kind != "none":
+            raise UserError("model.prior_sigma is for dropout models; a posterior has its own prior, set it to 0.")
+        if recipe.model.components > 1 and recipe.posterior.kind != "none":
+            raise UserError("model.components is for dropout models; with a posterior over weights set it to 1.")
+        self.series = read_series(data, settings)
+        with naming(Path(data).name) if data is not None else nullcontext():
+            plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
+        self.plan, self.frame, self.cut = plan, plan.frame, plan.cut
+        self.values = torch.from_numpy(self.series.values).unsqueeze(1)
+        train = torch.tensor(self.cut.origins("train", first=self.frame.first, horizon=self.frame.horizon))
+        self.features = self.frame.features(self.values)[:, 0].float().to(device)
+        targets = self.frame.targets(self.values, train).float()
+        self.minibatches = Minibatches(
+            train.to(device), targets.to(device), batch_size=min(settings.batch_size, len(train)), last="wrap"
+        )
+        self.steps, self.batch_size = self.minibatches.steps, self.minibatches.batch_size
+        self.examples_per_step = self.batch_size * self.frame.horizon
+        self.num_data = targets.numel()
+
+    @staticmethod
+    def build(recipe: Recipe, files: Files) -> nn.Module:
+        plan = Plan.from_json(files[FRAME])
+        plain = network(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
+        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
+
+    @classmethod
+    def compared(cls, recipe: Recipe) -> str:
+        """Of a mixture its own score, which what its parts have in common makes worse; it is never above theirs."""
+        return MIXTURE if recipe.model.components > 1 else cls.metric
+
+    def attach(self, model: nn.Module) -> None:
+        super().attach(model)
+        self.random = is_random(model)
+        likelihood: Any = GaussianHeads()
+        self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.num_data)
+        self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
+
+    def files(self) -> dict[str, bytes]:
+        return {FRAME: self.plan.to_json().encode(), SERIES: self.series.to_csv().encode()}
+
+    def content(self) -> Iterator[bytes]:
+        yield self.series.to_csv().encode()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.minibatches.tensors()
+
+    def start_epoch(self, epoch: int) -> None:
+        self.minibatches.shuffle()
+
+    def batch(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        origins, targets = self.minibatches(position)
+        return gather(self.features, origins, self.frame.window), targets
+
+    def objective(self, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, Any, State]:
+        """Of several components the mean of their bounds, which is no less than the bound of their mixture."""
+        x, y = batch
+        model, sigma, count = self.model, self.recipe.model.prior_sigma, self.recipe.model.components
+        if isinstance(model, Components):
+            terms, _ = self.bound(lambda: model.each(x), y.expand(count, *y.shape))
+            terms = replace(terms, nll=terms.nll / count)
+        else:
+            terms, _ = self.bound(lambda: model(x), y)
+        loss = terms.loss
+        if sigma:
+            loss = loss + prior_cost(model, sigma) / (count * self.num_data)
+        return loss, terms, ()
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        found = {"train_nll": totals["nll"] / self.examples_per_step}
+        return found if self.recipe.posterior.kind == "none" else {**found, "kl": totals["kl"]}
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """The score of one draw on the validation part, as the model gives it; its masks are the same in every epoch.
+
+        Of components, which are stopped one by one, the mean of each one's lowest score so far; and the score of the
+        mixture of those that are kept, with one draw of each.
+        """
+        origins = self._origins("valid")
+        actual = self.forecaster.actual[torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)]
+
+        def said(model: nn.Module) -> Mixture:
+            one = forecaster(model, self.plan, self.values, self.recipe.evaluate)
+            return one.distribution(origins, samples=1, seed=0)
+
+        def crps(raw: Mixture) -> float:
+            return float(raw.crps(actual).mean())
+
+        found = {}
+        if isinstance(self.model, Components):
+            scores = [crps(said(network)) for network in self.model.networks]
+            self.model.keep(scores, self.recipe.train.patience or math.inf)
+            whole = together([said(network) for network in self.model.kept])
+            found = {"valid_crps": float(self.model.best.mean()), MIXTURE: crps(whole)}
+        raw = said(self.model)
+        own = {"valid_crps": crps(raw), "valid_nll": float(-raw.log_density(actual).mean())}
+        return {**own, **found}
+
+    def final(self) -> dict[str, Any]:
+        return self.evaluate()
+
+    def evaluate(
+        self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, level: float = 0.0
+    ) -> dict[str, Any]:
+        """Walk forward through validation and test part, without learning on, and the same for naive forecasts.
+
+        ``level`` is that of the intervals; 0: the recipe's.
+        """
+        settings: Evaluate = self.recipe.evaluate
+        level = level or settings.level
+        if not 0 < level < 1:
+            raise UserError(f"--level is {level}; it must be between 0 and 1, such as 0.95.")
+        if samples == 0:
+            raise UserError("--samples is 0; a forecast is a mixture over draws, so at least 1. Default: the recipe's.")
+        say("walking forward through the validation and test part")
+        walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
+        found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
+        found |= {"draws_seed": seed} if self.random else {}
+        for part in PARTS:
+            rows = walk.rows(self._origins(part))
+            raw = measures(walk.raw[rows], walk.actual[rows], level)
+            found |= {f"{part}_{k}": v for k, v in measures(walk.forecast[rows], walk.actual[rows], level).items()}
+            found |= {f"{part}_{k}_raw": raw[k] for k in ("crps", "coverage", "width")}
+        naive = {"naive": 1, "seasonal_naive": self.plan.season}
+        for name, lag in naive.items():
+            if lag > 1 or name == "naive":
+                say(f"{name.replace('_', ' ')} forecasts")
+                other = self.forecaster.naive(lag)
+                rows = other.rows(self._origins("test"))
+                scores = measures(other.forecast[rows], other.actual[rows], level)
+                found |= {f"{name}_{k}": scores[k] for k in ("crps", "coverage", "width")}
+        test = walk.rows(self._origins("test"))
+        forecast, actual = walk.forecast[test], walk.actual[test]
+        found["epistemic_share"] = float((forecast.epistemic / forecast.variance).mean())
+        found["by_horizon"] = by_horizon(forecast, actual, level)
+        found["reliability"] = reliability(forecast, actual)
+        found["walk"] = self._shown(walk, level)
+        say("forecasts beyond the end")
+        found["ahead"] = self._ahead(level, samples or settings.samples, seed)
+        return found
+
+    def _origins(self, part: str) -> range:
+        return self.cut.origins(part, first=self.frame.first, horizon=self.frame.horizon)
+
+    def _shown(self, walk: Walk, level: float) -> dict[str, Any]:
+        """The last forecasts of the test part one step ahead, beside what came, for plots."""
+        origins = self._origins("test")[-_SHOWN:]
+        rows = walk.rows(origins)
+        found = walk.forecast[rows]
+        low, high = found.interval(level)
+        spreads = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
+        columns = {"mean": found.mean, "low": low, "high": high, **spreads, "actual": walk.actual[rows]}
+        dates = [self.series.label(t + 1) for t in origins]
+        return {"date": dates, **{key: _short(column[:, 0]) for key, column in columns.items()}}
+
+    def _ahead(self, level: float, samples: int, seed: int) -> dict[str, Any]:
+        """The last values and what is forecast after them: the horizon, and twice as much again by roll-outs."""
+        horizon, length = self.frame.horizon, len(self.series)
+        steps = 3 * horizon if self.values.shape[-1] == 1 else horizon
+        # Without twins, as in all records that are kept.
+        found = self.forecaster.ahead(steps, samples=samples, seed=seed, level=level, mirrored=False)
+        columns = {key: _short(getattr(found, key)) for key in ("mean", "low", "high", "aleatoric", "epistemic")}
+        first = max(0, length - 10 * horizon)
+        dates = [self.series.label(i) for i in range(first, length + steps)]
+        return {"date": dates, "past": _short(self.values[first:, 0, 0]), **columns, "direct": found.direct}
+
+    def describe(self) -> str:
+        series, cut, frame = self.series, self.cut, self.frame
+        parts = (("train", 0, cut.train), ("validate", cut.train, cut.valid), ("test", cut.valid, cut.length))
+        spans = ", ".join(f"{name} {series.label(a)} to {series.label(b - 1)}" for name, a, b in parts)
+        changes = {0: "as they are", 1: "as changes from the last value"}
+        change = changes.get(frame.lag, f"as changes from {frame.lag} steps before")
+        season = f"a season of {self.plan.season}" if self.plan.season > 1 else "no season"
+        lines = [
+            f"{series.columns[0]}: {len(series):,} steps of one {series.grid.name}, {season}: {spans}.",
+            f"{counted(self.num_data // frame.horizon, 'training window')} of {counted(frame.window, 'step')} on "
+            f"{self.device}; "
+            f"{counted(frame.horizon, 'step')} ahead, {change}{', in logarithms' if frame.log else ''}.",
+        ]
+        return "\n".join([*series.notes, *lines])
+
+    def about(self) -> dict[str, Any]:
+        frame = {"window": self.frame.window, "horizon": self.frame.horizon, "lag": self.frame.lag}
+        return {
+            "series": {
+                "name": self.series.name,
+                "columns": self.series.columns,
+                "steps": len(self.series),
+                "step": self.series.grid.name,
+                "first": self.series.label(0),
+                "last": self.series.label(len(self.series) - 1),
+                "season": self.plan.season,
+                "cut": [self.cut.train, self.cut.valid, self.cut.length],
+                **frame,
+                "notes": self.series.notes,
+            }
+        }
+
+
+def _short(column: Tensor) -> list[float]:
+    """Six digits, for a record."""
+    return [float(f"{v:.6g}") for v in column.tolist()]
+
+
+def read_series(data: str | None, settings: Data) -> Series:
+    """The file's series with a recipe's columns; None: the library's own."""
+    if data is None:
+        return mauna_loa()
+    return read_csv(
+        data,
+        target=settings.target,
+        covariates=settings.covariates,
+        date=settings.date,
+        max_gap=settings.max_gap,
+    )
+
+
+def forecaster(model: nn.Module, plan: Plan, values: Tensor, settings: Evaluate) -> Forecaster:
+    return Forecaster(model, plan.frame, values, plan.cut, memory=settings.memory or None)

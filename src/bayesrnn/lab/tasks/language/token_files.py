@@ -1,0 +1,291 @@
+"""Texts that do not fit into memory: their words as numbers in files, of which a window at a time is read.
+
+tokenize("news/", "news-tokens/", min_count=5)     # two passes over each file, in constant memory
+tokens = TokenFolder("news-tokens/")
+streams = DiskStreams(tokens.file("train"), batch_size=20)
+streams.window(0, 36)                               # (36, 20), as `batchify` of the whole text would have it
+"""
+
+import codecs
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import MB, counted, read_bytes, read_json, shown
+from bayesrnn.lab.tasks.language.text import EOS, Vocabulary, split_files
+
+ABOUT = "tokens.json"
+VOCABULARY = "vocabulary.txt"
+_SPLITS = ("train", "valid", "test")
+_FORMAT = 1
+_TYPES = ("<u2", "<u4")
+_CHUNK = 1 << 18  # bytes read at once; their words take some 30 times as much
+_LONGEST = 1 << 24  # characters of a word: more is no text
+_WHOLE = 1 << 26  # words of a text up to which its digest is of all of them
+_BLOCKS, _BLOCK = 256, 1 << 16  # of a longer one: so many pieces of so many words
+_RARE_ENDS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # of lines, as str.splitlines has them, \n aside
+_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+
+Words = npt.NDArray[Any]
+
+
+def words_of(file: Path, *, chunk: int = _CHUNK) -> Iterator[list[str]]:
+    """The words of a UTF-8 text, ``<eos>`` at the end of each line, in pieces: those of ``data.text.read_tokens``."""
+    rest, open_line = "", False
+    for text, last in _decoded(file, chunk):
+        text = rest + text
+        cut = len(text) if last else _cut(text)
+        part, rest = text[:cut], text[cut:]
+        if len(rest) > _LONGEST:
+            raise UserError(f"{file} has a word of more than {_LONGEST:,} characters; it is no text.")
+        words = _split(part)
+        if part:
+            open_line = part[-1] not in _ENDS
+        if last and open_line:
+            words.append(EOS)
+        yield words
+
+
+def _decoded(file: Path, chunk: int) -> Iterator[tuple[str, bool]]:
+    """(text, whether it is the last) of a file, with the errors of ``data.text.tokens_of``."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    done = 0
+    try:
+        with open(file, "rb") as source:
+            while True:
+                data = source.read(chunk)
+                waiting = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    at = done - waiting + error.start
+                    raise UserError(f"{file} is not UTF-8 text (byte {at}); convert it to UTF-8.") from None
+                if "\0" in text:
+                    raise UserError(f"{file} is a binary file; a language data set is made of UTF-8 text files.")
+                done += len(data)
+                yield text, not data
+                if not data:
+                    return
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
+
+
+def _cut(text: str) -> int:
+    """Where the last white space ends, after which a word may go on in the next piece; never between \\r and \\n."""
+    cut = len(text)
+    while cut and not text[cut - 1].isspace():
+        cut -= 1
+    return cut - 1 if text[cut - 1 : cut] == "\r" else cut
+
+
+def _split(part: str) -> list[str]:
+    if _RARE_ENDS.search(part) is None:
+        return part.replace("\n", f" {EOS} ").split()
+    words = []
+    for line in part.splitlines(keepends=True):
+        words += line.split()
+        if line[-1] in _ENDS:
+            words.append(EOS)
+    return words
+
+
+def tokenize(
+    text: str | Path,
+    out: str | Path,
+    *,
+    min_count: int = 1,
+    words: int | None = None,
+    force: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Make token files of a folder of text files; returns what is written about them.
+
+    Memory is taken for the counts of the training text's different words, and for nothing else that grows.
+
+    Args:
+        text: a folder as :func:`bayesrnn.lab.tasks.language.text.read_folder` takes it.
+        out: a folder for the token files.
+        min_count: a word seen fewer times than this in the training text is unknown.
+        words: so many of the most frequent words at most; None: all.
+        force: replace token files that are there.
+    """
+    files, folder = split_files(text), Path(out)
+    if (folder / ABOUT).exists() and not force:
+        raise UserError(f"{folder} already holds token files; replace them with --force, or choose another folder.")
+    counts: Counter[str] = Counter()
+    for part in words_of(files["train"]):
+        counts.update(part)
+    if len(counts) - (EOS in counts) < 2:
+        raise UserError("The training text has fewer than two different words; a language model needs more.")
+    vocabulary = Vocabulary(counts, min_count=min_count)
+    if words is not None and len(vocabulary) > words + 1:
+        vocabulary = Vocabulary.of_words(vocabulary.words[: words + 1])
+    total = sum(counts.values())
+    del counts
+    kind = _TYPES[len(vocabulary) > 1 << 16]
+    about: dict[str, Any] = {
+        "program": "bayesrnn",
+        "format": _FORMAT,
+        "type": kind,
+        "min_count": min_count,
+        "words": words,
+        "vocabulary": len(vocabulary),
+        "tokens": {},
+        "unknown": {},
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ABOUT).unlink(missing_ok=True)  # it is written last: where it is, all is whole
+        for split in _SPLITS:
+            count, unknown = _encode(files[split], folder / f"{split}.tokens", vocabulary, kind)
+            about["tokens"][split], about["unknown"][split] = count, unknown
+            say(f"{split}: {counted(count, 'word')}, {unknown:,} of them unknown")
+        if about["tokens"]["train"] != total:
+            raise UserError(f"{files['train']} has changed while it was read; start again.")
+        for name, content in ((VOCABULARY, "\n".join(vocabulary.words)), (ABOUT, json.dumps(about, indent=2))):
+            with _written(folder / name) as file:
+                file.write(f"{content}\n".encode())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from None
+    return about
+
+
+def _encode(source: Path, target: Path, vocabulary: Vocabulary, kind: str) -> tuple[int, int]:
+    """Write a text's tokens; returns how many there are, and how many are unknown."""
+    count = unknown = 0
+    with _written(target) as file:
+        for words in words_of(source):
+            ids = np.array(vocabulary.ids(words), dtype=kind)
+            file.write(ids.tobytes())
+            count += len(ids)
+            unknown += int((ids == 0).sum())
+    return count, unknown
+
+
+@contextmanager
+def _written(target: Path) -> Iterator[IO[bytes]]:
+    """A file that is there under its name when it is whole, or not at all."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class TokenFolder:
+    """What :func:`tokenize` has written. Opening it reads the vocabulary, and no token."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.about: dict[str, Any] = read_json(self.path / ABOUT, most=MB)
+            content = read_bytes(self.path / VOCABULARY, most=1024 * MB)
+            self.vocabulary = Vocabulary.from_bytes(content, name=VOCABULARY)
+            number, kind = self.about["format"], self.about["type"]
+            self.unknown: dict[str, int] = {split: _count(self.about["unknown"][split]) for split in _SPLITS}
+            sizes = {split: _count(self.about["tokens"][split]) for split in _SPLITS}
+            _count(self.about.get("min_count", 1))
+        except (UserError, ValueError, KeyError, TypeError) as error:
+            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+            raise UserError(f"{self.path} holds no whole token files ({reason}); make them again.") from None
+        if isinstance(number, int) and number > _FORMAT:
+            raise UserError(f"{self.path} was written by a newer bayesrnn (format {shown(number)}); update bayesrnn.")
+        if number != _FORMAT or kind not in _TYPES:  # any other type would be read as what it is not
+            raise UserError(f"{self.path} holds no token files of this program; make them again with --force.")
+        self._type = np.dtype(kind)
+        for split, size in sizes.items():
+            file = self.path / f"{split}.tokens"
+            if not file.is_file() or file.stat().st_size != size * self._type.itemsize:
+                raise UserError(f"{file} is not whole; make the token files again with --force.")
+
+    @staticmethod
+    def is_at(path: str | Path) -> bool:
+        return (Path(path) / ABOUT).is_file()
+
+    def file(self, split: str) -> Words:
+        """The tokens of a split, mapped into memory: what is read is on disk until then."""
+        file = self.path / f"{split}.tokens"
+        if not file.stat().st_size:
+            return np.empty(0, self._type)  # nothing cannot be mapped
+        found: Words = np.memmap(file, self._type, mode="r")
+        return found
+
+    def read(self, split: str) -> Tensor:
+        """All tokens of a split, in memory: shape (N,), int64."""
+        return as_ids(self.file(split), len(self.vocabulary), self.path)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{shown(value)} is no number of words")
+    return value
+
+
+def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:
+    """As int64; numbers that are no word's are found out."""
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    if len(ids) and int(ids.max()) >= vocabulary:
+        raise UserError(f"A token file in {where} is damaged: it has a number that is no word's; make it again.")
+    return ids
+
+
+def sampled(tokens: Words) -> Iterator[bytes]:
+    """What a digest of a text is made of: its length and all its words or, of a huge one, pieces evenly spread over it.
+
+    A word more or less anywhere shifts the pieces after it; a word exchanged between two pieces is not seen.
+    """
+    count = len(tokens)
+    yield f"{count} words".encode()
+    if count <= _WHOLE:
+        starts = list(range(0, count, _BLOCK))
+    else:
+        starts = [i * (count - _BLOCK) // (_BLOCKS - 1) for i in range(_BLOCKS)]
+    for start in starts:
+        yield tokens[start : start + _BLOCK].astype("<u4").tobytes()
+
+
+class DiskStreams:
+    """A text on disk, cut into ``batch_size`` streams side by side as ``batchify`` does it; (L, B) all in all.
+
+    Args:
+        tokens: as :meth:`TokenFolder.file` gives them.
+        batch_size: streams in all, which say where the text is cut.
+        vocabulary, where: for :func:`as_ids`.
+        rows: the streams to read; the others are another process's.
+    """
+
+    def __init__(
+        self, tokens: Words, batch_size: int, *, vocabulary: int, where: Path, rows: slice = slice(None)
+    ) -> None:
+        self.tokens, self.batch_size, self.vocabulary, self.where = tokens, batch_size, vocabulary, where
+        self.length = len(tokens) // batch_size
+        self.rows = range(batch_size)[rows]
+        self.shape = (self.length, len(self.rows))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def part(self, rows: slice) -> "DiskStreams":
+        """Some of the streams."""
+        return DiskStreams(self.tokens, self.batch_size, vocabulary=self.vocabulary, where=self.where, rows=rows)
+
+    def window(self, start: int, length: int) -> Tensor:
+        """Steps ``start`` to ``start + length`` of every stream, (length, B), int64."""
+        starts = [row * self.length + start for row in self.rows]
+        read = np.stack([self.tokens[at : at + length] for at in starts], axis=1)
+        return as_ids(read, self.vocabulary, self.where)

@@ -1,0 +1,174 @@
+"""How good a regressor and its intervals are: errors, observation noise, coverage, error against uncertainty.
+
+Predictions are draws (S, N): S settings of the weights, N targets. With noise sigma the predictive distribution of a
+target is the mixture of the S Gaussians N(draw, sigma^2). A model without randomness has S = 1.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+BINS = 10
+CURVE = 20
+FEWEST = 30  # targets that a noise of their own is fitted on
+
+
+def rmse(predicted: Tensor, targets: Tensor) -> float:
+    """Root of the mean squared error; one shape for both, no broadcasting."""
+    if predicted.shape != targets.shape:
+        raise ValueError(f"predictions {tuple(predicted.shape)} and targets {tuple(targets.shape)} differ in shape")
+    return float((predicted.double() - targets.double()).square().mean().sqrt())
+
+
+def slope(predicted: Tensor, targets: Tensor) -> float | None:
+    """Of the least-squares line of targets on predictions: below 1 they are too bold, above 1 too timid.
+
+    None where all predictions are the same.
+    """
+    p, t = (values.double() - values.double().mean() for values in (predicted, targets))
+    spread = float(p.square().sum())
+    return float((p * t).sum()) / spread if spread > 0 else None
+
+
+def log_likelihood(draws: Tensor, targets: Tensor, sigma: float) -> float:
+    """Mean over targets of the log density of the mixture, in nats."""
+    scaled = (targets.double() - draws.double()) / sigma
+    each = torch.logsumexp(-0.5 * scaled.square(), 0) - math.log(len(draws))
+    return float(each.mean()) - math.log(sigma) - 0.5 * math.log(2 * math.pi)
+
+
+def fit_noise(draws: Tensor, targets: Tensor) -> float:
+    """The sigma of greatest likelihood on these targets, to three digits or better.
+
+    To be called with targets that were not trained on: on training targets the noise looks as small as the model
+    overfits.
+
+    Args:
+        draws: (S, N). targets: (N,).
+    """
+    error = rmse(draws.mean(0), targets)
+    if error == 0:
+        raise ValueError("every prediction is exact, so there is no noise to fit")
+    # The best sigma is at most the error of a single draw; a fine grid, and a finer one around its best point.
+    spread = float(draws.double().var(0, correction=0).mean()) ** 0.5
+    low, high = math.log(error * 1e-3), math.log(2 * math.hypot(error, spread))
+    for _ in range(3):
+        grid = torch.linspace(low, high, 41, dtype=torch.float64).tolist()
+        best = max(range(len(grid)), key=lambda i: log_likelihood(draws, targets, math.exp(grid[i])))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return math.exp((low + high) / 2)
+
+
+def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor]:
+    """(low, high), each (N,): equal tails of the mixture."""
+    import bayesrnn as br
+    from bayesrnn.prediction.result import Summary
+
+    summary = Summary(br.Gaussian(sigma, learn=False), keep_samples=True)
+    summary.add(draws.double())
+    low, high = summary.prediction().interval(level)
+    return low, high
+
+
+def interval_figures(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[str, float]]:
+    """For every level of ``LEVELS``: the share of targets inside their interval, and its mean width."""
+    import bayesrnn as br
+
+    found = []
+    for level in LEVELS:
+        low, high = intervals(draws, sigma, level)
+        coverage = br.uncertainty.interval_coverage(low, high, targets.to(low))
+        found.append({"level": level, "coverage": coverage, "width": float((high - low).mean())})
+    return found
+
+
+def groups_of(sizes: Tensor, limits: Sequence[int]) -> list[Tensor]:
+    """Which targets (N,) have a size up to each limit and above the one before; the last limit takes all above."""
+    place = torch.bucketize(sizes, torch.tensor(list(limits[:-1]), device=sizes.device))
+    return [place == i for i in range(len(limits))]
+
+
+def noise_of_groups(draws: Tensor, targets: Tensor, groups: Sequence[Tensor]) -> list[float]:
+    """The fitted noise of each group alone; of one with fewer than ``FEWEST`` targets that of all targets."""
+    whole = fit_noise(draws, targets)
+    return [fit_noise(draws[:, g], targets[g]) if int(g.sum()) >= FEWEST else whole for g in groups]
+
+
+def group_figures(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigma: float) -> list[dict[str, Any]]:
+    """Of each group of targets: how many, error, spread of the draws, scatter of predictions and targets, coverage.
+
+    ``coverage`` is of 90% intervals with one noise sigma for all; all but ``count`` is None of a group of none.
+    """
+    import bayesrnn as br
+
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        own, truth = draws.double()[:, group], targets.double()[group]
+        if not len(truth):
+            names = ("rmse", "spread", "predictions_sd", "targets_sd", "coverage")
+            found.append({"count": 0, **dict.fromkeys(names)})
+            continue
+        low, high = intervals(own, sigma, 0.9)
+        found.append(
+            {
+                "count": len(truth),
+                "rmse": rmse(own.mean(0), truth),
+                "spread": float(own.var(0, correction=0).mean().sqrt()),
+                "predictions_sd": float(own.mean(0).std(correction=0)),
+                "targets_sd": float(truth.std(correction=0)),
+                "coverage": br.uncertainty.interval_coverage(low, high, truth),
+            }
+        )
+    return found
+
+
+def uncertainty_figures(draws: Tensor, targets: Tensor, noise: Tensor | None = None) -> dict[str, Any] | None:
+    """Error against predicted uncertainty, the spread of the draws; None where all are equally uncertain.
+
+    Args:
+        noise: (N,), a standard deviation of each target; then the uncertainty is the root of spread^2 + noise^2.
+
+    Returns:
+        ``risk``: RMSE of the most certain part of the predictions, for ``CURVE`` sizes of that part (``coverage``);
+        ``bins``: in ``BINS`` equal groups from certain to uncertain, the root mean square of spread and of error;
+        ``rank_correlation``: Spearman's, of spread and absolute error.
+    """
+    import bayesrnn as br
+
+    spread = draws.double().std(0, correction=0)
+    if noise is not None:
+        spread = torch.hypot(spread, noise.to(spread))
+    if float(spread.max()) == float(spread.min()):
+        return None
+    squared = (draws.double().mean(0) - targets.double()).square()
+    curve = br.uncertainty.risk_coverage(spread, squared)
+    coverage = [(i + 1) / CURVE for i in range(CURVE)]
+    order = spread.argsort(stable=True)
+    groups = [group for group in order.tensor_split(BINS) if len(group)]
+    return {
+        "risk": {"coverage": coverage, "rmse": [math.sqrt(curve.risk_at(c)) for c in coverage]},
+        "bins": {
+            "spread": [float(spread[g].square().mean().sqrt()) for g in groups],
+            "rmse": [float(squared[g].mean().sqrt()) for g in groups],
+        },
+        "rank_correlation": _rank_correlation(spread, squared),
+    }
+
+
+def _rank_correlation(a: Tensor, b: Tensor) -> float | None:
+    if len(a) < 2:
+        return None
+    ranks = torch.stack([_ranks(a), _ranks(b)])
+    value = float(torch.corrcoef(ranks)[0, 1])
+    return value if math.isfinite(value) else None
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks from 0; equal values share the mean of theirs."""
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0)
+    return (last - (counts + 1) / 2.0)[inverse].double()

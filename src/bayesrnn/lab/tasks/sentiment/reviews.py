@@ -1,0 +1,274 @@
+"""Film reviews and their ratings: the scale data of Pang and Lee (ACL 2005), cut into pieces of equal length.
+
+reviews = read("scale_data.tar.gz")          # or the unpacked folder
+parts = cut(reviews)                         # whole reviews on one side: train, valid, test
+parts.train.tokens, parts.train.ratings      # (T, N) and (N,)
+"""
+
+import gzip
+import io
+import math
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+
+AUTHORS = ("Dennis+Schwartz", "James+Berardinelli", "Scott+Renshaw", "Steve+Rhodes")
+ARCHIVE = "scale_data.tar.gz"
+PAD, START, UNKNOWN = 0, 1, 2
+SPECIAL = ("<pad>", "<start>", "<unk>")
+END = "\n"  # the end of a line counts as a word, as in the published code
+WORDS = 19_996  # what the published limit, ids below 20,000, leaves for words
+TEST_SHARE = 0.2
+
+_MAX_FILE = 64 << 20
+_MAX_ARCHIVE = 256 << 20
+
+
+@dataclass(frozen=True)
+class Review:
+    """One review: lower-cased words, the last of them ``END``, and a rating from 0 to 1."""
+
+    author: str
+    words: list[str]
+    rating: float
+
+
+def read(path: str | Path) -> list[Review]:
+    """All reviews, author by author, in the order of the files.
+
+    Args:
+        path: ``scale_data.tar.gz``, the folder ``scaledata`` that it holds, or a folder with either of them.
+    """
+    files = _find(Path(path))
+    reviews = []
+    for author in AUTHORS:
+        _check_author(files, author, Path(path))
+        texts = _lines(files, author, "subj")
+        ratings = [_rating(text, author, i) for i, text in enumerate(_lines(files, author, "rating"), 1)]
+        if len(texts) != len(ratings):
+            raise UserError(
+                f"subj.{author} has {len(texts):,} lines and rating.{author} has {len(ratings):,}; they must have one "
+                "line per review each, so unpack the archive again."
+            )
+        pairs = zip(texts, ratings, strict=True)
+        reviews += [Review(author, [*filter(None, text.lower().split(" ")), END], rating) for text, rating in pairs]
+    return reviews
+
+
+def _find(path: Path) -> dict[tuple[str, str], bytes]:
+    """The files by (author, kind), from wherever the path leads."""
+    if path.is_file():
+        return _from_archive(path)
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist; name {ARCHIVE} or the folder it was unpacked into.")
+    for folder in (path, path / "scaledata"):
+        if any((folder / author).is_dir() for author in AUTHORS):
+            return _from_folder(folder)
+    if (path / ARCHIVE).is_file():
+        return _from_archive(path / ARCHIVE)
+    raise UserError(f"{path} has neither {ARCHIVE} nor the folders of its authors ({', '.join(AUTHORS)}).")
+
+
+def _from_folder(folder: Path) -> dict[tuple[str, str], bytes]:
+    found = {}
+    for author in AUTHORS:
+        for kind in ("subj", "rating"):
+            file = folder / author / f"{kind}.{author}"
+            if not file.is_file():
+                continue
+            try:
+                if file.stat().st_size > _MAX_FILE:
+                    raise UserError(f"{file} is larger than {_MAX_FILE >> 20} MB; this is not the scale data.")
+                found[author, kind] = file.read_bytes()
+            except OSError as error:
+                raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions.") from None
+    return found
+
+
+def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
+    """Members are read in memory and looked up by name: nothing is unpacked, so nothing can be written anywhere."""
+    try:
+        with gzip.open(path) as packed:
+            data = packed.read(_MAX_ARCHIVE + 1)
+        if len(data) > _MAX_ARCHIVE:
+            raise UserError(f"{path} unpacks to more than {_MAX_ARCHIVE >> 20} MB; this is not the scale data.")
+        found = {}
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for member in archive:
+                parts = PurePosixPath(member.name).parts
+                kind = parts[-1].partition(".")[0] if parts else ""
+                if len(parts) < 2 or kind not in ("subj", "rating") or parts[-1] != f"{kind}.{parts[-2]}":
+                    continue
+                if not member.isreg() or member.size > _MAX_FILE:
+                    raise UserError(f"{path}: {member.name} is no ordinary file of at most {_MAX_FILE >> 20} MB.")
+                handle = archive.extractfile(member)
+                found[parts[-2], kind] = b"" if handle is None else handle.read()
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        reason = getattr(error, "strerror", None) or "damaged, or not a .tar.gz file"
+        raise UserError(f"{path} cannot be read ({reason}); get {ARCHIVE} again.") from None
+    return found
+
+
+def _check_author(files: dict[tuple[str, str], bytes], author: str, path: Path) -> None:
+    if not any(name == author for name, _ in files):
+        raise UserError(
+            f"{path} has no folder {author} with subj.{author} and rating.{author}; unpack the archive again."
+        )
+    for kind in ("subj", "rating"):
+        if (author, kind) not in files:
+            raise UserError(f"{path} has no file {kind}.{author} in the folder {author}; unpack the archive again.")
+
+
+def _lines(files: dict[tuple[str, str], bytes], author: str, kind: str) -> list[str]:
+    # Not splitlines(): in latin-1 it would cut at letters such as \x85 too.
+    lines = files[author, kind].decode("latin-1").split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
+    if not lines:
+        raise UserError(f"{kind}.{author} is empty; unpack the archive again.")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _rating(text: str, author: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise UserError(f"Line {line} of rating.{author} is {text[:20]!r}; a rating is a number from 0 to 1.")
+    return value
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Pieces of reviews: ``tokens`` (T, N), padded in front, ``ratings`` (N,), ``review`` (N,) that each is of."""
+
+    tokens: Tensor
+    ratings: Tensor
+    review: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ratings)
+
+    def of(self, rows: slice | Tensor) -> "Chunks":
+        """Some of the pieces."""
+        return Chunks(self.tokens[:, rows].contiguous(), self.ratings[rows], self.review[rows])
+
+    def to(self, device: torch.device) -> "Chunks":
+        return Chunks(self.tokens.to(device), self.ratings.to(device), self.review.to(device))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Pieces to train on, to choose with and to test with; the words behind the ids."""
+
+    words: list[str]
+    train: Chunks
+    valid: Chunks
+    test: Chunks
+
+    @property
+    def mean(self) -> float:
+        """Of the ratings trained on."""
+        return float(self.train.ratings.mean())
+
+    @property
+    def sd(self) -> float:
+        """Of the ratings trained on."""
+        return float(self.train.ratings.std(correction=0))
+
+    def to(self, device: torch.device) -> "Parts":
+        return replace(self, train=self.train.to(device), valid=self.valid.to(device), test=self.test.to(device))
+
+
+def cut(
+    reviews: Sequence[Review],
+    *,
+    by: str = "review",
+    length: int = 200,
+    words: int = WORDS,
+    valid: float = 0.1,
+    seed: int = 0,
+) -> Parts:
+    """Shuffle the reviews, cut each into pieces that carry its rating, and divide them: 20% to test with.
+
+    Args:
+        by: "review": all pieces of a review are on one side, and the vocabulary is that of the training reviews.
+            Copies of a review (the scale data has 47) are left out.
+            "chunk": the authors' division, for comparison: the first 80% of the pieces, whatever review they are
+            of, and a vocabulary of all texts, the test's too. One review may then have pieces on both sides.
+        length: tokens per piece, T; shorter ones are padded in front.
+        words: the most frequent words that are kept; the others become one unknown word.
+        valid: share of the training part that is kept apart to choose with; 0: none.
+        seed: of the shuffle.
+    """
+    if by not in ("review", "chunk"):
+        raise UserError(f"Reviews are divided by review or by chunk, not by {by!r}.")
+    if not 0 <= valid < 1:
+        raise UserError(f"The share kept for validation is {valid}; it must be at least 0 and below 1.")
+    order = list(range(len(reviews)))
+    np.random.RandomState(seed).shuffle(order)  # numpy's old generator: the published order of reviews
+    shuffled = [reviews[i] for i in order]
+    whole = by == "review"
+    if whole:
+        first: dict[tuple[str, ...], Review] = {}
+        for review in shuffled:
+            first.setdefault(tuple(review.words), review)
+        shuffled = list(first.values())
+    known = shuffled[: _training(len(shuffled), valid)[1]] if whole else shuffled
+    vocabulary = _vocabulary(known, words)
+    chunks = _chunks(shuffled, vocabulary, length)
+    if whole:
+        ends = [int((chunks.review < n).sum()) for n in _training(len(shuffled), valid)]
+    else:
+        ends = list(_training(len(chunks), valid))
+    rest, train = ends
+    parts = Parts(
+        vocabulary,
+        train=chunks.of(slice(0, train)),
+        valid=chunks.of(slice(train, rest)),
+        test=chunks.of(slice(rest, len(chunks))),
+    )
+    if len(parts.train) < 2 or len(parts.test) < 1 or (valid and not len(parts.valid)) or parts.sd == 0:
+        raise UserError(
+            f"The data have {counted(len(reviews), 'review')}, too few (or too alike) to train, validate and test with."
+        )
+    return parts
+
+
+def _training(count: int, valid: float) -> tuple[int, int]:
+    """How many of ``count`` come before the test part, and how many of those are trained on."""
+    rest = int(count * (1 - TEST_SHARE))
+    return rest, rest - int(rest * valid)
+
+
+def _vocabulary(reviews: Sequence[Review], words: int) -> list[str]:
+    counts = Counter(word for review in reviews for word in review.words)
+    kept = sorted(counts, key=lambda word: (-counts[word], word))[:words]
+    return [*SPECIAL, *kept]
+
+
+def _chunks(reviews: Sequence[Review], vocabulary: list[str], length: int) -> Chunks:
+    """Every review with the start symbol in front, in consecutive pieces; the order is that of the reviews."""
+    if length < 1:
+        raise UserError(f"Pieces have {length} tokens; at least 1 is needed.")
+    ids = {word: i for i, word in enumerate(vocabulary) if i >= len(SPECIAL)}
+    rows, ratings, origin = [], [], []
+    for number, review in enumerate(reviews):
+        tokens = [START, *(ids.get(word, UNKNOWN) for word in review.words)]
+        for start in range(0, len(tokens), length):
+            piece = tokens[start : start + length]
+            rows.append([PAD] * (length - len(piece)) + piece)
+            ratings.append(review.rating)
+            origin.append(number)
+    tokens_first = torch.tensor(rows, dtype=torch.long).t().contiguous()
+    return Chunks(tokens_first, torch.tensor(ratings, dtype=torch.float64), torch.tensor(origin, dtype=torch.long))

@@ -1,0 +1,379 @@
+"""Sentiment regression: the rating of a film from a piece of its review (arXiv 1512.05287, section 5.2)."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes.schema import choice, number, positive, rate
+from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, Sections, State, Task, posterior
+from bayesrnn.lab.tasks.language import scoring
+from bayesrnn.lab.tasks.sentiment import regression, reviews
+
+if TYPE_CHECKING:
+    from bayesrnn.elbo import Terms
+    from bayesrnn.lab.recipes import Recipe
+
+_WORDS = "words.json"
+_SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
+_LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
+_TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
+
+
+@dataclass(frozen=True)
+class Model:
+    """Embedding, one recurrent layer and a linear output; rates of the noise in them.
+
+    ``word_dropout`` is the papers' p_E, ``input_dropout`` p_W and ``recurrent_dropout`` p_U. ``step_dropout`` is naive
+    dropout: new masks at every step, on inputs and outputs only. ``noise`` is the standard deviation of the
+    likelihood, in units of the ratings' own: with the root of 1/2, -log p is the squared error and a constant.
+    ``kl_weight`` multiplies the KL of Bayes by Backprop: 1 is the bound, less a "cold" posterior, sharper than Bayes'.
+    """
+
+    cell: str = choice("lstm", "gru")
+    embedding: int = positive(128)
+    hidden: int = positive(128)
+    word_dropout: float = rate()
+    input_dropout: float = rate()
+    recurrent_dropout: float = rate()
+    output_dropout: float = rate()
+    step_dropout: float = rate()
+    noise: float = positive(math.sqrt(0.5))
+    kl_weight: float = number(1.0, above=0, most=1)
+
+
+@dataclass(frozen=True)
+class Data:
+    """How reviews are cut and divided, see :func:`bayesrnn.lab.tasks.sentiment.reviews.cut`."""
+
+    batch_size: int = positive(128)
+    length: int = positive(200)
+    words: int = positive(reviews.WORDS)
+    split: str = choice("review", "chunk")
+    valid: float = number(0.1, above=0, below=1)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Draws to average over: at the end, and after each epoch (0: none there)."""
+
+    samples: int = positive(50)
+    epoch_samples: int = number(10, least=0)
+
+
+class RatingModel(nn.Module):
+    """Embedding, LSTM or GRU, and a linear output from the last state; without noise it is made of torch.nn's layers.
+
+    Weights start as in the published code, embedding U(-.05, .05), input weights Glorot, and in two points not. With
+    masks that double what they keep, orthogonal recurrent weights make gradients of 10^5 and more over 200 steps: they
+    are torch's, U(-1/sqrt(H), 1/sqrt(H)). And a dropped word leaves the forget gate to its bias, and with a bias of 1 a
+    variational model may forget within a few words. So biases start for memories of 1 to T - 1 steps: log U(1, T - 1)
+    for the forget gate, the negative for the input gate, and likewise for the GRU's update gate (Tallec and
+    Ollivier, arXiv 1804.11188); all others at 0.
+
+    Args:
+        words: rows of the embedding; row 0 is the padding's own, learnt like the others.
+        cell: "lstm" or "gru". embedding, hidden: sizes E and H. length: T, for the first biases.
+        word_dropout: whole word types go, per sequence. input_dropout, recurrent_dropout: one mask per sequence.
+        output_dropout: on the last state. step_dropout: ordinary dropout on every input and on the last state.
+
+    Shape: tokens (T, B) to (B, 1).
+    """
+
+    def __init__(
+        self,
+        words: int,
+        *,
+        cell: str = "lstm",
+        embedding: int = 128,
+        hidden: int = 128,
+        length: int = 200,
+        word_dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        step_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embed: nn.Embedding
+        self.rnn: nn.Module
+        self.drop: nn.Module
+        if word_dropout or input_dropout or recurrent_dropout or output_dropout:
+            import bayesrnn as br
+
+            layer = {"lstm": br.LSTM, "gru": br.GRU}[cell]
+            self.embed = br.Embedding(words, embedding, word_dropout=word_dropout)
+            self.rnn = layer(embedding, hidden, input_dropout=input_dropout, recurrent_dropout=recurrent_dropout)
+            self.drop = br.SequenceDropout(output_dropout)
+        else:
+            self.embed = nn.Embedding(words, embedding)
+            self.rnn = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](embedding, hidden)
+            self.drop = nn.Identity()
+        self.step_drop = nn.Dropout(step_dropout)
+        self.head = nn.Linear(hidden, 1)
+        self._initialise(hidden, length)
+
+    def _initialise(self, hidden: int, length: int) -> None:
+        nn.init.uniform_(self.embed.weight, -0.05, 0.05)
+        for name, parameter in self.rnn.named_parameters():
+            if "bias" in name:
+                nn.init.zeros_(parameter)
+            elif "hh" in name:
+                nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)
+            else:
+                for gate in parameter.data.split(hidden):
+                    nn.init.xavier_uniform_(gate)
+            if name == "bias_ih_l0":
+                memory = torch.empty(hidden).uniform_(1, max(length - 1, 2)).log()
+                parameter.data[hidden : 2 * hidden] = memory  # the LSTM's forget gate, the GRU's update gate
+                if isinstance(self.rnn, nn.LSTM):
+                    parameter.data[:hidden] = -memory
+        nn.init.xavier_uniform_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states, _ = self.rnn(self.step_drop(self.embed(tokens)))
+        last = self.step_drop(self.drop(states[-1:]))
+        out: Tensor = self.head(last[0])
+        return out
+
+
+def is_random(recipe: "Recipe") -> bool:
+    """Whether predictions differ from draw to draw."""
+    m = recipe.model
+    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.step_dropout)
+    return recipe.posterior.kind != "none" or any(rates)
+
+
+class Sentiment(Task):
+    """Ratings from pieces of reviews. The objective is on standardised ratings, all figures are in rating units."""
+
+    sections = Sections(model=Model, data=Data, evaluate=Evaluate)
+    metric = "valid_rmse"
+    unit = "chunks"
+    source = "reviews"
+
+    def __init__(self, recipe: "Recipe", data: str | None, device: torch.device) -> None:
+        super().__init__(recipe, data, device)
+        if data is None:
+            raise UserError(f"This recipe needs reviews; name the folder with {reviews.ARCHIVE} with --data.")
+        d = recipe.data
+        self.parts = reviews.cut(reviews.read(data), by=d.split, length=d.length, words=d.words, valid=d.valid)
+        self.mean, self.sd = self.parts.mean, self.parts.sd
+        train = self.parts.train
+        standard = ((train.ratings - self.mean) / self.sd).float()
+        self.minibatches = Minibatches(
+            train.tokens.t().contiguous().to(device), standard.to(device), batch_size=d.batch_size
+        )
+        self.steps, self.batch_size = self.minibatches.steps, d.batch_size
+        self.examples_per_step = d.batch_size
+        self.limit = 10 + self._constant
+        # Both parts that are only measured, side by side: one pass serves both.
+        held_out = torch.cat([self.parts.valid.tokens, self.parts.test.tokens], 1)
+        self.held_out = held_out.to(device)
+        self.ratings = torch.cat([self.parts.valid.ratings, self.parts.test.ratings]).to(device)
+        self.random = is_random(recipe)
+        samples = recipe.evaluate.samples if self.random else 0
+        self.at_end = torch.full((1 + samples, held_out.shape[1]), math.nan, device=device)
+        self.at_end_all_words = self.at_end[1:].clone() if recipe.model.word_dropout else self.at_end[:0].clone()
+        self.epoch = torch.zeros((), dtype=torch.long)
+
+    @property
+    def _constant(self) -> float:
+        """What -log N(y; f, noise^2) has besides the squared error."""
+        return math.log(self.recipe.model.noise) + 0.5 * math.log(2 * math.pi)
+
+    @staticmethod
+    def build(recipe: "Recipe", files: Files) -> nn.Module:
+        m = recipe.model
+        plain = RatingModel(
+            len(json.loads(files[_WORDS])["words"]),
+            cell=m.cell,
+            embedding=m.embedding,
+            hidden=m.hidden,
+            length=recipe.data.length,
+            word_dropout=m.word_dropout,
+            input_dropout=m.input_dropout,
+            recurrent_dropout=m.recurrent_dropout,
+            output_dropout=m.output_dropout,
+            step_dropout=m.step_dropout,
+        )
+        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="head.bias")
+
+    def attach(self, model: nn.Module) -> None:
+        import bayesrnn as br
+
+        super().attach(model)
+        likelihood = br.Gaussian(self.recipe.model.noise, learn=False).to(self.device)
+        num_data = round(len(self.parts.train) / self.recipe.model.kl_weight)
+        self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=num_data)
+
+    def files(self) -> dict[str, bytes]:
+        about = {"mean": self.mean, "sd": self.sd, "words": self.parts.words}
+        return {_WORDS: json.dumps(about, indent=0).encode()}
+
+    def content(self) -> Iterator[Tensor | bytes]:
+        yield json.dumps(self.parts.words).encode()
+        for part in (self.parts.train, self.parts.valid, self.parts.test):
+            yield from (part.tokens, part.ratings, part.review)
+
+    def tensors(self) -> dict[str, Tensor]:
+        at_end = {"at_end": self.at_end, "at_end_all_words": self.at_end_all_words}
+        return {**self.minibatches.tensors(), **at_end, "epoch": self.epoch}
+
+    def start_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+        self.minibatches.shuffle()
+
+    def batch(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        rows, ratings = self.minibatches(position)
+        return rows.t(), ratings.unsqueeze(1)
+
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+        tokens, ratings = batch
+        terms, _ = self.bound(lambda: self.model(tokens), ratings)
+        return terms.loss, terms, ()
+
+    def training(self, totals: Mapping[str, float]) -> dict[str, float]:
+        squared = 2 * self.recipe.model.noise**2 * (totals["nll"] / self.examples_per_step - self._constant)
+        return {"train_rmse": self.sd * math.sqrt(max(squared, 0.0)), "kl": totals["kl"]}
+
+    def predictions(self, samples: int, seed: int = _SEED) -> Tensor:
+        """(1 + samples, N) in rating units, validation then test: first the standard approximation, then draws."""
+        rows = max(1, _TOKENS.get(self.device.type, _TOKENS["cpu"]) // len(self.held_out))
+        made = [predict(self.model, part, samples, seed) for part in self.held_out.split(rows, 1)]
+        return self.mean + self.sd * torch.cat(made, 1)
+
+    def with_all_words(self, samples: int, seed: int = _SEED) -> Tensor:
+        """Draws like those of :meth:`predictions` that drop no words, (samples, N); (0, N) where none ever are."""
+        if not (samples and self.recipe.model.word_dropout):
+            return self.at_end[:0]
+        with scoring.word_dropout(self.model, on=False):
+            return self.predictions(samples, seed)[1:]
+
+    def validate(self) -> dict[str, Any]:
+        recipe = self.recipe
+        found = self.predictions(recipe.evaluate.epoch_samples if self.random else 0)
+        if int(self.epoch) == recipe.train.epochs:
+            self.at_end.copy_(self.predictions(len(self.at_end) - 1))
+            self.at_end_all_words.copy_(self.with_all_words(len(self.at_end_all_words)))
+        return {
+            f"{split}_{name}": regression.rmse(predicted, targets)
+            for split, part, targets in self._splits(found)
+            for name, predicted in _averages(part).items()
+        }
+
+    def _splits(self, predictions: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+        n = len(self.parts.valid)
+        return [
+            ("valid", predictions[:, :n], self.ratings[:n]),
+            ("test", predictions[:, n:], self.ratings[n:]),
+        ]
+
+    def measures(self, predictions: Tensor, all_words: Tensor) -> dict[str, Any]:
+        """All figures of these predictions. The noise of the intervals is fitted on the validation part.
+
+        Of ``all_words``, draws without word dropout (none: (0, N)), the errors only.
+        """
+        found: dict[str, Any] = {}
+        for split, part, targets in self._splits(all_words) if len(all_words) else ():
+            found[f"{split}_rmse_mc_all_words"] = regression.rmse(part.mean(0), targets)
+            found[f"{split}_slope_mc_all_words"] = regression.slope(part.mean(0), targets)
+        (_, valid, valid_ratings), (_, test, test_ratings) = self._splits(predictions)
+        for split, part, targets in self._splits(predictions):
+            for name, predicted in _averages(part).items():
+                found[f"{split}_{name}"] = regression.rmse(predicted, targets)
+                found[f"{split}_{name.replace('rmse', 'slope')}"] = regression.slope(predicted, targets)
+        draws = [part[1:] if len(part) > 1 else part for part in (valid, test)]
+        review = self.parts.test.review.to(self.device)
+        found["test_review_rmse"] = regression.rmse(
+            by_review(draws[1].mean(0), review), by_review(test_ratings, review)
+        )
+        noise = regression.fit_noise(draws[0], valid_ratings)
+        found["samples"] = len(predictions) - 1
+        found["noise"] = noise
+        found["test_log_likelihood"] = regression.log_likelihood(draws[1], test_ratings, noise)
+        found["intervals"] = regression.interval_figures(draws[1], test_ratings, noise)
+        found["uncertainty"] = regression.uncertainty_figures(draws[1], test_ratings)
+        return found | self._by_length(draws[0], draws[1], noise)
+
+    def _by_length(self, valid: Tensor, test: Tensor, noise: float) -> dict[str, Any]:
+        """What pieces of few words have of error, spread and coverage; and the uncertainty with a noise by length."""
+        limits = [math.ceil(self.recipe.data.length * share) for share in _LENGTHS]
+        groups = [
+            regression.groups_of((part.tokens != reviews.PAD).sum(0).to(self.device), limits)
+            for part in (self.parts.valid, self.parts.test)
+        ]
+        n = len(self.parts.valid)
+        rows = regression.group_figures(test, self.ratings[n:], groups[1], noise)
+        own = regression.noise_of_groups(valid, self.ratings[:n], groups[0])
+        each = torch.zeros(len(self.parts.test), dtype=torch.float64, device=self.device)
+        for row, limit, sigma, group in zip(rows, limits, own, groups[1], strict=True):
+            (alone,) = regression.group_figures(test, self.ratings[n:], [group], sigma)
+            row |= {"words": limit, "noise": sigma, "coverage_own": alone["coverage"]}
+            each[group] = sigma
+        return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_figures(test, self.ratings[n:], each)}
+
+    def final(self) -> dict[str, Any]:
+        """Of the best epoch's weights, and under ``end`` of the last epoch's: the published figures stop nowhere."""
+        samples = len(self.at_end) - 1
+        best = self.measures(self.predictions(samples), self.with_all_words(samples))
+        end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
+        return {**best, "end": end}
+
+    def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
+        count = (self.recipe.evaluate.samples if samples is None else samples) if self.random else 0
+        say(f"{counted(count, 'draw') if count else 'no draws'} on {counted(len(self.ratings), 'piece')} of reviews")
+        found = self.measures(self.predictions(count, seed), self.with_all_words(count, seed))
+        found |= {"draws_seed": seed} if count else {}
+        return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
+
+    def describe(self) -> str:
+        p = self.parts
+        return (
+            f"{counted(len(p.train), 'piece')} of reviews to train on, {len(p.valid):,} to validate, {len(p.test):,} "
+            f"to test, divided by {self.recipe.data.split}; {len(p.words):,} word types. {super().describe()}"
+        )
+
+    def about(self) -> dict[str, Any]:
+        p = self.parts
+        unknown = {
+            split: float((c.tokens == reviews.UNKNOWN).double().mean())
+            for split, c in (("train", p.train), ("test", p.test))
+        }
+        return {
+            "chunks": {"train": len(p.train), "valid": len(p.valid), "test": len(p.test)},
+            "ratings": {"mean": self.mean, "sd": self.sd},
+            "constant_rmse": float((p.test.ratings - self.mean).square().mean().sqrt()),
+            "unknown_share": unknown,
+        }
+
+
+@torch.no_grad()
+def predict(model: nn.Module, tokens: Tensor, samples: int, seed: int) -> Tensor:
+    """(1 + samples, B), standardised: the model as it is in eval mode, then draws."""
+    import bayesrnn as br
+
+    mean = model(tokens)[:, 0]
+    if samples == 0:
+        return mean[None]
+    draws = br.predict(model, tokens, samples=samples, seed=seed, batch_dim=1).samples[:, :, 0]
+    return torch.cat([mean[None], draws.to(mean)])
+
+
+def _averages(predictions: Tensor) -> dict[str, Tensor]:
+    """The standard approximation and, where there are draws, their mean."""
+    return {"rmse": predictions[0], **({"rmse_mc": predictions[1:].mean(0)} if len(predictions) > 1 else {})}
+
+
+def by_review(values: Tensor, review: Tensor) -> Tensor:
+    """Means over the pieces of each review, (N,) to (reviews,)."""
+    _, group, counts = torch.unique(review, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=torch.float64, device=values.device)
+    return sums.index_add_(0, group, values.double()) / counts

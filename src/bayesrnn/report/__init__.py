@@ -1,1 +1,0 @@
-"""Records of runs as tables, plots and one self-contained page."""

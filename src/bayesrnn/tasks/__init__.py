@@ -1,1 +1,0 @@
-"""Tasks: what joins data, model, likelihood and metrics."""

@@ -1,1 +1,0 @@
-"""Training: the loop and the run folder it writes to."""

@@ -1,0 +1,64 @@
+"""The short tables of language models, from records."""
+
+import json
+
+from bayesrnn.lab import recipes
+from docs.build import penn_treebank
+
+
+def written(folder, recipe, seed, metrics, **changed):
+    train = {**vars(recipes.load(recipe).train), **changed}
+    record = {
+        "recipe": recipe, "seed": seed, "data": "ptb", "device": "cpu", "versions": {"torch": "2.13"},
+        "settings": {"train": train}, "curves": {}, "metrics": metrics,
+    }  # fmt: skip
+    (folder / recipe).mkdir(exist_ok=True)
+    (folder / recipe / f"{seed}{'-'.join(['', *changed])}.json").write_text(json.dumps(record))
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:] if line[:1] == "|"]
+
+
+def test_every_published_row_at_a_glance(tmp_path):
+    for seed, test, dynamic in ((1, 76.0, 71.0), (2, 77.0, 73.0)):
+        rules = {"sgd": {"test_perplexity": dynamic}, "rms": {"test_perplexity": 60.0}}
+        written(tmp_path, "brnn-medium", seed, {"test_perplexity": test, "dynamic_by_rule": rules})
+    written(tmp_path, "brnn-medium", 1, {"test_perplexity": 50.0}, epochs=9)  # not the recipe's settings
+    bounds = {"test_perplexity": 76.0, "test_perplexity_bound": 75.0}
+    written(tmp_path, "brnn-sharpened-medium", 1, {**bounds, "dynamic_by_rule": {"sgd": {"test_perplexity": 71.0}}})
+    odd = {"sgd": {"test_perplexity": None, "test_perplexity_bound": "low"}}
+    written(tmp_path, "brnn-sharpened-medium", 2, {"test_perplexity_bound": None, "dynamic_by_rule": odd})
+    written(tmp_path, "variational-tied-medium", 1, {"test_perplexity": 79.5, "test_perplexity_mc": 78.5})
+    only = {"test_perplexity": 65.0, "dynamic_rule": "rms", "test_perplexity_dynamic": 58.0}
+    written(tmp_path, "best-medium", 1, {**only, "test_perplexity_mc": 64.0})  # of no paper, so whatever there is
+    learnt = {"test_perplexity_dynamic": 77.5}  # published in another paper's table
+    written(tmp_path, "zaremba-medium", 1, {"test_perplexity": 83.0, **learnt})
+    written(tmp_path, "small-plain", 1, {"test_perplexity": 140.0})  # of no table
+    text = penn_treebank.glance(tmp_path)
+    assert cells(text) == [
+        ["best-medium", "–", "65.00", "–", "64.00", "–", "–", "58.00", "1"],
+        ["brnn-medium", "75.5", "76.50 ± 0.71", "–", "–", "70.7", "72.00 ± 1.41", "60.00 ± 0.00", "2"],
+        ["brnn-sharpened-medium", "74.8", "75.00", "–", "–", "69.8", "71.00 (no bound, 1 seed)", "–", "2"],
+        ["variational-tied-medium", "79.7", "79.50", "79.0", "78.50", "–", "–", "–", "1"],
+        ["zaremba-medium", "82.7", "83.00", "–", "–", "77.1", "77.50", "–", "1"],
+    ]
+    assert "cpu, torch 2.13" in text
+    assert "by SGD (that of zaremba-medium is of arXiv 1704.02798, table 1); of" in text
+    both = {"sgd": {"test_perplexity": 71.0, "test_perplexity_bound": 70.5}}
+    written(tmp_path, "brnn-sharpened-medium", 1, {**bounds, "dynamic_by_rule": both})
+    assert cells(penn_treebank.glance(tmp_path))[2][6] == "70.50 (1 seed)"
+    assert cells(penn_treebank.glance(tmp_path / "nothing")) == []
+
+
+def test_one_model_measured_in_several_ways(tmp_path):
+    rules = {"sgd": {"test_perplexity": 71.0}, "rms": {"test_perplexity": 70.0}}
+    measured = {"test_perplexity": 76.0, "temperature": 1.083, "test_perplexity_tempered": 75.1, "samples": 200}
+    written(tmp_path, "brnn-medium", 4, {**measured, "test_perplexity_mc": 74.6, "dynamic_by_rule": rules})
+    written(tmp_path, "brnn-medium", 4, measured, epochs=9)
+    written(tmp_path, "brnn-medium", 6, {"temperature": None, "test_perplexity_tempered": "low"})
+    written(tmp_path, "brnn-medium", 5, {"test_perplexity": 76.0, "test_perplexity_mc": 74.6, "samples": 10})
+    assert cells(penn_treebank.further(tmp_path)) == [
+        ["brnn-medium", "4", "76.00", "75.10 (T = 1.08)", "74.60 (200)", "71.00", "70.00"],
+        ["brnn-medium (train.epochs=9)", "4", "76.00", "75.10 (T = 1.08)", "–", "–", "–"],
+    ]

@@ -1,0 +1,208 @@
+"""`bayesrnn bench`: rows only after their check, a record, and one line for what cannot be done."""
+
+import json
+import os
+import stat
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab import bench
+from bayesrnn.lab.cli import app
+
+SMALL = ["bench", "--device", "cpu", "--size", "8x2x60", "--seconds", "0", "--no-peers"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*SMALL, *arguments])
+
+
+def test_the_record_has_a_row_for_every_kind_and_says_where_it_was_made(tmp_path):
+    out = tmp_path / "bench.json"
+    result = run("--draws", "3", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    record = json.loads(out.read_text())
+    assert [row["kind"] for row in record["training"]] == list(bench.KINDS)
+    for row in record["training"]:
+        assert row["hidden"] == 8
+        assert row["ratio"] == pytest.approx(row["plain_milliseconds"] / row["milliseconds"])
+        assert row["words_per_second"] == pytest.approx(1000 * 35 * 2 / row["milliseconds"])
+        assert row["kind"].startswith("torch.nn") or row["error"] < 2e-3
+    assert [row["draws"] for row in record["prediction"]] == [3, 3]
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["device"].startswith("cpu")
+    assert "path" in record["paths"]["drawn weights"]
+    assert "Bayes by Backprop" in result.output
+    again = run("--out", str(out))
+    assert again.exit_code == 2
+    assert "is there already" in again.output
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
+    from bayesrnn.nn import recurrence as layered
+
+    real = layered._direction
+
+    def wrong(module, x, state, noise, *rest):
+        from bayesrnn import kernels
+
+        out = real(module, x, state, noise, *rest)
+        return out if kernels.forced() else (out[0] * 1.01, *out[1:])
+
+    monkeypatch.setattr(layered, "_direction", wrong)
+    out = tmp_path / "bench.json"
+    result = run("--kind", "tied", "--kind", "plain", "--draws", "0", "--out", str(out))
+    assert result.exit_code == 2
+    assert "a correctness check failed" in result.output
+    rows = {row["kind"]: row for row in json.loads(out.read_text())["training"]}
+    assert "ratio" not in rows["variational, tied"]
+    assert "check is red" in rows["variational, tied"]["failed"]
+    assert "ratio" in rows["plain"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--size", "8"], "'8' is no size"),
+        (["--size", "0x2"], "'0x2' is no size"),
+        (["--size", "8x2x2"], "'8x2x2' has too few words"),
+        (["--kind", "quantum"], 'there is no kind \'quantum\' to time; there are "torch.nn with dropout"; "plain"; '),
+        (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16"),
+        (["--device", "tpu"], "There is no device tpu"),
+        (["--kind", ""], "there is no kind '' to time"),
+        (["--kind", " "], "there is no kind ' ' to time"),
+        (["--out", "/nowhere/at/all.json"], "is no folder"),
+        (["--out", "."], ". is no file; choose another --out."),
+        (["--out", ".", "--force"], ". is no file; choose another --out."),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_what_is_no_file_is_left_alone_and_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "run", lambda *args: pytest.fail("it was measured"))
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        result = run("--out", str(place), "--force")
+        assert result.exit_code == 2
+        assert f"{place} is no file; choose another --out." in " ".join(result.output.splitlines())
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_sizes_and_defaults():
+    assert bench.parse_size("650X20") == bench.Size(650, 20)
+    assert bench.parse_size("8x2x50").words == 50
+    with pytest.raises(UserError):
+        bench.parse_size("a x b")
+    assert bench.default_sizes(torch.device("cuda"))[0].title == "medium (650 units), batch 20"
+    assert len(bench.default_sizes(torch.device("cpu"), quick=True)) == 1
+
+
+def test_turns_are_shared_and_the_median_counts():
+    order = []
+    steps = {name: (lambda name=name: order.append(name)) for name in ("a", "b")}
+    found = bench.take_turns(steps, 0.0, cuda=False)
+    assert set(found) == {"a", "b"}
+    assert order == ["a", "b"] * 6  # one to warm up, five to count
+
+
+def test_rows_are_kept_as_they_come(monkeypatch, tmp_path):
+    def stopped(options, say):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(bench, "prediction", stopped)
+    out = tmp_path / "bench.json"
+    assert run("--kind", "plain", "--draws", "3", "--out", str(out)).exit_code != 0
+    record = json.loads(out.read_text())
+    assert [row["kind"] for row in record["training"]] == ["plain"]
+    assert record["prediction"] == []
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_check_takes_the_path_of_the_graph_and_its_reference_does_not_care(monkeypatch, graph):
+    from bayesrnn import kernels
+    from bayesrnn.nn import recurrence as layered
+
+    seen, real = set(), layered._direction
+
+    def watched(*args):
+        seen.add((kernels.forced(), kernels.is_recording()))
+        return real(*args)
+
+    monkeypatch.setattr(layered, "_direction", watched)
+    options = bench.Options(device="cpu", precision="fp32")
+    assert bench.check("variational, tied", bench.Size(8, 2, 60), options, graph=graph) < 2e-3
+    assert seen == {(False, graph), (True, False)}
+
+
+@pytest.mark.parametrize(("reason", "graph"), [("", True), ("the disk is round", False)])
+def test_a_step_that_is_no_graph_is_not_checked_as_one(monkeypatch, reason, graph):
+    asked, order = {}, []
+
+    def check(kind, size, options, *, graph):
+        order.append("check")
+        asked[kind] = graph
+        return 0.0
+
+    def turns(steps, *args, **kwargs):
+        order.append("time")
+        return dict.fromkeys(steps, 1.0)
+
+    monkeypatch.setattr(bench, "check", check)
+    monkeypatch.setattr(bench, "plain_step", lambda *args, **kwargs: lambda: None)
+    monkeypatch.setattr(bench, "engine_step", lambda *args: (lambda: None, reason))
+    monkeypatch.setattr(bench, "take_turns", turns)
+    options = bench.Options(device="cuda", sizes=(bench.Size(650, 512),), kinds=("plain",))
+    (row,) = bench.training(options, lambda text: None)
+    assert (asked, order) == ({"plain": graph}, ["check", "time"])
+    assert row["graph"] is graph
+    assert row.get("note", "") == reason
+
+
+def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph_takes_them(monkeypatch):
+    from bayesrnn import kernels
+
+    cases, real = [], kernels.choose
+
+    def watched(case):
+        cases.append(case)
+        return real(case)
+
+    monkeypatch.setattr(kernels, "choose", watched)
+    for part in ("training", "prediction", "peers"):
+        monkeypatch.setattr(bench, part, lambda options, say: iter(()))
+    sizes = (bench.Size(8, 2), bench.Size(16, 4))
+    record = bench.run(bench.Options(device="cpu", precision="fp32", sizes=sizes), lambda text: None)
+    assert set(record["paths"]) == {"8x2", "16x4", "drawn weights"}
+    for found in (record["paths"]["8x2"], record["paths"]["16x4"]):
+        assert found["LSTM, no mask"].startswith("LSTM: torch's kernel for whole layers")
+        assert found["LSTM, one mask per gate"].startswith("LSTM: path")
+    assert {(case.hidden, case.batch, case.plain) for case in cases if case.kernel == "LSTM"} == {
+        (8, 2, True), (8, 2, False), (16, 4, True), (16, 4, False)
+    }  # fmt: skip
+    cases.clear()
+    found = bench.paths(sizes[1], bench.Options(device="cuda", precision="bf16", sizes=sizes))
+    assert all(case.graph and case.autocast == torch.bfloat16 and case.steps == 35 for case in cases)
+    assert "cuDNN" in found["LSTM, no mask"] or "path" in found["LSTM, no mask"]
+    cases.clear()
+    bench.paths(sizes[1], bench.Options(device="cuda", precision="tf32", sizes=sizes))
+    assert all(case.graph and case.autocast is None for case in cases)
+
+
+def test_a_peer_that_is_not_installed_is_told_once(monkeypatch):
+    def missing(*args):
+        raise ImportError
+
+    monkeypatch.setattr(bench, "_blitz", missing)
+    monkeypatch.setattr(bench, "_bayesian_torch", missing)
+    said = []
+    sizes = (bench.Size(4, 2), bench.Size(5, 2), bench.Size(6, 2))
+    assert list(bench.peers(bench.Options(device="cpu", sizes=sizes), said.append)) == []
+    assert said == ["blitz is not installed: no row", "bayesian-torch is not installed: no row"]

@@ -1,0 +1,122 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bayesrnn._version import __version__
+from bayesrnn.errors import UserError
+from bayesrnn.lab.cli import app
+from bayesrnn.lab.cli.errors import one_line
+
+
+def test_version():
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"bayesrnn {__version__}\n"
+
+
+def test_help_names_the_subcommands():
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "quickstart" in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_quick_answers_import_nothing_heavy(option):
+    code = (
+        "import sys; sys.argv = ['bayesrnn', sys.argv[1]]\n"
+        "from bayesrnn.lab.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (UserError("It is so; do that."), 2, "bayesrnn: It is so; do that.\n"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_are_one_line(error, status, line):
+    small = typer.Typer()
+
+    @small.command()
+    @one_line
+    def fail(times: int = 1) -> None:
+        raise error
+
+    result = CliRunner().invoke(small, ["--times", "2"])
+    assert result.exit_code == status
+    assert line in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
+    """Ctrl-C at the moment at which `typer` is imported, before any subcommand is known."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from bayesrnn.lab.cli.__main__ import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "bayesrnn: interrupted.\n")
+
+
+def test_an_interrupt_before_a_subcommand_begins_is_one_line():
+    """While typer reads the words, where it ends without one."""
+    code = (
+        "import typer.core; from bayesrnn.lab.cli import main\n"
+        "def interrupt(*args, **kwargs): raise KeyboardInterrupt\n"
+        "typer.core.TyperGroup.parse_args = interrupt\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "bayesrnn: interrupted.\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("words", ["recipes", "--help", "train --help"])
+def test_an_output_that_is_full_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "bayesrnn", *words.split()]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "bayesrnn: the output cannot be written (No space left on device); send it elsewhere.\n"
+
+
+def test_numpy_is_imported_before_torch():
+    """Imported by torch's own code, it loses an interrupt that comes meanwhile, and the command goes on."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from bayesrnn.lab.cli import app\n"
+        "CliRunner().invoke(app, ['train', 'small-plain', '--data', '/nowhere'])\n"
+        "names = list(sys.modules); print(names.index('numpy') < names.index('torch'))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "True\n"
+
+
+def test_the_package_is_the_command():
+    result = subprocess.run([sys.executable, "-m", "bayesrnn", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == f"bayesrnn {__version__}\n"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_an_output_without_a_place_for_a_letter_ends_no_command(encoding):
+    result = subprocess.run(
+        [sys.executable, "-m", "bayesrnn", "recipes"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"zaremba-medium" in result.stdout

@@ -1,0 +1,82 @@
+import dataclasses
+
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.engine.space import Range, read_grid, read_search, read_value
+from bayesrnn.lab.recipes import load
+from bayesrnn.lab.recipes.schema import Sections, positive
+from bayesrnn.lab.tasks.base import TASKS
+
+
+@pytest.fixture
+def recipe():
+    return load("variational-tied-medium")
+
+
+def test_grids(recipe):
+    found = read_grid(recipe, ["recurrent_dropout=0, 0.25", "train.patience=null,3"])
+    assert found == {"model.recurrent_dropout": ("0", "0.25"), "train.patience": ("null", "3")}
+
+
+def test_lists_are_one_value(line_recipe, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Model:
+        sizes: tuple[int, ...] = positive((1,))
+
+    monkeypatch.setattr(TASKS["line"], "sections", Sections(model=Model, data=Model))
+    assert read_grid(load(line_recipe), ["model.sizes=[1, 2],[3]"]) == {"model.sizes": ("[1, 2]", "[3]")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recurrent_dropout", "is no grid"),
+        ("recurrent_dropout=0,", "is no grid"),
+        ("recurrent_dropout=0,0", "says the same twice"),
+        ("recurrent_dropout=0,1", "a dropout rate is"),
+        ("recurent_dropout=0", "did you mean model.recurrent_dropout"),
+    ],
+)
+def test_bad_grids(recipe, text, message):
+    with pytest.raises(UserError, match=message):
+        read_grid(recipe, [text])
+    with pytest.raises(UserError, match="twice"):
+        read_grid(recipe, ["hidden=1", "model.hidden=2"])
+
+
+def test_ranges(recipe):
+    found = read_search(recipe, ["lr=1e-3:1:log", "hidden=4:8", "train.clip=1:5"])
+    assert found == {
+        "train.lr": Range(1e-3, 1.0, True),
+        "model.hidden": Range(4, 8, False),
+        "train.clip": Range(1.0, 5.0, False),
+    }
+    assert isinstance(found["model.hidden"].low, int)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr", "is no range"),
+        ("lr=1", "is no range"),
+        ("lr=2:1", "is no range"),
+        ("lr=1:2:exp", "is no range"),
+        ("lr=0:2:log", "is no range"),
+        ("hidden=1.5:2", "is no range"),
+        ("lr=a:b", "is no range"),
+        ("word_dropout=0:1", "a dropout rate is"),
+        ("precision=1:2", "is no number; give its values with --grid"),
+    ],
+)
+def test_bad_ranges(recipe, text, message):
+    with pytest.raises(UserError, match=message):
+        read_search(recipe, [text])
+    with pytest.raises(UserError, match="twice"):
+        read_search(recipe, ["lr=1:2", "train.lr=1:2"])
+
+
+def test_values_are_of_their_fields_type(recipe):
+    assert read_value(recipe, "train.lr", "1e-3") == 1e-3  # to YAML alone a word
+    assert read_value(recipe, "train.patience", "null") is None
+    assert read_value(recipe, "model.hidden", "3") == 3

@@ -1,0 +1,531 @@
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.engine import study as study_of
+from bayesrnn.lab.engine import sweep as module
+from bayesrnn.lab.engine.sweep import sweep
+from bayesrnn.lab.tasks.base import TASKS
+
+optuna = pytest.importorskip("optuna")
+
+
+@pytest.fixture
+def tmp_path():
+    """In memory where that is possible: a database waits for its disk after every word."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def swept(line_recipe, tmp_path):
+    """A sweep of the line task, and what it said."""
+
+    def made(out="out", **options):
+        said = []
+        record = sweep(line_recipe, out=tmp_path / out, say=said.append, device="cpu", **options)
+        return record, said
+
+    return made
+
+
+GRID = ["model.hidden=2,5,7", "train.lr=1e-3,0.01"]
+
+
+def points(record):
+    return sorted((row["settings"]["model.hidden"], row["settings"]["train.lr"]) for row in record["trials"])
+
+
+def figures(record):
+    return {tuple(row["settings"].values()): row["value"] for row in record["trials"]}
+
+
+@pytest.mark.slow
+def test_a_grid_tries_every_point_and_keeps_the_best_validation_figure(swept, tmp_path):
+    record, said = swept(grid=GRID)
+    assert points(record) == sorted(itertools.product((2, 5, 7), (0.001, 0.01)))
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == record
+    values = [row["value"] for row in record["trials"]]
+    assert values == sorted(values)
+    assert record["best"] == record["trials"][0]
+    assert len(said) == 12
+    for row in record["trials"]:
+        run = json.loads((tmp_path / "out" / row["folder"] / "record.json").read_text())
+        assert row["value"] == min(run["curves"]["valid_rmse"])
+        assert run["settings"]["model"]["hidden"] == row["settings"]["model.hidden"]
+        assert run["seed"] == record["seed"] == 1
+    assert swept(grid=GRID)[1] == []  # there is nothing left to do
+    assert (record["metric"], record["kind"], record["task"]) == ("valid_rmse", "grid", "line")
+
+
+def test_the_test_data_is_never_looked_at(swept, monkeypatch):
+    def final(self):
+        raise AssertionError("measured at the end")
+
+    monkeypatch.setattr(TASKS["line"], "final", final)
+    record, _ = swept(grid=["hidden=2,3"])
+    assert not [key for row in record["trials"] for key in row if "test" in key]
+
+
+@pytest.mark.slow
+def test_a_search_is_the_same_for_a_seed(swept):
+    options = {"search": ["train.lr=1e-4:1e-1:log", "hidden=2:6"], "trials": 4}
+    first, second, third = swept("a", **options)[0], swept("b", **options)[0], swept("c", seed=2, **options)[0]
+    assert len(first["trials"]) == 4
+    assert figures(first) == figures(second)
+    assert figures(first).keys().isdisjoint(figures(third))
+    for row in first["trials"]:
+        assert 1e-4 <= row["settings"]["train.lr"] <= 1e-1
+        assert row["settings"]["model.hidden"] in range(2, 7)
+    assert len({row["settings"]["train.lr"] for row in first["trials"]}) == 4
+    more, said = swept("a", **{**options, "trials": 6})
+    assert len(more["trials"]) == 6
+    assert len(said) == 4  # two more runs
+    assert figures(first).items() <= figures(more).items()
+
+
+def test_a_run_that_diverges_is_a_result(swept):
+    record, said = swept(grid=["lr=0.001,1e30"], overrides=["clip=null"])
+    good, bad = record["trials"]
+    assert (good["state"], bad["state"]) == ("complete", "fail")
+    assert "The loss is not a number" in bad["error"]
+    assert any("The loss is not a number" in text for text in said)
+    assert record["best"] == good
+    assert swept(grid=["lr=0.001,1e30"], overrides=["clip=null"])[1] == []  # and is not tried again
+
+
+@pytest.mark.slow
+def test_hopeless_runs_are_given_up(swept):
+    # Five good rates, then one that learns nothing: behind the median from the first epoch on.
+    grid = ["lr=0.01,0.011,0.012,0.013,0.014,1e-9"]
+    whole, _ = swept("whole", grid=grid)
+    assert {row["state"] for row in whole["trials"]} == {"complete"}
+    pruned, _ = swept("pruned", grid=grid, prune=True)
+    by_rate = {row["settings"]["train.lr"]: row for row in pruned["trials"]}
+    assert by_rate[1e-9]["state"] == "pruned"
+    assert by_rate[1e-9]["epochs"] == 1
+    assert pruned["best"]["value"] == whole["best"]["value"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
+    expected, _ = swept("whole", grid=GRID)
+    real, seen = module._Told.epoch, []
+
+    def epoch(self, line, epochs):
+        real(self, line, epochs)
+        seen.append(line["epoch"])
+        if len(seen) == 5:  # in the second epoch of the second run
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Told, "epoch", epoch)
+    with pytest.raises(KeyboardInterrupt):
+        swept("stopped", grid=GRID)
+    record, said = swept("stopped", grid=GRID)
+    assert figures(record) == figures(expected)
+    assert len(said) == 10  # five runs, one of them for the second time
+    assert seen[5:].count(3) == 5
+    assert len(seen) == 18  # three epochs of six runs: none was run twice
+    again = next(row for row in record["trials"] if row["folder"] == "trials/0001" and row["state"] == "complete")
+    assert again["epochs"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch, where):
+    """Here: the process id is free. Elsewhere: no heartbeat for longer than the grace period."""
+    monkeypatch.setattr(study_of, "_HEARTBEAT", 1)
+    monkeypatch.setattr(study_of, "_GRACE", 1)
+    first, _ = swept(grid=["hidden=2"])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with study_of.quiet(optuna):
+        url = f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
+        storage = optuna.storages.RDBStorage(url)
+        other = optuna.create_study(storage=storage, study_name="two")
+        about = optuna.load_study(study_name="line", storage=storage).user_attrs["about"]
+        other.set_user_attr("about", {**about, "space": {"model.hidden": [2, 3]}})
+        other.sampler = optuna.samplers.GridSampler({"model.hidden": ("2", "3")}, seed=1)
+        trial = other.ask()
+        trial.suggest_categorical("model.hidden", ("2", "3"))
+        machine = study_of.machine() if where == "here" else "another one"
+        trial.set_user_attr("worker", {"machine": machine, "pid": gone.pid if where == "here" else os.getpid()})
+        if where == "elsewhere":
+            beating = optuna.storages.RDBStorage(url, heartbeat_interval=1, grace_period=1)
+            beating.record_heartbeat(trial._trial_id)
+            time.sleep(3)
+    record, said = swept("two", grid=["hidden=2,3"], study="two", storage=url)
+    assert sorted(row["settings"]["model.hidden"] for row in record["trials"]) == [2, 3]
+    assert {row["state"] for row in record["trials"]} == {"complete"}
+    assert len(said) == 4
+    assert first["trials"][0]["value"] in [row["value"] for row in record["trials"]]
+
+
+def test_a_run_that_lives_is_left_alone(swept, tmp_path):
+    swept(grid=["hidden=2"])
+    with study_of.quiet(optuna):
+        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+        study = optuna.load_study(study_name="line", storage=storage)
+        trial = study.ask()
+        trial.set_user_attr("worker", study_of.worker())
+    record, said = swept(grid=["hidden=2"])
+    assert said == []
+    assert [row["state"] for row in record["trials"]] == ["complete", "running"]
+
+
+def test_a_run_is_not_tried_for_ever(swept, monkeypatch):
+    def launch(*args, **kwargs):
+        raise RuntimeError("of no known reason")
+
+    monkeypatch.setattr(module, "launch", launch)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="of no known reason"):
+            swept(grid=["hidden=2"])
+    record, said = swept(grid=["hidden=2"])
+    assert said == []
+    assert [row["state"] for row in record["trials"]] == ["fail"]
+
+
+def test_a_finished_run_that_was_not_told_of_is_not_run_again(swept, monkeypatch):
+    real = module.launch
+
+    def launch(*args, **kwargs):
+        real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        swept(grid=["hidden=2"])
+    monkeypatch.setattr(module, "launch", None)
+    record, _ = swept(grid=["hidden=2"])
+    assert record["best"]["epochs"] == 3
+
+
+@pytest.mark.slow
+def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_path):
+    """Two commands on one study; one is killed with a run under way. Every point is there once, as if undisturbed."""
+    options = ["hidden=8", "batch_size=8", "window=12", "epochs=2", "save_every=5"]
+    grid = ["model.step_dropout=0,0.2,0.4"]
+    command = [sys.executable, "-m", "bayesrnn.lab.cli", "sweep", "small-plain", *options, "--data", str(text_folder)]
+    command += ["--device", "cpu", "--grid", *grid, "--out", str(tmp_path / "shared")]
+
+    def start():
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    one, two = start(), start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and one.poll() is None:
+        if list((tmp_path / "shared").glob("trials/*/last.safetensors")):
+            break
+        time.sleep(0.005)
+    one.send_signal(signal.SIGKILL)
+    assert one.wait() == -signal.SIGKILL, "it was over before it could be killed"
+    assert two.wait(60) == 0
+    common = {"say": lambda text: None, "grid": grid, "data": str(text_folder), "overrides": options, "device": "cpu"}
+    record = sweep("small-plain", out=tmp_path / "shared", **common)
+    alone = sweep("small-plain", out=tmp_path / "alone", **common)
+    assert [row["state"] for row in record["trials"]] == ["complete"] * 3
+    assert figures(record) == figures(alone)
+    assert len(figures(record)) == 3
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_trial_that_was_taken_and_never_begun_is_not_shown(swept, tmp_path, sampled):
+    """Its process was killed between taking it and saying who has it; the point itself is done."""
+    optuna = pytest.importorskip("optuna")
+    grid = ["hidden=2,3"]
+    whole, _ = swept(grid=grid)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+    study = optuna.load_study(study_name="line", storage=storage)
+    if sampled:
+        study.sampler = optuna.samplers.GridSampler({"model.hidden": [2, 3]}, seed=1)
+    study.ask()
+    again, _ = swept(grid=grid)
+    assert [row["state"] for row in again["trials"]] == ["complete", "complete"]
+    assert figures(again) == figures(whole)
+    storage.remove_session()
+
+
+def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="one of the two"):
+        swept()
+    with pytest.raises(UserError, match="one of the two"):
+        swept(grid=["hidden=2"], search=["lr=1:2"])
+    with pytest.raises(UserError, match="needs --trials"):
+        swept(search=["lr=1:2"])
+    with pytest.raises(UserError, match="--trials is for a search; a grid runs all its points"):
+        swept(grid=["hidden=2"], trials=1)
+    with pytest.raises(UserError, match="storage cannot be opened"):
+        swept(grid=["hidden=2"], storage="no url")
+    with pytest.raises(UserError, match="storage cannot be opened"):
+        swept(grid=["hidden=2"], storage=f"sqlite:///{tmp_path}/no/such/folder.db")
+    swept(grid=["hidden=2"])
+    with pytest.raises(
+        UserError, match=r"out holds a sweep that was started with other values to try; choose another --o"
+    ):
+        swept(grid=["hidden=3"])
+    storage = f"sqlite:///{tmp_path}/out/sweep.db"
+    with pytest.raises(
+        UserError, match="line was started with other values to try; choose another --study, with an --o"
+    ):
+        swept("other", grid=["hidden=3"], storage=storage)
+    with pytest.raises(UserError, match=r"was started with other settings \(train\.epochs=\d+, not 2\); choose"):
+        swept(grid=["hidden=2"], overrides=["epochs=2"])
+    with pytest.raises(UserError, match=r"was started with other settings \(train\.clip=5\.0, not null\); choose"):
+        swept(grid=["hidden=2"], overrides=["clip=null"])
+    with pytest.raises(UserError, match="was started as a grid, not as a search; choose"):
+        swept(search=["lr=1:2"], trials=1)
+    with pytest.raises(UserError, match="was started with another seed; choose"):
+        swept(grid=["hidden=2"], seed=2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file cannot be made \(File exists\); choose another --out"):
+        swept("file", grid=["hidden=2"])
+    assert swept("other", grid=["hidden=3"], study="another", storage=storage)[0]["best"] is not None
+    with pytest.raises(UserError, match=r"train\.lr=1 and train\.lr=1\.0 are the same; leave one of them away"):
+        swept("double", grid=["lr=1,0.5,1.0"])
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match="pip install optuna"):
+        swept(grid=["hidden=2"])
+
+
+def test_data_that_are_wrong_leave_no_study_behind(text_folder, tmp_path):
+    """With the right ones the same command begins; a study that has a run is kept, and refuses other data."""
+    common = {"say": lambda text: None, "grid": ["hidden=2,3"], "device": "cpu"}
+    common["overrides"] = ["batch_size=4", "window=6", "epochs=1"]
+    for data in ("nowhere", str(text_folder)):
+        with pytest.raises(UserError, match="nowhere is not a folder") if data == "nowhere" else nullcontext():
+            record = sweep("small-plain", out=tmp_path, data=data, **common)
+    assert [row["state"] for row in record["trials"]] == ["complete"] * 2
+    (tmp_path / "alt").symlink_to(text_folder)
+    with pytest.raises(UserError, match="was started with other data; choose another"):
+        sweep("small-plain", out=tmp_path, data=str(tmp_path / "alt"), **common)
+
+
+def test_a_run_stopped_by_hand_may_be_stopped_often(swept, monkeypatch):
+    """It is not given up as one that is killed again and again is."""
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "launch", stop)
+        for _ in range(module._TRIES + 1):
+            with pytest.raises(KeyboardInterrupt):
+                swept(grid=["hidden=2"])
+    record, _ = swept(grid=["hidden=2"])
+    assert [row["state"] for row in record["trials"]] == ["complete"]
+
+
+def test_a_device_that_is_full_is_a_result(swept, monkeypatch):
+    real = module.launch
+
+    def launch(*args, overrides, **kwargs):
+        if "model.hidden=5" in overrides:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return real(*args, overrides=overrides, **kwargs)
+
+    monkeypatch.setattr(module, "launch", launch)
+    record, _ = swept(grid=["hidden=2,5"])
+    assert record["trials"][1]["error"] == "CUDA out of memory."
+
+
+def test_two_that_take_the_last_point_at_once(swept, tmp_path):
+    """The sampler hands out a point that is done when there is no other: whoever comes later gives way."""
+    swept(grid=["hidden=2"])
+    with study_of.quiet(optuna):
+        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+        study = optuna.load_study(study_name="line", storage=storage)
+        about = study.user_attrs["about"]
+        options = {"out": tmp_path / "out", "say": print, "seed": 1, "trials": None}
+        work = module._Work(study, about, {"model.hidden": ("2",)}, **options)
+        study.optimize(work._trial, n_trials=1, catch=(module._Surplus,))
+        assert study.trials[-1].user_attrs["error"] == module._SURPLUS
+        assert len(work._counted(study.trials)) == 1
+
+
+def test_a_run_that_another_process_still_writes_is_left_to_it(swept, tmp_path):
+    """As when its process was taken for dead after a jump of the clock."""
+    from bayesrnn.lab.runs.folder import RunFolder
+
+    with RunFolder(tmp_path / "out" / "trials" / "0000", files=[]):
+        record, _ = swept(grid=["train.lr=0.01"])
+    assert [(row["state"], row["folder"]) for row in record["trials"]] == [("complete", "trials/0001")]
+
+
+@pytest.mark.parametrize("message", ["UNIQUE constraint failed: alembic_version.version_num", "table x already exists"])
+def test_tables_that_another_process_makes_are_waited_for(swept, monkeypatch, message):
+    """Two that start at the same moment both make the tables of a new database; one of them fails at it."""
+    import sqlalchemy.exc
+
+    opened, failed = optuna.storages.RDBStorage.__init__, []
+
+    def made(*args, **kwargs):
+        if len(failed) < failures:
+            failed.append(message)
+            raise sqlalchemy.exc.OperationalError("CREATE TABLE x", None, Exception(message))
+        opened(*args, **kwargs)
+
+    monkeypatch.setattr(optuna.storages.RDBStorage, "__init__", made)
+    monkeypatch.setattr(study_of, "_WAIT", 0.001)
+    monkeypatch.setattr(study_of, "_LAST_WAIT", 0.03)
+    failures = 3
+    assert swept(grid=["hidden=2"])[0]["best"] is not None
+    assert len(failed) == 3
+    failures = 100
+    with pytest.raises(UserError, match=r"cannot be opened \(.*(UNIQUE|already exists)"):
+        swept(grid=["hidden=2"])
+    assert len(failed) == 3 + 6  # 1, 2, 4, 8 and 16 ms between them
+
+
+def old_version(folder):
+    """The table and the study as earlier versions wrote them: without a digest, and without the study's name."""
+    table = json.loads((folder / "sweep.json").read_text())
+    name = table.pop("study")
+    del table["data_digest"]
+    (folder / "sweep.json").write_text(json.dumps(table))
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'sweep.db'}")
+    study = optuna.load_study(study_name=name, storage=storage)
+    about = study.user_attrs["about"]
+    study.set_user_attr("about", {key: value for key, value in about.items() if key != "data_digest"})
+    storage.remove_session()
+
+
+def test_a_folder_is_for_one_sweep(swept, tmp_path):
+    """The runs of one are not taken for another's, and its table stays."""
+    swept(grid=["hidden=2"])
+    table = (tmp_path / "out" / "sweep.json").read_bytes()
+    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    for options in (
+        {"grid": ["hidden=3"], "study": "another"},
+        {"grid": ["hidden=3"], "storage": elsewhere},
+        {"grid": ["hidden=2"], "seed": 2, "storage": elsewhere},
+    ):
+        with pytest.raises(UserError, match=r"out holds a sweep that was started with .*; choose another --out\.$"):
+            swept(**options)
+    with pytest.raises(UserError, match=r"out holds the study line, not another; choose another --out\.$"):
+        swept(grid=["hidden=2"], study="another")
+    assert (tmp_path / "out" / "sweep.json").read_bytes() == table
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
+    assert optuna.get_all_study_names(storage) == ["line"]
+    storage.remove_session()
+    (tmp_path / "out" / "sweep.json").write_text(json.dumps({**json.loads(table), "settings": [1]}))
+    with pytest.raises(UserError, match="with other settings"):
+        swept(grid=["hidden=2"])
+    (tmp_path / "out" / "sweep.json").write_text("{}")
+    with pytest.raises(UserError, match=r"sweep\.json is no table of bayesrnn sweep, and will not be replaced"):
+        swept(grid=["hidden=2"])
+
+
+def test_a_folder_belongs_to_a_sweep_before_its_first_run_has_ended(swept, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "launch", stop)
+        swept(grid=["hidden=2"])
+    with pytest.raises(UserError, match="out holds a sweep that was started with other values to try"):
+        swept(grid=["hidden=3"], study="another")
+    assert swept(grid=["hidden=2"])[0]["best"]["epochs"] == 3
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_of_another_sweep_is_not_taken_for_a_trial(swept, tmp_path, monkeypatch, finished):
+    """Where table and database are gone, and the runs are left."""
+
+    def stop(self, line, epochs):
+        if line["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+        if not finished:
+            patched.setattr(module._Told, "epoch", stop)
+        swept(grid=["hidden=2"])
+    out = tmp_path / "out"
+
+    def clear():
+        for name in ("sweep.json", "sweep.db"):
+            (out / name).unlink(missing_ok=True)
+
+    before = {path: path.read_bytes() for path in out.glob("trials/0000/*") if path.is_file()}
+    for options, wrong in (
+        ({"grid": ["hidden=3"]}, "with model.hidden=2, not 3"),
+        ({"grid": ["hidden=2"], "seed": 2}, "with seed=1, not 2"),
+        ({"grid": ["hidden=2"], "overrides": ["clip=null"]}, "with train.clip=5.0, not null"),
+    ):
+        clear()
+        with pytest.raises(UserError) as refused:
+            swept(**options)
+        assert str(refused.value) == f"{out}/trials/0000 holds a run of another sweep ({wrong}); choose another --out."
+        assert not (out / "sweep.json").exists()  # nothing has come of it: the folder is nobody's
+    assert {path: path.read_bytes() for path in before} == before
+    clear()
+    record, _ = swept(grid=["hidden=2"])
+    assert record["best"]["epochs"] == 3
+
+
+@pytest.fixture
+def texts(text_folder, tmp_path):
+    """Two texts of one name and vocabulary."""
+    for name, end in (("one", ""), ("two", "w0 w0 w1 w1\n" * 40)):
+        folder = tmp_path / name / "text"
+        folder.mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            (folder / f"{split}.txt").write_text((text_folder / f"{split}.txt").read_text() + end)
+    return tmp_path / "one" / "text", tmp_path / "two" / "text"
+
+
+def test_two_texts_of_one_name_are_two(texts, tmp_path):
+    one, two = map(str, texts)
+    common = {"say": lambda text: None, "search": ["lr=0.1:1"], "device": "cpu"}
+    common["overrides"] = ["hidden=4", "batch_size=4", "window=10", "epochs=1"]
+    out, url = tmp_path / "out", f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
+    first = sweep("small-plain", out=out, data=one, trials=1, **common)
+    with pytest.raises(UserError, match=r"out holds a sweep .* with data of the same name and other content; choose"):
+        sweep("small-plain", out=out, data=two, trials=2, **common)
+    with pytest.raises(UserError, match=r"The study small-plain was .* with data of the same name and other content; "):
+        sweep("small-plain", out=tmp_path / "there", data=two, trials=2, storage=url, **common)
+    (tmp_path / "moved").mkdir()
+    moved = shutil.copytree(one, tmp_path / "moved" / "text")
+    assert sweep("small-plain", out=out, data=str(moved), trials=1, **common)["best"] == first["best"]
+    old_version(out)
+    assert len(sweep("small-plain", out=out, data=one, trials=2, **common)["trials"]) == 2
+    for name in ("sweep.json", "sweep.db"):
+        (out / name).unlink()
+    with pytest.raises(UserError, match=r"0000 holds a run of another sweep \(on other data\); choose another --out"):
+        sweep("small-plain", out=out, data=two, trials=1, **common)
+    config = json.loads((out / "trials" / "0000" / "config.json").read_text())
+    del config["data_digest"]  # as earlier versions wrote it
+    (out / "trials" / "0000" / "config.json").write_text(json.dumps(config))
+    again = sweep("small-plain", out=out, data=one, trials=1, **common)
+    assert again["best"]["value"] == first["best"]["value"]
+
+
+def test_damaged_checkpoints_name_the_folder_to_remove(swept, tmp_path, monkeypatch):
+    """The way out of `bayesrnn train`, --force, is none of a sweep."""
+
+    def stop(self, line, epochs):
+        if line["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module._Told, "epoch", stop)
+        swept(grid=["hidden=2"])
+    folder = tmp_path / "out" / "trials" / "0000"
+    for path in folder.glob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"A sweep has no --force: remove .*out/trials/0000, and start the sweep again"):
+        swept(grid=["hidden=2"])
+    shutil.rmtree(folder)
+    assert swept(grid=["hidden=2"])[0]["best"]["epochs"] == 3

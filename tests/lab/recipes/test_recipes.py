@@ -1,0 +1,246 @@
+import json
+import math
+from dataclasses import asdict, dataclass
+
+import pytest
+import torch
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab import recipes
+from bayesrnn.lab.recipes import flatten, from_dict, load, names, override, schema, tables
+from bayesrnn.lab.tasks.language import task as language
+
+TINY = ["model.hidden=4", "data.batch_size=2", "data.window=3"]
+TABLES = ("gal2016", "fortunato2017")  # of papers on the Penn Treebank
+LANGUAGE = [name for name in names() if load(name).task == "language"]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_opens_with_its_command(name):
+    text = recipes._files()[name].read_text("utf-8")
+    assert text.startswith(f"# bayesrnn train {name} ")
+    assert name not in LANGUAGE or text.startswith(f"# bayesrnn train {name} --data ")
+    recipe = load(name)
+    assert from_dict(json.loads(json.dumps(asdict(recipe))), where="copy") == recipe
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_every_language_recipe_runs(name):
+    recipe = override(load(name), TINY)
+    torch.manual_seed(0)
+    model = language.build(recipe, 7).train()
+    objective = language.Objective(model, recipe, windows=5)
+    zeros = torch.zeros(recipe.model.layers, 2, 4)
+    x, y = torch.randint(7, (3, 2)), torch.randint(7, (3, 2))
+    loss, terms, (h, _) = objective(x, y, (zeros, zeros.clone()))
+    assert math.isfinite(float(loss.detach()))
+    assert h.shape == zeros.shape
+    expected = (terms.nll + terms.sharpening) / 2 + terms.kl / (2 * 5)
+    torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("name", [n for n in LANGUAGE if load(n).table in TABLES])
+def test_rows_of_the_tables_have_their_figures(name):
+    recipe = load(name)
+    assert recipe.paper.valid
+    assert recipe.paper.test
+    published = 10.0 if recipe.model.hidden == 1500 else 5.0
+    assert recipe.train.clip == (5.0 if name == "moon-large-embedding" else published)
+    small = name == "unregularised-small"
+    assert recipe.model.hidden in ((200,) if small else (650, 1500))
+    assert (recipe.data.batch_size, recipe.data.window, recipe.model.layers) == (20, 20 if small else 35, 2)
+
+
+def test_rows_of_a_table_have_its_figures():
+    """Also where the recipe is another paper's; the recipe itself keeps that one's."""
+    rows = tables.rows("fortunato2017")
+    assert list(rows) == [
+        "brnn-medium", "brnn-sharpened-medium", "unregularised-small", "variational-tied-medium", "zaremba-medium"
+    ]  # fmt: skip
+    here, own = rows["zaremba-medium"], load("zaremba-medium")
+    assert (here.paper.test, here.paper.test_dynamic, own.paper.test) == (82.1, 77.1, 82.7)
+    assert (here.model, here.train, here.data) == (own.model, own.train, own.data)
+    assert rows["brnn-medium"] == load("brnn-medium")
+    gal = tables.rows("gal2016")
+    assert len(gal) == 12
+    assert all(recipe == load(name) for name, recipe in gal.items())
+    assert tables.rows("beyond").keys() == {"best-medium"}
+    assert all("1704.02798" in recipe.paper.source for recipe in rows.values())
+
+
+def test_published_settings_of_the_bayesian_row():
+    model = language.build(override(load("brnn-medium"), ["hidden=30"]), 50)
+    sigma = math.sqrt(0.25 * math.exp(-2) + 0.75 * math.exp(-14))
+    found = {name: (mean, s) for name, mean, s in model.named_posteriors()}
+    assert "decoder.bias" not in found
+    for name, (mean, s) in found.items():
+        mean, s = mean.detach(), s.detach()
+        low, high = (sigma / 4, sigma / 2) if name.startswith("rnn.") else (sigma / 2, sigma)
+        assert low * 0.999 <= float(s.min()) <= float(s.max()) <= high * 1.001
+        assert float(mean.abs().max()) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lrr=1", "There is no key lrr; did you mean train.lr"),
+        ("train.epoch=3", r"There is no key train.epoch; did you mean train.epochs\?$"),
+        ("modl.hidden=3", r"There is no key modl.hidden; did you mean model.hidden\?$"),
+        ("train.batch_size=3", r"There is no key train.batch_size; did you mean data.batch_size\?$"),
+        ("nope.source=x", "There is no key nope.source; sections are paper, model"),
+        ("nope.x=1", "There is no key nope.x; sections are paper, model, posterior, data, train, evaluate.$"),
+        ("modl.nope=1", "There is no key modl.nope; sections are paper, model"),
+        ("nope=1", "There is no key nope; keys are written SECTION.KEY, and sections are paper, model"),
+        ("evaluate.x=1", "There is no key evaluate.x; evaluate has samples, dynamic_lr, dynamic_window.$"),
+        ("train=1", "There is no key train; it is a section, and has epochs, optimizer, lr"),
+        ("=1", "'=1' is no override"),
+        ("hidden=a", "model.hidden must be a whole number"),
+        ("model.tied=1", "must be true or false"),
+        ("epochs", "is no override; write key=value"),
+        ("input_dropout=1", "a dropout rate is at least 0 and below 1"),
+        ("epochs=0", "must be more than 0"),
+        ("weight_decay=-1", "must be at least 0"),
+        ("lr=.nan", "must be a finite number"),
+        ("decay=2", "at most 1"),
+        ("pi=1.5", "below 1"),
+        ("precision=fp8", "must be one of tf32, fp32, bf16"),
+        ("lr=[", "The value of train.lr cannot be read: '[' is not YAML"),
+        ("epochs=1:30", "The value of train.epochs cannot be read: '1:30' is not YAML .*'1:30' is 90 in YAML 1.1"),
+        ("epochs=0o10", "train.epochs must be a whole number, got '0o10'"),
+        ("lr=1_0e2", "train.lr must be a number, got '1_0e2'"),
+        ("optimizer=no", "train.optimizer must be text, got False"),
+        ("momentum=1", "it must be below 1"),
+        (
+            "samples=100001",
+            "evaluate.samples is 100001; it must be at most 100,000: each draw is a pass over all the d",
+        ),
+        ("samples=1000000001", "evaluate.samples is 1000000001; it must be at most"),
+        ("clip=0", "must be more than 0"),
+        ("average_decay=0.9", "needs train.average_from"),
+        ("task=digits", "cannot be overridden"),
+        ("paper.test=1", "paper.test is what was published, and cannot be overridden"),
+        ("test_mc=1", "paper.test_mc is what was published"),
+        ("init=.inf", "must be a finite number"),
+        ("log_sigma1=1000", "posterior.log_sigma1 is 1000.0; it must be at most 40"),
+        ("log_sigma2=-1000", "posterior.log_sigma2 is -1000.0; it must be at least -40"),
+    ],
+)
+def test_bad_overrides_are_refused(text, message):
+    with pytest.raises(UserError, match=message.replace("[", r"\[")):
+        override(load("brnn-medium"), [text])
+
+
+def test_overrides():
+    recipe = override(load("brnn-medium"), ["lr=1e-3", "train.patience=4", "posterior.init_eta=null"])
+    assert (recipe.train.lr, recipe.train.patience, recipe.posterior.init_eta) == (1e-3, 4, None)
+    assert from_dict(asdict(recipe), where="copy") == recipe
+    assert flatten(recipe)["train.lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("modle: {hidden: 3}", "there is no key modle; did you mean model"),
+        ("qqq: 3", "there is no key qqq; a recipe has description, table, task, paper, model"),
+        ("evaluate: {qqq: 3}", "there is no key evaluate.qqq; evaluate has samples, dynamic_lr, dynamic_window.$"),
+        ("model: 3", "model must be a set of keys"),
+        ("a: b: c", "is not YAML"),
+        ("", "must be a set of keys"),
+        ("train: {epochs: 1:30}", r"r.yaml is not YAML as it is read here \('1:30' is 90 in YAML 1.1"),
+        ("train: {epochs: 010}", r"r.yaml is not YAML as it is read here \('010' is 8 in YAML 1.1"),
+    ],
+)
+def test_bad_files(tmp_path, content, message):
+    file = tmp_path / "r.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        load(str(file))
+
+
+@pytest.mark.parametrize("name", ["digits-bbb-400", "sentiment-gru-bbb", "caption-bbb", "forecast", "brnn-medium"])
+def test_draws_have_a_limit_in_every_task(name):
+    """A stranger's run folder may not keep `bayesrnn evaluate` busy for ever."""
+    recipe = load(name)
+    keys = [key for key in flatten(recipe) if key.endswith("samples")]
+    assert "evaluate.samples" in keys
+    for key in keys:
+        assert flatten(override(recipe, [f"{key}=100000"]))[key] == 100_000
+        with pytest.raises(UserError, match=f"{key} is 100001; it must be at most 100,000"):
+            override(recipe, [f"{key}=100001"])
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match="did you mean brnn-medium"):
+        load("brn-medium")
+    with pytest.raises(UserError, match="cannot be read"):
+        load("nowhere/x.yaml")
+
+
+class TestFields:
+    """Checks that are declared with a field."""
+
+    @pytest.fixture
+    def refused(self, monkeypatch):
+        from bayesrnn.lab.tasks.base import TASKS, Task
+
+        @dataclass(frozen=True)
+        class Model:
+            sizes: tuple[int, ...] = schema.positive((4, 4))
+            names: tuple[str, ...] = ()
+            share: float | None = schema.number(None, least=0, most=1)
+            power: float = schema.number(0.5, above=0, below=2, why="it is a root")
+            cell: str = schema.choice("lstm", "gru")
+            drop: float = schema.rate(0.1)
+
+        @dataclass(frozen=True)
+        class Figures(schema.Paper):
+            error: float | None = None
+
+        class Own(Task):
+            sections = schema.Sections(model=Model, data=schema.Nothing, paper=Figures)
+            metric = "valid_error"
+
+        monkeypatch.setitem(TASKS, "own", Own)
+
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            ({"sizes": [3, 0]}, "model.sizes is 0; it must be more than 0"),
+            ({"sizes": [3, 0.5]}, "model.sizes must be a whole number, got 0.5"),
+            ({"sizes": 3}, "model.sizes must be a list"),
+            ({"share": 1.5}, "model.share is 1.5; it must be at most 1"),
+            ({"share": -1}, "model.share is -1.0; it must be at least 0"),
+            ({"power": 2}, "model.power is 2.0; it is a root"),
+            ({"cell": "rnn"}, "model.cell is 'rnn'; it must be one of lstm, gru"),
+            ({"drop": 1}, "model.drop is 1.0; a dropout rate is"),
+            ({"celll": 1}, "there is no key model.celll; did you mean model.cell"),
+        ],
+    )
+    def test_bad_values(self, refused, model, message):
+        with pytest.raises(UserError, match=message):
+            from_dict({"task": "own", "model": model}, where="x")
+
+    def test_good_values(self, refused):
+        recipe = from_dict(
+            {"task": "own", "model": {"sizes": [7], "names": ["a"]}, "paper": {"error": "1e-3"}}, where="x"
+        )
+        assert recipe.model.sizes == (7,)
+        assert recipe.model.names == ("a",)
+        assert recipe.model.share is None
+        assert recipe.paper.error == 1e-3
+        assert flatten(recipe)["model.cell"] == "lstm"
+        assert override(recipe, ["sizes=[1, 2]", "share=0.5"]).model.sizes == (1, 2)
+        assert from_dict(json.loads(json.dumps(asdict(recipe))), where="copy") == recipe
+        kinds = {key: schema.kind_of(recipe, key) for key in ("model.sizes", "model.share", "train.patience", "task")}
+        assert kinds == {"model.sizes": tuple, "model.share": float, "train.patience": int, "task": str}
+
+    @pytest.mark.parametrize("task", ["nothing", 3])
+    def test_tasks_that_do_not_exist(self, task):
+        with pytest.raises(UserError, match=f"There is no task {task}; there are language"):
+            from_dict({"task": task}, where="x")
+
+
+def test_momentum_is_not_for_adam():
+    with pytest.raises(UserError, match="momentum is for sgd"):
+        override(load("brnn-medium"), ["optimizer=adam", "momentum=0.5"])
+    assert override(load("brnn-medium"), ["clip=null"]).train.clip is None

@@ -1,0 +1,1 @@
+"""Kills, full disks and other faults during training."""
