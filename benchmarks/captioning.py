@@ -160,7 +160,7 @@ def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
 def work(job: Job, arguments: argparse.Namespace) -> str:
     """Train (or go on), evaluate, keep the record; returns a line on it."""
     started = time.time()
-    program = [sys.executable, "-m", "bayesrnn.lab.cli"]
+    program = [sys.executable, "-m", "bayesrnn"]
     device = ["--device", arguments.device] if arguments.device else []
     if not (job.run / "record.json").exists():
         again = "--resume" if (job.run / "last.safetensors").exists() else "--force"

@@ -52,6 +52,7 @@ from bayesrnn.lab.recipes.tables import rows as published_rows
 from bayesrnn.lab.report.tables import Column, markdown_table
 from bayesrnn.lab.tasks.forecast import plots as forecast
 from docs.build import (
+    architecture,
     captioning,
     differences,
     digits,
@@ -191,6 +192,7 @@ def _apart(part: dict[str, Any]) -> str:
 
 
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
+    "tree": lambda root, page: architecture.tree(root),
     "quickstart": _quickstart,
     "cpu": _cpu,
     "cpu-training": _cpu_training,

@@ -2,4 +2,4 @@
 
 import runpy
 
-runpy.run_module("bayesrnn.lab.cli", run_name="__main__", alter_sys=True)
+runpy.run_module("bayesrnn.lab", run_name="__main__", alter_sys=True)

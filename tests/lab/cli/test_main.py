@@ -65,7 +65,7 @@ def test_an_interrupt_while_the_command_is_imported_is_one_line(tmp_path):
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from bayesrnn.lab.cli.__main__ import main\n"
+        "from bayesrnn.lab.__main__ import main\n"
         "main()"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

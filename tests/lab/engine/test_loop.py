@@ -158,7 +158,7 @@ def test_killed_and_resumed_is_bit_identical(text_folder, tmp_path, name):
     extra = ["epochs=4", "save_every=9", *KILLED[name]]
     run(text_folder, tmp_path / "whole", name, extra)
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "bayesrnn.lab.cli", "train", name, "--data", str(text_folder), "--out", str(out),
+    command = [sys.executable, "-m", "bayesrnn", "train", name, "--data", str(text_folder), "--out", str(out),
                "--device", "cpu", *TINY, *extra]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -482,7 +482,7 @@ def test_a_precision_is_the_same_after_torch_s_newer_switch():
     code = """
 import torch
 from bayesrnn import kernels
-from bayesrnn.train import engine
+from bayesrnn.lab.engine import loop as engine
 for switch in ("tf32", "ieee"):
     torch.backends.fp32_precision = switch
     for precision in ("fp32", "tf32", "fp32"):

@@ -499,7 +499,7 @@ def test_a_killed_process_is_started_again_and_nothing_is_lost(worker, text, ses
     """kill -9 of one rank in mid-epoch; torchrun starts both again; the end is that of the undisturbed run."""
     name, overrides = worker.CASES["own"]
     out, log = tmp_path / "own", tmp_path / "log"
-    arguments = ["-m", "bayesrnn.lab.cli", "train", name, "--data", text, "--out", out, "--device", "cpu", *overrides]
+    arguments = ["-m", "bayesrnn", "train", name, "--data", text, "--out", out, "--device", "cpu", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(log, "w") as file:
         process = subprocess.Popen(torchrun(*arguments, count=2, restarts=2), stdout=file, stderr=file, env=environment)
@@ -528,7 +528,7 @@ def test_two_torchruns_of_one_job(worker, text, sessions, tmp_path):
         free.bind(("localhost", 0))
         place = f"localhost:{free.getsockname()[1]}"
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2"]
-    options += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", place, "-m", "bayesrnn.lab.cli"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", place, "-m", "bayesrnn"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "train", name, "--data", str(text)]
     command += ["--out", str(out), "--device", "cpu", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -553,7 +553,7 @@ def test_a_restart_does_not_take_another_runs_folder(worker, text, tmp_path):
     with pytest.raises(UserError):  # begins, and is stopped in its last epoch
         launch(name, out=out, reporter=Ending(), data=str(finished), overrides=overrides, device="cpu")
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    arguments = ["-m", "bayesrnn.lab.cli", "train", name, "--data", text, "--out", out, "--device", "cpu", *overrides]
+    arguments = ["-m", "bayesrnn", "train", name, "--data", text, "--out", out, "--device", "cpu", *overrides]
     done = subprocess.run(torchrun(*arguments, count=1, restarts=1), capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert done.stderr.count("bayesrnn: ") >= 2
@@ -597,7 +597,7 @@ def test_a_stale_copy_of_the_data_is_one_line(worker, text, tmp_path, change):
 def test_devices_start_processes_through_fabric(worker, text, sessions, tmp_path):
     pytest.importorskip("lightning_fabric")
     name, overrides = worker.CASES["own"]
-    command = [sys.executable, "-m", "bayesrnn.lab.cli", "train", name, "--data", text, "--out", tmp_path / "own",
+    command = [sys.executable, "-m", "bayesrnn", "train", name, "--data", text, "--out", tmp_path / "own",
                "--device", "cpu", "--devices", "2", *overrides]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(map(str, command), capture_output=True, text=True, env=environment, check=False)
@@ -642,7 +642,7 @@ def test_the_end_of_one_of_several(monkeypatch, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_bad_input_is_one_line_of_several_processes(text, tmp_path):
-    arguments = ["-m", "bayesrnn.lab.cli", "train", "brnn-medium", "--data", tmp_path / "none", "--device", "cpu"]
+    arguments = ["-m", "bayesrnn", "train", "brnn-medium", "--data", tmp_path / "none", "--device", "cpu"]
     done = subprocess.run(torchrun(*arguments, count=2), capture_output=True, text=True, check=False)
     lines = done.stderr.splitlines()
     (said,) = [line for line in lines if line.startswith("bayesrnn: ")]

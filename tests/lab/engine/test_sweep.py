@@ -218,7 +218,7 @@ def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_
     """Two commands on one study; one is killed with a run under way. Every point is there once, as if undisturbed."""
     options = ["hidden=8", "batch_size=8", "window=12", "epochs=2", "save_every=5"]
     grid = ["model.step_dropout=0,0.2,0.4"]
-    command = [sys.executable, "-m", "bayesrnn.lab.cli", "sweep", "small-plain", *options, "--data", str(text_folder)]
+    command = [sys.executable, "-m", "bayesrnn", "sweep", "small-plain", *options, "--data", str(text_folder)]
     command += ["--device", "cpu", "--grid", *grid, "--out", str(tmp_path / "shared")]
 
     def start():

@@ -3,7 +3,7 @@
 The first format, without a number and without checksums, was never released; its folder is the second's without them.
 A new format of run folders needs a folder of its own here, which never changes afterwards:
 
-    python tests/train/test_old_folders.py tests/train/folders/format-3
+    python tests/lab/runs/test_old_folders.py tests/lab/runs/folders/format-3
 """
 
 import json

@@ -205,8 +205,8 @@ def test_the_size_of_a_model_is_found_without_the_compiler():
 
     code = """
 import sys
-from bayesrnn import recipes
-from bayesrnn.tasks import sizes
+from bayesrnn.lab import recipes
+from bayesrnn.lab.runs import sizes
 from bayesrnn.lab.tasks.base import task_class
 words = b'{"words": ["a", "b"], "mean": 0.5, "sd": 0.2}'
 files = {"vocabulary.txt": b"<unk>\\n<eos>\\na\\n", "words.json": words}

@@ -152,7 +152,7 @@ def test_images_of_another_size_and_empty_sets():
 
 
 def test_download_asks_for_the_published_files(tmp_path, monkeypatch):
-    """Nothing is fetched here; tests/data/test_download.py does."""
+    """Nothing is fetched here; tests/lab/test_download.py does."""
     asked = []
     monkeypatch.setattr("bayesrnn.lab.download.fetch", lambda *given, **options: asked.append((*given, options)))
     assert digits.download(tmp_path) == tmp_path
