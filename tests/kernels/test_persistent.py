@@ -133,7 +133,7 @@ if not INTERPRETED:
         ):
             text = kernels.explain(layer, device="cuda", graph=True, **facts)
             assert "cuDNN's kernel for whole layers: there is no noise" in text
-        monkeypatch.setattr(kernels, "tf32", lambda *, products: not products)
+        monkeypatch.setattr(paths, "tf32", lambda *, products: not products)
         assert "cuDNN's kernel for whole" in kernels.explain(plain, device="cuda", batch=257, graph=True)
         with kernels.recording():
             assert "cuDNN's kernel for whole" in why(plain, 257)
