@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 import bayesrnn as br
+from bayesrnn import kernels
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.gaussian import loop as fused
 from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
@@ -55,7 +56,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 30) -> float:
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with kernels.capture(graph):
         work()
     times = []
     for _ in range(repeats):

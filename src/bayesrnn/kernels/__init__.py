@@ -15,15 +15,18 @@ from bayesrnn.kernels.dispatch import (
     recording,
 )
 from bayesrnn.kernels.explanation import explain
-from bayesrnn.kernels.shared.precision import tf32
+from bayesrnn.kernels.shared.graphs import capture, without_garbage_collection
+from bayesrnn.kernels.shared.precision import float32_precision, round_float32, tf32
 
 __all__ = [
     "Case",
     "Path",
     "able",
     "asked",
+    "capture",
     "choose",
     "explain",
+    "float32_precision",
     "force",
     "forced",
     "implementation",
@@ -31,5 +34,7 @@ __all__ = [
     "kernel",
     "path",
     "recording",
+    "round_float32",
     "tf32",
+    "without_garbage_collection",
 ]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bayesrnn.kernels.gaussian.mixture import wide_first
+from bayesrnn.kernels.shared.tables import kept
 
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2  # what a group of the prior is: the whole tensor, a row, or some columns
 _TILES = ((64, 128), (512, 16))  # rows and columns of a tile, for wide and for narrow tensors
@@ -159,9 +159,9 @@ class Drawn(NamedTuple):
     kl: Tensor | None
 
 
-@lru_cache(maxsize=64)
+@kept
 def plan(spec: DrawSpec) -> TilePlan:
-    """Kept, since a CUDA graph cannot make the tables while it is recorded."""
+    """How the weights of a spec are cut into tiles, with the tables on its device."""
     views = [View.of(s, g).folded() for s, g in zip(spec.shapes, spec.group_dims, strict=True)]
     sizes = [math.prod(s) for s in spec.shapes]
     if max(sizes) > _LARGEST:
@@ -197,7 +197,11 @@ def plan(spec: DrawSpec) -> TilePlan:
                 (programs, view.groups, group_size, groups[k], partials, group_stride, max(rest, 1), stride, count)
             )
             tiles += down * across
-            places.append(torch.cartesian_prod(torch.tensor([j]), torch.arange(down), torch.arange(across)))
+            places.append(
+                torch.cartesian_prod(
+                    torch.tensor([j], device="cpu"), *(torch.arange(n, device="cpu") for n in (down, across))
+                )
+            )
             programs += -(-view.groups // GROUPS)
             lines_of_sums = {WHOLE: down, BY_ROW: view.rows * view.fold, BY_COLUMN: down}[view.kind]
             partials += lines_of_sums * (view.columns if view.kind == BY_COLUMN else across)

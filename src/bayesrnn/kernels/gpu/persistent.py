@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bayesrnn.kernels.shared.precision import tf32
 from bayesrnn.kernels.shared.rows import offsets
+from bayesrnn.kernels.shared.tables import kept
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
 # Turns of sequences in one step up to which one launch is the fastest, by gates and by units per program (8, or more).
@@ -206,7 +207,7 @@ def _units(hidden: int, processors: int) -> int:
     return units
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, memory: int) -> GridPlan | None:
     """Units per program, so that the whole grid is resident with its weights; None where it cannot be.
 
@@ -225,7 +226,7 @@ def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, 
     return GridPlan(units, programs, groups, rows, forward, backward)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> GridPlan:
     """For draws of the weights that run side by side, each in its own group: most groups that fit; forward only.
 
@@ -308,9 +309,9 @@ def slower(*, gates: int, batch: int, hidden: int, untied: bool, cudnn: bool, de
     return f"of {batch} sequences {room} fit on the chip at a time; above {most} {other} faster"
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def starts_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The first row of each step, and the number of rows, on the device; kept, since a graph cannot make it."""
+    """The first row of each step, and the number of rows, on the device."""
     return torch.tensor(offsets(sizes), dtype=torch.int32, device=device)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bayesrnn.kernels.shared.tables import kept
 from bayesrnn.kernels.update import reference
 
 _BLOCK = 4096
@@ -96,15 +96,15 @@ class _Launch(NamedTuple):
     """Of each block: its tensor, its number there, and the elements from its first on."""
 
 
-@lru_cache(maxsize=64)
+@kept
 def _plan(sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[_Launch, ...], int]:
-    """Kept, since a CUDA graph cannot make the tables while it is recorded."""
+    """The launches over tensors of these sizes, with their tables on the device."""
     launches, total = [], 0
     for first in range(0, len(sizes), _AT_ONCE):
         part = sizes[first : first + _AT_ONCE]
-        lines = [torch.empty(0, 3, dtype=torch.int64)]
+        lines = [torch.empty(0, 3, dtype=torch.int64, device="cpu")]
         for k, n in enumerate(part):
-            number = torch.arange(-(-n // _BLOCK))
+            number = torch.arange(-(-n // _BLOCK), device="cpu")
             lines.append(torch.stack([torch.full_like(number, k), number, n - number * _BLOCK], 1))
         places = torch.cat(lines)
         launches.append(_Launch(first, len(part), len(places), total, places.to(device, torch.int32)))
