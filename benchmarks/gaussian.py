@@ -13,16 +13,20 @@ from collections.abc import Callable
 import torch
 
 import bayesrnn as br
-from bayesrnn.kernels.gaussian import fused, launches, sharpen, triton
-from bayesrnn.kernels.gaussian.plan import Prior, Spec
-from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn import kernels
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.gaussian import loop as fused
+from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
+from bayesrnn.kernels.gpu import gaussian as triton
+from bayesrnn.kernels.gpu import launches
+from bayesrnn.kernels.gpu import sharpening as sharpen
+from bayesrnn.kernels.gpu import update as fast_update
 from bayesrnn.kernels.update import reference as plain_update
-from bayesrnn.kernels.update import triton as fast_update
 
 PRIORS = {
-    "groups": Prior("groups", 0.25, math.exp(-1), math.exp(-7)),
-    "weights": Prior("weights", 0.25, math.exp(-1), math.exp(-7)),
-    "normal": Prior("normal", sigma1=0.2),
+    "groups": KernelPrior("groups", 0.25, math.exp(-1), math.exp(-7)),
+    "weights": KernelPrior("weights", 0.25, math.exp(-1), math.exp(-7)),
+    "normal": KernelPrior("normal", sigma1=0.2),
 }
 
 
@@ -52,7 +56,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 30) -> float:
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with kernels.capture(graph):
         work()
     times = []
     for _ in range(repeats):
@@ -76,7 +80,7 @@ def measure(name: str, hidden: int, prior: str, speed: float, **options: object)
     sizes, groups = shapes(hidden)
     device = torch.device("cuda", torch.cuda.current_device())
     names = tuple(f"w{k}" for k in range(len(sizes)))
-    spec = Spec(names, tuple(sizes), tuple(groups), (None,) * len(sizes), torch.float32, device, PRIORS[prior])
+    spec = DrawSpec(names, tuple(sizes), tuple(groups), (None,) * len(sizes), torch.float32, device, PRIORS[prior])
     spec = spec._replace(**options)
     means = [torch.randn(s, device="cuda").mul_(0.05).requires_grad_() for s in sizes]
     rhos = [torch.randn(s, device="cuda").sub_(3).requires_grad_() for s in sizes]
@@ -104,7 +108,9 @@ def second_level(hidden: int, speed: float) -> None:
     sizes, groups = shapes(hidden)
     device = torch.device("cuda", torch.cuda.current_device())
     names = tuple(f"w{k}" for k in range(len(sizes)))
-    spec = Spec(names, tuple(sizes), tuple(groups), (None,) * len(sizes), torch.float32, device, Prior("none"))
+    spec = DrawSpec(
+        names, tuple(sizes), tuple(groups), (None,) * len(sizes), torch.float32, device, KernelPrior("none")
+    )
     phis, etas, given = ([torch.randn(s, device="cuda").mul_(0.05) for s in sizes] for _ in range(3))
     for tensor in (*phis, *etas):
         tensor.requires_grad_()

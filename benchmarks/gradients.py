@@ -42,15 +42,8 @@ RUNS = {"one launch": ("persistent",), "step by step": ("cells", "loop")}  # wha
 @contextlib.contextmanager
 def on(name: str) -> Iterator[None]:
     """Inside the block every layer runs on this path, or the next that can; products in TF32 unless exact."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest" if name == EXACT else "high")
-    torch.backends.cudnn.allow_tf32 = name != EXACT
-    try:
-        with kernels.force(PATHS[name]):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+    with kernels.float32_precision(name != EXACT), kernels.force(PATHS[name]):
+        yield
 
 
 def made(recipe: Any, data: str, device: torch.device) -> Language:

@@ -33,8 +33,8 @@ from bayesrnn.lab.runs.folder import check_out, write_file
 
 GATES = {"LSTM": 4, "GRU": 3}
 PATHS = {
-    "one launch": {"LSTM": "lstm.triton:lstm", "GRU": "gru.triton:gru"},
-    "step by step": {"LSTM": "lstm.cells:lstm", "GRU": "gru.loop:gru"},
+    "one launch": {"LSTM": "persistent", "GRU": "persistent"},
+    "step by step": {"LSTM": "cells", "GRU": "loop"},
 }
 
 
@@ -101,14 +101,14 @@ def error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 def measure(layer: Layer, masks: Sequence[str]) -> list[dict[str, Any]]:
     """Times of a layer on each path; a line for each kind of masks and path that gives the right numbers."""
     cell, (_, batch, hidden) = layer.cell, layer.x.shape
-    plain = kernels._load(f"{cell.lower()}.reference:{cell.lower()}")
+    plain = kernels.implementation(cell, "reference")
     theirs = milliseconds(layer.theirs)
     print(f"{cell} H={hidden}, batch {batch}: cuDNN {theirs:.3f} ms", flush=True)
     lines: list[dict[str, Any]] = []
     for kind in masks:
         exact = layer.ours(plain, kind, torch.float64)
         for name, places in PATHS.items():
-            path = kernels._load(places[cell])
+            path = kernels.implementation(cell, places[cell])
             off = error(layer.ours(path, kind), exact)
             if not off < 3e-3:
                 print(f"  {name}, masks {kind}: WRONG, error {off:.1e}", flush=True)

@@ -6,12 +6,11 @@ import math
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn import kernels
 from bayesrnn.draws import check_choice, is_number
-from bayesrnn.kernels.shared.derivatives import once_differentiable
+from bayesrnn.kernels.gaussian.mixture import LogDensitySum, group_log_density
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -91,16 +90,12 @@ class ScaleMixture:
         plain = transformed or (asked is not None and asked[0] == "reference")  # differentiable any number of times
         if self.group == "input" or plain or not w.is_contiguous():
             return self.log_prob(w, group_dim=group_dim).sum()
-        total: Tensor = _MixtureSum.apply(w, self.pi, self.sigma1, self.sigma2)
+        total: Tensor = LogDensitySum.apply(w, self.pi, self.sigma1, self.sigma2)
         return total
 
     def of_squares(self, squares: Tensor, n: int) -> Tensor:
         """Log-density of groups of n weights, given each group's sum of squared weights; in log space throughout."""
-        parts = []
-        for weight, sigma in ((self.pi, self.sigma1), (1 - self.pi, self.sigma2)):
-            constant = math.log(weight) - n * (math.log(sigma) + 0.5 * _LOG_2PI)
-            parts.append(constant - squares * (0.5 / sigma**2))
-        return torch.logaddexp(*parts)
+        return group_log_density(squares, n, self.pi, self.sigma1, self.sigma2)
 
     def __repr__(self) -> str:
         return f"ScaleMixture(pi={self.pi:g}, sigma1={self.sigma1:g}, sigma2={self.sigma2:g}, group={self.group!r})"
@@ -127,41 +122,3 @@ class _SumOfSquares(torch.autograd.Function):
         if ctx.axis is not None:
             grad = grad.view([-1 if d == ctx.axis else 1 for d in range(w.ndim)])
         return (2 * grad) * w, None
-
-
-class _MixtureSum(torch.autograd.Function):
-    """Sum of log(pi N(w; 0, s1^2) + (1 - pi) N(w; 0, s2^2)) over all weights.
-
-    With a the log of the wider component's term, and d the log of the narrower one's over it, log p = a + softplus(d)
-    and dlog p / dw = -w (1 / wide^2 + (1 / narrow^2 - 1 / wide^2) sigmoid(d)): nothing large cancels, at any w.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, w: Tensor, pi: float, sigma1: float, sigma2: float) -> Tensor:
-        ctx.save_for_backward(w)
-        share, wide, narrow = (pi, sigma1, sigma2) if sigma1 >= sigma2 else (1 - pi, sigma2, sigma1)
-        ctx.wide, ctx.narrow = 1 / wide**2, 1 / narrow**2
-        ctx.offset = math.log((1 - share) / share) + math.log(wide / narrow)
-        total = torch.zeros((), dtype=torch.float64, device=w.device)
-        for block in _flat_blocks(w):
-            squares = block * block
-            total -= 0.5 * ctx.wide * squares.sum(dtype=torch.float64)
-            ratio = squares.mul_(0.5 * (ctx.wide - ctx.narrow)).add_(ctx.offset)
-            total += F.softplus(ratio, threshold=50).sum(dtype=torch.float64)
-        constant = w.numel() * (math.log(share) - math.log(wide) - 0.5 * _LOG_2PI)
-        return (total + constant).to(w.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (w,) = ctx.saved_tensors
-        out = torch.empty_like(w)
-        for block, result in zip(_flat_blocks(w), _flat_blocks(out), strict=True):
-            torch.mul(block, block, out=result).mul_(0.5 * (ctx.wide - ctx.narrow)).add_(ctx.offset).sigmoid_()
-            result.mul_(ctx.wide - ctx.narrow).sub_(ctx.wide).mul_(block).mul_(grad)
-        return out, None, None, None
-
-
-def _flat_blocks(w: Tensor) -> tuple[Tensor, ...]:
-    flat = w.view(-1)
-    return flat.split(1 << 18) if w.device.type == "cpu" and w.numel() else (flat,)

@@ -11,8 +11,10 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import kernels
+from bayesrnn.kernels.input import loop as fast_input
+from bayesrnn.kernels.input import reference as plain_input
 from bayesrnn.kernels.shared import alignment as aligned
-from bayesrnn.kernels.shared import projection, recurrent
+from bayesrnn.kernels.shared import recurrent
 from bayesrnn.kernels.shared.rows import per_row
 from bayesrnn.nn.routing import run_linear
 
@@ -52,7 +54,7 @@ CASES = {
 def test_outputs_and_gradients_are_the_reference_s(sizes, features, hidden, gates, masks, bias):
     leaves, mask = make(sizes, features, hidden, gates=gates, masks=masks, bias=bias)
     found = outcome(aligned.Project.apply, leaves, mask, sizes)
-    assert_close(found, outcome(projection.reference, leaves, mask, sizes), rtol=1e-10, atol=1e-12)
+    assert_close(found, outcome(plain_input.project, leaves, mask, sizes), rtol=1e-10, atol=1e-12)
     assert found[0].is_contiguous()  # the recurrences work in it
     assert found[2].is_contiguous()
 
@@ -103,7 +105,7 @@ def test_backward_agrees_with_finite_differences(masks, sizes):
 @pytest.mark.parametrize("features", [4, 5])
 def test_gradients_are_made_only_where_asked_for(masks, features):
     leaves, mask = make([3, 2], features, 2, masks=masks)
-    expected = outcome(projection.reference, leaves, mask, [3, 2])[1:]
+    expected = outcome(plain_input.project, leaves, mask, [3, 2])[1:]
     for k in range(3):
         some = [t if j == k else t.detach() for j, t in enumerate(leaves)]
         out = aligned.Project.apply(*some, mask, [3, 2])
@@ -116,7 +118,7 @@ def test_gradients_are_made_only_where_asked_for(masks, features):
 @pytest.mark.parametrize("sizes", [[3] * 3, [3, 2, 1]], ids=["equal", "ragged"])
 def test_nothing_is_read_before_it_is_written(masks, sizes):
     leaves, mask = make(sizes, 5, 3, masks=masks)
-    found, expected = (outcome(f, leaves, mask, sizes) for f in (aligned.Project.apply, projection.reference))
+    found, expected = (outcome(f, leaves, mask, sizes) for f in (aligned.Project.apply, plain_input.project))
     assert_close(found, expected)
 
 
@@ -212,8 +214,8 @@ def test_on_a_gpu_against_the_reference_in_float64(masks, sizes, features, hidde
     leaves, mask = make(sizes, features, hidden, masks=masks, device="cuda", dtype=torch.float32)
     assert aligned.serves(leaves[0], leaves[1].shape[0])
     exact = [t.detach().double().requires_grad_() for t in leaves]
-    wanted = outcome(projection.reference, exact, None if mask is None else mask.double(), sizes)
-    for found, expected in zip(outcome(projection.fast, leaves, mask, sizes), wanted, strict=True):
+    wanted = outcome(plain_input.project, exact, None if mask is None else mask.double(), sizes)
+    for found, expected in zip(outcome(fast_input.project, leaves, mask, sizes), wanted, strict=True):
         assert float((found.detach().double() - expected.detach()).norm() / expected.detach().norm()) < 1e-5
 
 

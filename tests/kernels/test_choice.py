@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.kernels import Case
+from bayesrnn.kernels import Case, dispatch
+from bayesrnn.kernels.gpu import paths
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.language.model import LanguageModel
 from bayesrnn.nn import recurrence as layered
@@ -31,20 +32,54 @@ def no_override(monkeypatch):
 @pytest.fixture
 def with_cuda(monkeypatch):
     """As if torch saw a CUDA device and all modules were there; what a kernel itself refuses is tested elsewhere."""
-    monkeypatch.setattr(kernels, "_needs_triton", lambda case, module: None if case.device == "cuda" else "no CUDA")
+    monkeypatch.setattr(paths, "needs_triton", lambda case, module: None if case.device == "cuda" else "no CUDA")
     rows = tuple(
         dataclasses.replace(row, refuses=lambda case: None) if row.name == "persistent" else row
-        for row in kernels._TABLE
+        for row in dispatch.all_paths()
     )
-    monkeypatch.setattr(kernels, "_TABLE", rows)
+    monkeypatch.setattr(dispatch, "all_paths", lambda: rows)
 
 
-def test_every_name_of_the_table_is_a_function():
-    for row in kernels._TABLE:
-        for place in row.kernels.values():
-            module = place.split(":")[0]
-            if kernels._missing(module) is None:
-                assert callable(kernels._load(place))
+def test_every_function_of_the_table_is_there():
+    for row in dispatch.all_paths():
+        if not isinstance(row.function, str) or paths.missing(row.function.split(":")[0].rpartition(".")[2]) is None:
+            assert callable(row.load())
+
+
+def test_a_path_is_one_file_in_a_kernel_s_folder(tmp_path, monkeypatch):
+    """Added from outside: nothing else is edited."""
+    from bayesrnn.kernels import lstm
+
+    (tmp_path / "quick.py").write_text(
+        "from bayesrnn.kernels.dispatch import Path\n"
+        "from bayesrnn.kernels.lstm import reference\n"
+        "calls = []\n"
+        "def lstm(*args, **options):\n"
+        "    calls.append(options)\n"
+        "    return reference.lstm(*args, **options)\n"
+        "def refuses(case):\n"
+        "    return 'it has no projection' if case.projection else None\n"
+        "PATHS = (Path('quick', 'LSTM', lstm, 'a quick way', rank=5, refuses=refuses),)\n"
+    )
+    monkeypatch.setattr(lstm, "__path__", [*lstm.__path__, str(tmp_path)])
+    dispatch.all_paths.cache_clear()
+    try:
+        assert kernels.path(name="LSTM") == "quick"
+        assert "LSTM: path 'quick': a quick way." in kernels.explain("LSTM")
+        assert "not 'quick': it has no projection." in kernels.explain("LSTM", projection=True)
+        layer, x = br.LSTM(3, 4, **NOISE), torch.randn(5, 2, 3)
+        with br.draw(layer, seed=1):
+            found = layer(x)[0]
+            assert sys.modules["bayesrnn.kernels.lstm.quick"].calls
+            with kernels.force("reference"):
+                torch.testing.assert_close(found, layer(x)[0])
+        with kernels.force("quick"):
+            assert kernels.path(name="GRU") in ("compiled", "loop")
+    finally:
+        sys.modules.pop("bayesrnn.kernels.lstm.quick", None)
+        dispatch.all_paths.cache_clear()
+    monkeypatch.undo()
+    assert "quick" not in dispatch.path_names()
 
 
 def test_the_fastest_path_that_does_not_refuse_is_taken(with_cuda):
@@ -73,7 +108,7 @@ def test_a_path_asked_for_is_never_passed_by_a_faster_one(with_cuda, monkeypatch
 
 def test_a_path_without_its_module_is_absent(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(kernels, "_missing", lambda module: "triton cannot be imported")
+    monkeypatch.setattr(paths, "missing", lambda module: "triton cannot be imported")
     assert kernels.path("cuda", name="LSTM") == "cells"
     assert kernels.path("cuda", name="gaussian") == "loop"
     assert "not 'triton': triton cannot be imported." in kernels.explain("gaussian", device="cuda")
@@ -81,9 +116,21 @@ def test_a_path_without_its_module_is_absent(monkeypatch):
 
 
 def test_missing_modules_are_named():
-    kernels._missing.cache_clear()
-    assert "there is no module bayesrnn.kernels.quantum" in str(kernels._missing("quantum"))
-    assert kernels._missing("lstm.loop") is None
+    assert "there is no module bayesrnn.kernels.gpu.quantum" in str(paths.missing("quantum"))
+    assert paths.missing("paths") is None
+
+
+def test_an_import_that_fails_once_is_tried_again(monkeypatch):
+    """A module that is not installed stays missing; a failure of another kind may pass."""
+    real = paths.import_module
+
+    def broken(name):
+        raise ImportError("the driver is busy", name="libcuda")
+
+    monkeypatch.setattr(paths, "import_module", broken)
+    assert paths.missing("paths") == "libcuda cannot be imported"
+    monkeypatch.setattr(paths, "import_module", real)
+    assert paths.missing("paths") is None
 
 
 def test_whether_a_path_can_run_a_case_does_not_depend_on_what_was_asked_for():
@@ -132,12 +179,12 @@ def test_a_wrong_name_in_the_environment_is_one_line(monkeypatch, name):
 
 def test_the_interpreter_serves_only_where_it_is_asked_for(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert not kernels.interpreted()
+    assert not paths.interpreted()
     assert kernels.path("cpu", name="gaussian", dtype=torch.float64) == "loop"
     with kernels.force("triton"):
-        assert kernels.interpreted()
+        assert paths.interpreted()
         found = kernels.path("cpu", name="gaussian", dtype=torch.float64)
-        assert found == ("triton" if kernels._missing("gaussian.triton") is None else "loop")
+        assert found == ("triton" if paths.missing("gaussian") is None else "loop")
 
 
 def test_words_for_a_name():
@@ -195,36 +242,43 @@ def test_words_for_other_posteriors_and_for_sharpening():
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", "input", "gaussian", "update"])
-@pytest.mark.parametrize("path", [row.name for row in kernels._TABLE])
+@pytest.mark.parametrize("path", dispatch.path_names())
 def test_words_for_every_kernel_on_every_path(with_cuda, name, path):
-    row = kernels._TABLE[[r.name for r in kernels._TABLE].index(path)]
+    rows = dispatch.paths_of(name)
+    row = next((r for r in rows if r.name == path), None)
     device = "cpu" if path == "compiled" else "cuda"
     with kernels.force(path):
         text = kernels.explain(name, device=device)
-        if name in row.kernels and row.refuses(Case(name, device)) is None:
+        if row is not None and row.refuses(Case(name, device)) is None:
             assert text.splitlines()[0] == f"{name}: path '{path}' (kernels.force asks for it): {row.what}."
         else:
             assert f"(kernels.force asks for '{path}')" in text.splitlines()[0]
-        later = [r for r in kernels._TABLE[: kernels._TABLE.index(row)] if name in r.kernels]
+        order = dispatch.path_names()
+        later = [r for r in rows if order.index(r.name) < order.index(path)]
         assert text.count("another path was asked for") == len(later)
 
 
-def test_what_explain_says_is_what_runs(monkeypatch):
-    taken = []
-    real = kernels._load
+@pytest.fixture
+def taken(monkeypatch):
+    """The kernels that ran, with their paths."""
+    seen, real = [], dispatch.Path.load
 
-    def noted(place):
-        taken.append(place)
-        return real(place)
+    def noted(self):
+        seen.append((self.kernel, self.name))
+        return real(self)
 
-    monkeypatch.setattr(kernels, "_load", noted)
+    monkeypatch.setattr(dispatch.Path, "load", noted)
+    return seen
+
+
+def test_what_explain_says_is_what_runs(taken):
     layer = br.LSTM(3, 4, **NOISE).double()
     for path in ("loop", "reference"):
         taken.clear()
         with kernels.force(path):
             layer(torch.randn(5, 2, 3, dtype=torch.float64))
             assert f"path '{path}'" in kernels.explain(layer)
-        assert f"lstm.{path}:lstm" in taken
+        assert ("LSTM", path) in taken
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -306,16 +360,14 @@ def test_explain_refuses_facts_of_the_wrong_kind(facts, words):
 
 @pytest.mark.parametrize("path", ["loop", "reference"])
 @pytest.mark.parametrize("make", [lambda: LanguageModel(9, 4, 1), lambda: br.BayesByBackprop(torch.nn.LSTM(3, 4))])
-def test_a_block_reaches_torch_s_own_layers_inside_our_models(make, path, monkeypatch):
+def test_a_block_reaches_torch_s_own_layers_inside_our_models(make, path, taken):
     model = make()
     x = torch.randint(9, (5, 2)) if isinstance(model, LanguageModel) else torch.randn(5, 2, 3)
     with br.draw(model, seed=1):
         expected = model(x)[0]
-        taken = []
-        real = kernels._load
-        monkeypatch.setattr(kernels, "_load", lambda place: (taken.append(place), real(place))[1])
+        taken.clear()
         with kernels.force(path):
             found = model(x)[0]
             assert f"path '{path}' (kernels.force asks for it)" in kernels.explain(model)
-    assert f"lstm.{path}:lstm" in taken
+    assert ("LSTM", path) in taken
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

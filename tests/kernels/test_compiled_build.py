@@ -237,15 +237,15 @@ def test_narrower_vectors_give_the_same_numbers(ready, fresh, architecture):
         import torch, bayesrnn as br
         from bayesrnn.kernels.cpu import build
         from bayesrnn.kernels.gaussian import compiled
-        from bayesrnn.kernels.gaussian.plan import Prior, Spec
-        from bayesrnn.kernels.gaussian.pool import Pool
+        from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
+        from bayesrnn.kernels.cpu.memory import Pool
 
         def results():
             assert build.why_not() is None
             torch.manual_seed(0)
             shapes = ((130, 71), (999,), (4, 3, 5))
-            spec = Spec(("a", "b", "c"), shapes, (1, None, 0), (None, None, 2), torch.float32, torch.device("cpu"),
-                        Prior("groups", 0.25, 0.4, 0.05))
+            spec = DrawSpec(("a", "b", "c"), shapes, (1, None, 0), (None, None, 2), torch.float32, torch.device("cpu"),
+                        KernelPrior("groups", 0.25, 0.4, 0.05))
             means = [torch.randn(s).requires_grad_() for s in shapes]
             rhos = [(3 * torch.randn(s)).requires_grad_() for s in shapes]
             found = compiled.draw(torch.tensor([3]), spec, means, rhos, pool=Pool())

@@ -14,20 +14,20 @@ from torch.testing import assert_close
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.kernels import cpu
-from bayesrnn.kernels.gaussian import compiled, fused, reference
-from bayesrnn.kernels.gaussian.plan import Prior, Spec
-from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.gaussian import compiled, reference, sampling
+from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
 
 if cpu.why_not() is not None:
     pytest.skip(f"no compiled kernels: {cpu.why_not()}", allow_module_level=True)
 
 PRIORS = {
-    "none": Prior("none"),
-    "normal": Prior("normal", sigma1=0.3),
-    "groups": Prior("groups", 0.25, 0.4, 0.05),
-    "groups, narrow first": Prior("groups", 0.7, 0.01, 0.5),
-    "weights": Prior("weights", 0.25, 0.4, 0.002),
-    "weights, narrow first": Prior("weights", 0.6, 0.01, 0.5),
+    "none": KernelPrior("none"),
+    "normal": KernelPrior("normal", sigma1=0.3),
+    "groups": KernelPrior("groups", 0.25, 0.4, 0.05),
+    "groups, narrow first": KernelPrior("groups", 0.7, 0.01, 0.5),
+    "weights": KernelPrior("weights", 0.25, 0.4, 0.002),
+    "weights, narrow first": KernelPrior("weights", 0.6, 0.01, 0.5),
 }
 # around a vector, a tile of 1,024 and a block of 65,536; matrices by row and by column, some longer than a block
 SHAPES = [(5, 37), (33, 130), (1,), (1023,), (6, 3, 5), (3, 1025), (2, 40_000), (70_001, 1), (65_536,), (1, 66_000)]
@@ -39,7 +39,7 @@ def make_spec(shapes, groups=None, prior="none", padding=None, dtype=torch.float
     names = tuple(f"w{k}" for k in range(len(shapes)))
     group_dims = tuple(groups or [None if len(s) < 2 else 1 for s in shapes])
     given = tuple(padding or [None] * len(shapes))
-    return Spec(names, tuple(shapes), group_dims, given, dtype, torch.device("cpu"), PRIORS[prior])
+    return DrawSpec(names, tuple(shapes), group_dims, given, dtype, torch.device("cpu"), PRIORS[prior])
 
 
 def seeded(number=7):
@@ -424,17 +424,17 @@ def test_neither_noise_nor_sigma_is_kept_and_the_weights_memory_is_used_for_thei
         (q(x).sum() + br.kl(q)).backward()
         gc.collect()
     # the drawn weight, whose memory the gradient of rho takes over, and the gradient of the mean
-    sizes = [b.numel() for b in q.posterior._pool._buffers]
+    sizes = [b.memory.numel() for b in q.posterior._pool._buffers]
     assert sizes == [420_000] * 2
 
 
 def test_noise_for_other_uses_is_made_by_the_same_generator():
     torch.manual_seed(5)
-    out = [torch.empty(100), torch.empty(3, 70)]
-    fused.normal_noise(out, None)
+    spec = make_spec([(100,), (3, 70)])
+    out = sampling.noise(torch.empty(0), spec, None, pool=Pool()).tensors(spec)
     torch.manual_seed(5)
     seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64)
-    assert_close(out, compiled.noise(seed, make_spec([(100,), (3, 70)])), rtol=0, atol=0)
+    assert_close(out, compiled.noise(seed, spec), rtol=0, atol=0)
 
 
 def test_predictions_are_batched_for_small_models_and_the_same_as_one_by_one(monkeypatch):

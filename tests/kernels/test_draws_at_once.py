@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.draws import Draw
-from bayesrnn.kernels.shared import persistent
+from bayesrnn.kernels.gpu import persistent
 from bayesrnn.prediction import montecarlo
 from bayesrnn.prediction import weights as weight_draws
 
@@ -97,17 +97,17 @@ if not INTERPRETED:
         assert len(counted) <= 2 + 50 // groups + 1
 
 else:
-    from bayesrnn.kernels.gaussian import many
-    from bayesrnn.kernels.gaussian import triton as gaussian
-    from bayesrnn.kernels.gaussian.plan import Prior, Spec
+    from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
+    from bayesrnn.kernels.gpu import draws as many
+    from bayesrnn.kernels.gpu import gaussian
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     def test_weights_are_those_of_each_seed(dtype):
         generator = torch.Generator().manual_seed(0)
         shapes = ((5, 7), (8, 16), (3,), (40,))
-        spec = Spec(
+        spec = DrawSpec(
             ("a", "b", "c", "d"), shapes, (0, 1, None, None), (2, None, None, None), dtype, torch.device("cpu"),
-            Prior("none"),
+            KernelPrior("none"),
         )  # fmt: skip
         means, rhos = ([torch.randn(s, generator=generator).to(dtype) for s in shapes] for _ in range(2))
         seeds = torch.tensor([3, 2**62 + 1, 0])
@@ -122,8 +122,7 @@ else:
     @pytest.mark.usefixtures("nan_allocations")
     def test_recurrences_with_weights_of_their_own(problem, cell, sizes, reverse, monkeypatch):
         monkeypatch.setattr(persistent, "limits", lambda device: {**H200, "processors": 2})  # two at a time
-        module = f"{cell.lower()}.triton:{cell.lower()}", f"{cell.lower()}.reference:{cell.lower()}"
-        kernel, reference = (kernels._load(place) for place in module)
+        kernel, reference = (kernels.implementation(cell, path) for path in ("persistent", "reference"))
         bias = reverse
         cases = [problem(cell, sizes, 9, reverse=reverse, bias=bias, seed=k) for k in range(3)]
         columns = list(zip(*(case.tensors for case in cases), strict=True))
@@ -158,7 +157,7 @@ else:
 
     @pytest.mark.parametrize("cell", ["LSTM", "GRU"])
     def test_with_gradients_the_plain_path_runs(problem, cell):
-        kernel = kernels._load(f"{cell.lower()}.triton:{cell.lower()}")
+        kernel = kernels.implementation(cell, "persistent")
         case = problem(cell, [2, 2], 9).to(torch.float32)
         tensors = [t for t in case.tensors if t is not None]
         stacked = [torch.stack([t.detach()] * 2) for t in tensors]

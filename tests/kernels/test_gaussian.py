@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.kernels.gaussian import fused, reference
-from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.gaussian import loop as fused
+from bayesrnn.kernels.gaussian import reference, sampling
+from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
 
 # around the block of elements that is worked on at a time, and odd shapes
 SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (fused._BLOCK - 1,), (fused._BLOCK,), (fused._BLOCK + 3,), (3, fused._BLOCK)]
@@ -153,13 +155,22 @@ def test_parameters_changed_between_draw_and_backward_are_noticed(changed):
         loss.backward()
 
 
+def made_noise(shapes, generator):
+    """Standard normal tensors of these shapes, by the path that this device has for them."""
+    nothing = (None,) * len(shapes)
+    names, device = tuple(map(str, range(len(shapes)))), torch.device("cpu")
+    spec = DrawSpec(names, shapes, nothing, nothing, torch.float32, device, KernelPrior("none"))
+    made = sampling.noise(torch.empty(0), spec, generator, pool=Pool())
+    return made.tensors(spec) if isinstance(made, sampling.Seeded) else made
+
+
 @pytest.mark.parametrize("compile", ["0", "1"])
 def test_noise_is_standard_normal_and_independent_across_blocks(compile, monkeypatch):
     monkeypatch.setenv("BAYESRNN_COMPILE", compile)
     # 1.3e6 numbers in three blocks: the mean's standard error is 9e-4, the variance's 1.2e-3. Limits at 5 standard
     # errors: a true run fails with probability < 2e-6 each; a shift or scale error of 1% is caught with power > 0.999.
-    buffers = [torch.empty(fused._NOISE_BLOCK + 7), torch.empty(fused._NOISE_BLOCK * 3 // 2)]
-    fused.normal_noise(buffers, torch.Generator().manual_seed(1))
+    shapes = (fused._NOISE_BLOCK + 7,), (fused._NOISE_BLOCK * 3 // 2,)
+    buffers = made_noise(shapes, torch.Generator().manual_seed(1))
     x = torch.cat(buffers)
     n = x.numel()
     assert abs(float(x.mean())) < 5 / math.sqrt(n)
@@ -176,9 +187,7 @@ def test_noise_depends_on_the_generator_alone_not_on_the_number_of_threads(compi
 
     def make(threads):
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-        buffers = [torch.empty(fused._NOISE_BLOCK * 2 + 5), torch.empty(11)]
-        fused.normal_noise(buffers, torch.Generator().manual_seed(3))
-        return buffers
+        return made_noise(((fused._NOISE_BLOCK * 2 + 5,), (11,)), torch.Generator().manual_seed(3))
 
     for a, b in zip(make(1), make(3), strict=True):
         assert torch.equal(a, b)
@@ -190,14 +199,11 @@ def test_noise_follows_torch_manual_seed(compile, monkeypatch):
 
     def make():
         torch.manual_seed(5)
-        out = [torch.empty(100)]
-        fused.normal_noise(out, None)
-        return out[0]
+        return made_noise(((100,),), None)[0]
 
     a, b = make(), make()
     assert torch.equal(a, b)
-    fused.normal_noise([a], None)
-    assert not torch.equal(a, b)
+    assert not torch.equal(made_noise(((100,),), None)[0], b)
 
 
 def test_pool_hands_memory_out_again_only_when_nobody_holds_it():

@@ -37,8 +37,11 @@ else:
     import triton.language as tl
 
     import bayesrnn as br
-    from bayesrnn.kernels.gaussian import device, launches, plan, reference, triton
-    from bayesrnn.kernels.gaussian.plan import Prior, Spec
+    from bayesrnn.kernels.gaussian import plan, reference
+    from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
+    from bayesrnn.kernels.gpu import gaussian as triton
+    from bayesrnn.kernels.gpu import launches
+    from bayesrnn.kernels.gpu import tiles as device
 
     CPU = torch.device("cpu")
     LARGE = ((256, 256), (512, 16))
@@ -52,12 +55,12 @@ else:
     SHAPES = [(8, 37), (10, 70), (200,), (1,), (6, 3, 5), (70, 2), (9, 33)]
     GROUPS = [1, 0, None, None, 1, 0, 0]
     PRIORS = {
-        "none": Prior("none"),
-        "normal": Prior("normal", sigma1=0.3),
-        "groups": Prior("groups", 0.25, 0.4, 0.05),
-        "groups, narrow first": Prior("groups", 0.7, 0.01, 0.5),
-        "weights": Prior("weights", 0.25, 0.4, 0.002),
-        "weights, narrow first": Prior("weights", 0.6, 0.01, 0.5),
+        "none": KernelPrior("none"),
+        "normal": KernelPrior("normal", sigma1=0.3),
+        "groups": KernelPrior("groups", 0.25, 0.4, 0.05),
+        "groups, narrow first": KernelPrior("groups", 0.7, 0.01, 0.5),
+        "weights": KernelPrior("weights", 0.25, 0.4, 0.002),
+        "weights, narrow first": KernelPrior("weights", 0.6, 0.01, 0.5),
     }
 
     def make_spec(shapes, groups=None, prior="none", dtype=torch.float64, **options):
@@ -65,7 +68,7 @@ else:
         # smaller tiles than on a GPU, so that less of them lies outside these small tensors
         given = {"padding": (None,) * len(shapes), "tiles": ((8, 64), (64, 16)), **options}
         group_dims = tuple(groups or [None if len(s) < 2 else 1 for s in shapes])
-        return Spec(names, tuple(shapes), group_dims, dtype=dtype, device=CPU, prior=PRIORS[prior], **given)
+        return DrawSpec(names, tuple(shapes), group_dims, dtype=dtype, device=CPU, prior=PRIORS[prior], **given)
 
     def seeded(number=7):
         return torch.tensor([number], dtype=torch.int64)
@@ -412,7 +415,7 @@ else:
 
     @pytest.mark.parametrize("sigma0", [0.0, 0.3])
     def test_sharpening_gives_the_formula_s_weights_and_gradients(sigma0, nan_allocations):
-        from bayesrnn.kernels.gaussian.sharpen import sharpen
+        from bayesrnn.kernels.gpu.sharpening import sharpen
 
         shapes = [(5, 37), (3,), (6, 3, 5)]
         spec = make_spec(shapes)

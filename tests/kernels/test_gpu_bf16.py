@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.kernels.shared import persistent
+from bayesrnn.kernels.gpu import persistent
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.tasks.language import task as language

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn.kernels.gaussian import plan, reference
-from bayesrnn.kernels.gaussian.plan import Prior, Spec
+from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SHAPES = [(70, 132), (66, 130), (65, 130), (1000, 37), (130, 650), (1,), (1300,), (6, 3, 5), (511, 2), (33, 1)]
 GROUPS = [1, 1, 1, 0, 0, None, None, 1, 0, 1]
 PRIORS = {
-    "none": Prior("none"),
-    "normal": Prior("normal", sigma1=0.3),
-    "groups": Prior("groups", 0.25, 0.4, 0.05),
-    "weights": Prior("weights", 0.25, 0.4, 0.02),
+    "none": KernelPrior("none"),
+    "normal": KernelPrior("normal", sigma1=0.3),
+    "groups": KernelPrior("groups", 0.25, 0.4, 0.05),
+    "weights": KernelPrior("weights", 0.25, 0.4, 0.02),
 }
 
 
@@ -30,7 +30,7 @@ def make_spec(shapes, groups, prior, dtype=torch.float64, **options):
     names = tuple(f"w{k}" for k in range(len(shapes)))
     given = {"padding": (None,) * len(shapes), **options}
     device = torch.device("cuda", torch.cuda.current_device())
-    return Spec(names, tuple(shapes), tuple(groups), dtype=dtype, device=device, prior=PRIORS[prior], **given)
+    return DrawSpec(names, tuple(shapes), tuple(groups), dtype=dtype, device=device, prior=PRIORS[prior], **given)
 
 
 def seeded(number=7):
@@ -41,7 +41,7 @@ def seeded(number=7):
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.usefixtures("nan_allocations")
 def test_the_kernels_give_the_reference_s_values_and_gradients(prior, dtype, tolerance):
-    from bayesrnn.kernels.gaussian import triton
+    from bayesrnn.kernels.gpu import gaussian as triton
 
     torch.manual_seed(0)
     spec = make_spec(SHAPES, GROUPS, prior, dtype)
@@ -80,7 +80,7 @@ def plain_kl(prior, sample, means, noise):
 
 @pytest.mark.parametrize("prior", PRIORS)
 def test_every_run_gives_the_same_bits(prior):
-    from bayesrnn.kernels.gaussian import triton
+    from bayesrnn.kernels.gpu import gaussian as triton
 
     torch.manual_seed(0)
     spec = make_spec(SHAPES, GROUPS, prior, torch.float32)
@@ -257,7 +257,7 @@ def test_autocast_draws_in_the_lower_precision_what_it_would_cast():
 
 
 def test_noise_is_the_plain_one_by_place_up_to_the_rounding_of_the_instructions():
-    from bayesrnn.kernels.gaussian import triton
+    from bayesrnn.kernels.gpu import gaussian as triton
 
     # the instructions' own errors are 2^-20.5 of sine and cosine and 2^-22 of the logarithm
     seed = 123456789 + (987654321 << 32)
@@ -277,7 +277,7 @@ def test_sixty_four_million_normal_numbers():
     # Moments and Kolmogorov-Smirnov at 5 standard errors, as in the tests of the interpreter. Numbers beyond k sigma
     # likewise: 456 are expected beyond 4.5, so that a tail that is half as light or heavy again is caught with
     # power > 0.99; beyond 3, 181,000: an error of 2%
-    from bayesrnn.kernels.gaussian import triton
+    from bayesrnn.kernels.gpu import gaussian as triton
 
     x = triton.noise(seeded(3), make_spec([(16384, 4096)], [1], "none"))[0]
     n = x.numel()
@@ -304,7 +304,7 @@ def test_sixty_four_million_normal_numbers():
 
 @pytest.mark.parametrize("prior", ["groups", "weights"])
 def test_tensors_that_do_not_lie_at_multiples_of_16_bytes_give_the_same_numbers(prior):
-    from bayesrnn.kernels.gaussian import triton
+    from bayesrnn.kernels.gpu import gaussian as triton
 
     torch.manual_seed(0)
     shapes, groups = [(70, 132), (1000, 37), (64, 650)], [1, 0, 0]
@@ -325,7 +325,7 @@ def test_tensors_that_do_not_lie_at_multiples_of_16_bytes_give_the_same_numbers(
 
 
 def test_tiles_do_not_change_the_numbers():
-    from bayesrnn.kernels.gaussian import triton
+    from bayesrnn.kernels.gpu import gaussian as triton
 
     spec = make_spec(SHAPES, GROUPS, "groups", torch.float32)
     usual = triton.noise(seeded(), spec)

@@ -50,11 +50,11 @@ def settings(monkeypatch):
 
 
 def kernel_of(cell):
-    return kernels._load(f"{cell.lower()}.triton:{cell.lower()}")
+    return kernels.implementation(cell, "persistent")
 
 
 def reference_of(cell):
-    return kernels._load(f"{cell.lower()}.reference:{cell.lower()}")
+    return kernels.implementation(cell, "reference")
 
 
 def errors(found, expected):
@@ -72,7 +72,7 @@ def check_same(found, expected, *, made):
 @pytest.fixture
 def launches(monkeypatch):
     """How often a kernel of this kind was started, forward and backward."""
-    from bayesrnn.kernels.shared import persistent
+    from bayesrnn.kernels.gpu import persistent
 
     counted, real = [], persistent.launch
 
@@ -234,8 +234,8 @@ def test_in_a_graph_large_plain_layers_run_step_by_step(launches, monkeypatch):
     with kernels.recording():
         assert "path 'cells'" in kernels.explain(layer, batch=600, graph=True)
         taken = []
-        real = kernels._load
-        monkeypatch.setattr(kernels, "_load", lambda place: (taken.append(place), real(place))[1])
+        real = kernels.Path.load
+        monkeypatch.setattr(kernels.Path, "load", lambda row: (taken.append((row.kernel, row.name)), real(row))[1])
         found = outcome()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -246,7 +246,7 @@ def test_in_a_graph_large_plain_layers_run_step_by_step(launches, monkeypatch):
         with torch.cuda.graph(graph, stream=stream):
             kept = outcome()
         graph.replay()
-    assert taken.count("lstm.cells:lstm") == 6
+    assert taken.count(("LSTM", "cells")) == 6
     assert not launches
     assert max(errors(found, expected)) < 2e-3
     assert max(errors(kept, expected)) < 2e-3

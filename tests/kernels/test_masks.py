@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import bayesrnn as br
 from bayesrnn import draws
 from bayesrnn.draws import Draw, Noise, Stacked
-from bayesrnn.kernels.shared.masks import masks
+from bayesrnn.kernels.gpu.masks import masks
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.kernels.shared import persistent
+from bayesrnn.kernels.gpu import paths, persistent
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 H200 = {"processors": 132, "memory": 232448}
@@ -121,7 +121,7 @@ if not INTERPRETED:
         small = br.GRU(3, 65, recurrent_dropout=0.2)  # in 14 groups: 9 programs of 8 units each, of 132 processors
         assert "path 'persistent'" in kernels.explain(small, device="cuda", batch=400)
         assert "of 20000 sequences 448 fit on the chip at a time" in kernels.explain(small, device="cuda", batch=20_000)
-        monkeypatch.setattr(kernels, "tf32", lambda *, products: True)
+        monkeypatch.setattr(paths, "tf32", lambda *, products: True)
         recorded = kernels.explain(plain, device="cuda", batch=257, graph=True)  # many launches cost little there
         assert "path 'cells'" in recorded
         assert "above 192 single steps are faster" in recorded
@@ -133,11 +133,11 @@ if not INTERPRETED:
         ):
             text = kernels.explain(layer, device="cuda", graph=True, **facts)
             assert "cuDNN's kernel for whole layers: there is no noise" in text
-        monkeypatch.setattr(kernels, "tf32", lambda *, products: not products)
+        monkeypatch.setattr(paths, "tf32", lambda *, products: not products)
         assert "cuDNN's kernel for whole" in kernels.explain(plain, device="cuda", batch=257, graph=True)
         with kernels.recording():
             assert "cuDNN's kernel for whole" in why(plain, 257)
-            monkeypatch.setattr(kernels, "tf32", lambda *, products: True)
+            monkeypatch.setattr(paths, "tf32", lambda *, products: True)
             assert "path 'cells'" in why(plain, 257)
             assert "path 'cells'" in why(br.BayesByBackprop(torch.nn.LSTM(3, 650)), 257)
         monkeypatch.setenv("BAYESRNN_KERNEL", "cells")
@@ -148,10 +148,10 @@ if not INTERPRETED:
         assert "path 'persistent' (BAYESRNN" in kernels.explain(small, device="cuda", batch=20_000)
 
 else:
+    from bayesrnn.kernels.gpu import gru as gru_triton
+    from bayesrnn.kernels.gpu import lstm as lstm_triton
     from bayesrnn.kernels.gru import reference as gru_reference
-    from bayesrnn.kernels.gru import triton as gru_triton
     from bayesrnn.kernels.lstm import reference as lstm_reference
-    from bayesrnn.kernels.lstm import triton as lstm_triton
 
     REFERENCE = {"LSTM": lstm_reference.lstm, "GRU": gru_reference.gru}
     KERNEL = {"LSTM": lstm_triton.lstm, "GRU": gru_triton.gru}

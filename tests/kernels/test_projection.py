@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from bayesrnn.kernels.input.loop import project as fast
+from bayesrnn.kernels.input.reference import project as reference
 from bayesrnn.kernels.shared import matmul
-from bayesrnn.kernels.shared.projection import fast, reference
 
 MASKS = ("none", "tied", "untied")
 

@@ -152,7 +152,7 @@ def test_every_path_trains_alike_on_a_gpu(kind, train, monkeypatch):
     masks = {"tied": "tied", "untied": "untied"}.get(kind)
     facts = {"batch": MEDIUM.rows, "hidden": MEDIUM.hidden, "steps": MEDIUM.window, "recurrent_mask": masks}
     assert kernels.path("cuda", **facts) == "persistent"
-    from bayesrnn.kernels.shared import persistent
+    from bayesrnn.kernels.gpu import persistent
 
     launches, launch = [], persistent.launch
     monkeypatch.setattr(persistent, "launch", lambda *a, **k: (launches.append(1), launch(*a, **k))[1])

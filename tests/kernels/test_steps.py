@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.testing import assert_close
 
 from bayesrnn import kernels
+from bayesrnn.kernels.input.loop import project
 from bayesrnn.kernels.shared.matmul import repeated_product
-from bayesrnn.kernels.shared.projection import fast as project
 from bayesrnn.kernels.shared.rows import is_rectangular, offsets, order, per_row, previous_rows, times_rows
 
 batch_sizes = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(lambda sizes: sorted(sizes, reverse=True))

@@ -63,7 +63,7 @@ def test_the_kernels_in_the_interpreter():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.5, 0.0), (0.5, 1e-3), (1e9, 1e-3)])
 def test_the_kernels_give_the_reference_s_numbers(clip, decay, dtype, monkeypatch):
-    from bayesrnn.kernels.update import triton
+    from bayesrnn.kernels.gpu import update as triton
 
     monkeypatch.setattr(triton, "_AT_ONCE", 2)  # several launches
     triton._plan.cache_clear()
@@ -84,7 +84,7 @@ def test_the_kernels_give_the_reference_s_numbers(clip, decay, dtype, monkeypatc
 
 @pytest.mark.skipif(not INTERPRETED and not CUDA, reason="needs Triton's interpreter or a CUDA device")
 def test_the_kernels_give_nan_where_a_gradient_is_and_leave_odd_layouts_to_the_reference():
-    from bayesrnn.kernels.update import triton
+    from bayesrnn.kernels.gpu import update as triton
 
     device = "cuda" if CUDA else "cpu"
     params, gradients = problem(device)
@@ -103,7 +103,7 @@ def test_the_kernels_give_nan_where_a_gradient_is_and_leave_odd_layouts_to_the_r
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_large_tensors_wherever_they_lie_on_a_gpu():
-    from bayesrnn.kernels.update import triton
+    from bayesrnn.kernels.gpu import update as triton
 
     sizes = [3_000_001, 1 << 20, 7]
     for shift in (0, 1):  # elements: with 1, nothing lies at a multiple of 16 bytes
@@ -121,7 +121,7 @@ def test_large_tensors_wherever_they_lie_on_a_gpu():
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_a_recorded_graph_reads_the_rate_and_the_gradients_at_every_replay():
-    from bayesrnn.kernels.update import triton
+    from bayesrnn.kernels.gpu import update as triton
 
     params, gradients = problem("cuda")
     params = [p.detach() for p in params]

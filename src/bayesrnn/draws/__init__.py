@@ -39,7 +39,7 @@ def _in_one_launch(kind: str) -> Callable[..., Tensor] | None:
     if kind != "cuda":
         return None
     try:
-        from bayesrnn.kernels.shared.masks import masks
+        from bayesrnn.kernels.gpu.masks import masks
     except ImportError:  # no Triton
         return None
     return masks

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bayesrnn import draws, kernels
+from bayesrnn import draws
+from bayesrnn.kernels import dispatch as kernels
 
 
 def explain(

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bayesrnn import kernels
 from bayesrnn.errors import UserError
 
 Say = Callable[[str], None]
@@ -133,12 +134,12 @@ def plain_step(size: Size, options: Options, dropout: float = 0.0) -> Callable[[
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
     stream: Any = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), kernels.without_garbage_collection():
         for _ in range(3):
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph: Any = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with kernels.capture(graph):
         work()
 
     def replay(kept: Callable[[], None] = work) -> None:  # the graph works on tensors that `work` alone keeps alive
@@ -205,7 +206,6 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
 
     ``graph``: on the path that a step takes which is recorded into a CUDA graph.
     """
-    from bayesrnn import kernels
     from bayesrnn.lab.tasks.language import task as language
 
     recipe, device = recipe_of(kind, size, options), torch.device(options.device)
@@ -226,23 +226,11 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
 
     with kernels.recording() if graph else nullcontext():
         found = outcome(options.precision)
-    with kernels.force("reference"), _full_precision():
+    with kernels.force("reference"), kernels.float32_precision(False):
         wanted = outcome("fp32")
     errors = [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(found, wanted, strict=True)]
     worst = max(errors)
     return worst if all(map(math.isfinite, errors)) else math.inf
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def take_turns(steps: dict[str, Callable[[], Any]], seconds: float, *, cuda: bool, each: int = 1) -> dict[str, float]:
@@ -400,8 +388,6 @@ def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
 
 def paths(size: Size, options: Options) -> dict[str, str]:
     """Which path layers of this size take in a training step, by their masks, and why."""
-    from bayesrnn import kernels
-
     lower = options.cuda and options.precision == "bf16"
     facts: dict[str, Any] = {
         "device": torch.device(options.device), "batch": size.batch, "hidden": size.hidden, "steps": WINDOW,
@@ -418,7 +404,6 @@ def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> dict[str, Any]:
     """All of it, as a record; `keep` is given what there is of it after each row, so that nothing measured is lost."""
-    from bayesrnn import kernels
     from bayesrnn.lab.engine.launch import commit
     from bayesrnn.lab.engine.loop import environment, set_precision
 

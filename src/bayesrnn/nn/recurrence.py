@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import kernels
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source, source
-from bayesrnn.kernels.shared.matmul import lowered
+from bayesrnn.kernels.shared.precision import lowered
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"

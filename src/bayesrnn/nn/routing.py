@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.kernels.shared import alignment as aligned
-from bayesrnn.kernels.shared.matmul import lowered
+from bayesrnn.kernels.shared.precision import lowered
 
 
 def run_linear(layer: nn.Linear, x: Tensor) -> Tensor:

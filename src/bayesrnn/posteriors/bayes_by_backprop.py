@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn import kernels
-from bayesrnn.kernels.gaussian import fused, plan, reference
-from bayesrnn.kernels.gaussian.pool import Pool
-from bayesrnn.kernels.gaussian.seeded import Seeded
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.gaussian import plan, sampling
+from bayesrnn.kernels.gaussian.sampling import Seeded
 from bayesrnn.posteriors.base import Bayesian, Weight
 from bayesrnn.priors import Normal, Prior, ScaleMixture, _check_sigma
 
@@ -88,7 +87,7 @@ class DiagonalGaussian(nn.Module):
                 raise ValueError(f"init_sigma has a pattern that no Bayesian parameter matches: {unused[0]!r}")
         self.rho = ParameterTree({w.name: _initial_rho(w, init_sigma) for w in weights})
         self._pool = Pool()
-        self._latest: tuple[Any, list[int], reference.Sample | plan.Drawn] | None = None
+        self._latest: tuple[Any, list[int], plan.Drawn] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_latest": None}
@@ -97,88 +96,39 @@ class DiagonalGaussian(nn.Module):
         return F.softplus(self.rho[name])
 
     def noise(self, generator: torch.Generator | None) -> Eps:
-        first = next(self.rho.parameters())
-        # by what the device can do, not by the path asked for: one seed is one draw on every path
-        for path in ("triton", "compiled"):
-            if kernels.able(path, kernels.Case("gaussian", first.device.type, first.dtype)):
-                return Seeded(first.device, generator, path=path)
-        made = {name: self._pool.take(rho.shape, rho) for name, rho in self.rho._items()}
-        fused.normal_noise(list(made.values()), generator)
-        for name, row in self._padding.items():
-            made[name][row].zero_()
-        return made
+        made = sampling.noise(next(self.rho.parameters()), self._spec(), generator, pool=self._pool)
+        return made if isinstance(made, Seeded) else dict(zip(self._group_dims, made, strict=True))
 
     def weights(self, means: Mapping[str, Tensor], noise: Eps, *, autocast: bool = False) -> dict[str, Tensor]:
         """`autocast`: weights that autocast would lower anyway are drawn in its dtype, where a kernel can."""
         self._latest = None  # its buffers are free for this draw
         recorded = torch.is_grad_enabled()
-        names = [n for n, _ in self.rho._items()]
-        if isinstance(noise, Seeded) and self._path() == noise.path:
-            drawn = self._kernel(means, noise, sums=recorded, autocast=autocast)
-            if recorded:
-                known = self._prior_spec().kind != "none"
-                self._latest = (noise, self._versions(means), drawn._replace(weights=()) if known else drawn)
-            return dict(zip(names, drawn.weights, strict=True))
-        eps = self._tensors(noise)
-        groups = self._groups() if recorded else None
-        sample = self._sample(means, eps, groups, sums=recorded)
+        drawn = self._draw(means, noise, sums=recorded, autocast=autocast)
         if recorded:
-            summed = groups is not None or type(self.prior) is Normal  # then the KL needs no weights: let them go
-            kept = sample._replace(weights=[]) if summed else sample
-            self._latest = (noise, self._versions(means), kept)
-        return dict(zip(names, sample.weights, strict=True))
+            known = self._kernel_prior().kind != "none"  # then the KL needs no weights: let them go
+            self._latest = (noise, self._versions(means), drawn._replace(weights=()) if known else drawn)
+        return dict(zip(self._group_dims, drawn.weights, strict=True))
 
     def weights_many(self, means: Mapping[str, Tensor], noises: Sequence[Eps]) -> dict[str, Tensor]:
         """The weights of several draws, (draws, *shape) each, without gradients."""
-        rhos, path = dict(self.rho._items()), self._path()
-        seeded = [e for e in noises if isinstance(e, Seeded) and e.path == path]
-        if len(seeded) == len(noises):
-            parameters = [means[n] for n in rhos], list(rhos.values())
-            if path == "compiled":
-                from bayesrnn.kernels.gaussian import compiled
-
-                seeds = [int(e.seed) for e in seeded]
-                drawn = compiled.draw_many(seeds, self._spec(), *parameters, pool=self._pool)
-            else:
-                from bayesrnn.kernels.gaussian import many
-
-                spec = self._spec()
-                drawn = many.draw_many(torch.cat([e.seed for e in seeded]).to(spec.device), spec, *parameters)
-            return dict(zip(rhos, drawn, strict=True))
-        each = [self.weights(means, noise) for noise in noises]
-        return {name: torch.stack([weights[name] for weights in each]) for name in rhos}
-
-    def _path(self) -> str:
-        first = next(self.rho.parameters())
-        return kernels.path(first.device.type, name="gaussian", dtype=first.dtype)
-
-    def _sample(
-        self, means: Mapping[str, Tensor], eps: Mapping[str, Tensor], groups: list[int | None] | None, *, sums: bool
-    ) -> reference.Sample:
         rhos = dict(self.rho._items())
-        arguments = ([means[n] for n in rhos], list(rhos.values()), [eps[n] for n in rhos], groups)
-        if self._path() == "reference":
-            return reference.sample(*arguments)
-        return fused.sample(*arguments, pool=self._pool, sums=sums)
+        several = [_as_noise(noise) for noise in noises]
+        drawn = sampling.draw_many(
+            several, self._spec(), [means[n] for n in rhos], list(rhos.values()), pool=self._pool
+        )
+        return dict(zip(rhos, drawn, strict=True))
 
-    def _kernel(self, means: Mapping[str, Tensor], noise: Seeded, *, sums: bool, autocast: bool) -> plan.Drawn:
+    def _draw(self, means: Mapping[str, Tensor], noise: Eps, *, sums: bool, autocast: bool = False) -> plan.Drawn:
         rhos = dict(self.rho._items())
         parameters = [means[n] for n in rhos], list(rhos.values())
-        if noise.path == "compiled":
-            from bayesrnn.kernels.gaussian import compiled
+        return sampling.draw(_as_noise(noise), self._spec(autocast), *parameters, pool=self._pool, sums=sums)
 
-            return compiled.draw(noise.seed, self._spec(), *parameters, pool=self._pool, sums=sums)
-        from bayesrnn.kernels.gaussian import triton
-
-        spec = self._spec(autocast)
-        return triton.draw(noise.seed.to(spec.device), spec, *parameters, sums=sums)
-
-    def _spec(self, autocast: bool = False) -> plan.Spec:
+    def _spec(self, autocast: bool = False) -> plan.DrawSpec:
         rhos = dict(self.rho._items())
         first = next(iter(rhos.values()))
-        prior, kind = self._prior_spec(), first.device.type
+        prior, kind = self._kernel_prior(), first.device.type
         lower = autocast and prior.kind != "none" and first.dtype == torch.float32 and torch.is_autocast_enabled(kind)
-        return plan.Spec(
+        return plan.DrawSpec(
             names=tuple(rhos),
             shapes=tuple(tuple(r.shape) for r in rhos.values()),
             group_dims=tuple(self._group_dims[n] for n in rhos),
@@ -191,71 +141,36 @@ class DiagonalGaussian(nn.Module):
             low_dtype=torch.get_autocast_dtype(kind) if lower else torch.bfloat16,
         )
 
-    def _prior_spec(self) -> plan.Prior:
+    def _kernel_prior(self) -> plan.KernelPrior:
+        """The prior as the kernels know it; "none": they leave it to `log_prob`."""
         prior = self.prior
         if type(prior) is Normal:
-            return plan.Prior("normal", sigma1=prior.sigma)
+            return plan.KernelPrior("normal", sigma1=prior.sigma)
         if type(prior) is ScaleMixture:  # a subclass may have another log_prob
             kind = "groups" if prior.group == "input" else "weights"
-            return plan.Prior(kind, prior.pi, prior.sigma1, prior.sigma2)
-        return plan.Prior("none")
-
-    def _tensors(self, noise: Eps) -> dict[str, Tensor]:
-        """Noise as tensors; a held draw follows the model's device and dtype."""
-        rhos = dict(self.rho._items())
-        if isinstance(noise, Seeded):
-            made = dict(zip(rhos, noise.tensors(self._spec()), strict=True))
-            return {name: made[name].to(rho) for name, rho in rhos.items()}
-        for name, rho in rhos.items():
-            noise[name] = noise[name].to(rho)
-        return noise
-
-    def _groups(self) -> list[int | None] | None:
-        """By which axis to sum squared weights, for a prior that needs no more than those sums."""
-        grouped = type(self.prior) is ScaleMixture and self.prior.group == "input"
-        return list(self._group_dims.values()) if grouped else None
+            return plan.KernelPrior(kind, prior.pi, prior.sigma1, prior.sigma2)
+        return plan.KernelPrior("none")
 
     def _versions(self, means: Mapping[str, Tensor]) -> list[int]:
         return [p._version for _, p in self.rho._items()] + [means[n]._version for n, _ in self.rho._items()]
 
     def kl(self, means: Mapping[str, Tensor], noise: Eps) -> Tensor:
         latest = self._latest
-        found: reference.Sample | plan.Drawn
         if latest is not None and latest[0] is noise and latest[1] == self._versions(means):
             found = latest[2]
-        elif isinstance(noise, Seeded) and self._path() == noise.path:
-            found = self._kernel(means, noise, sums=True, autocast=False)
         else:
-            names = [n for n, _ in self.rho._items()]
-            eps = self._tensors(noise)
-            found = reference.sample(
-                [means[n] for n in names], [self.rho[n] for n in names], [eps[n] for n in names], self._groups()
-            )
-        if isinstance(found, plan.Drawn):
-            assert found.kl is not None
-            return found.kl if self._prior_spec().kind != "none" else found.kl - self._log_prior(found.weights, [])
-        count = sum(m.numel() for m in means.values())
-        if type(self.prior) is Normal:
-            squares = sum(torch.linalg.vector_norm(m).square() for m in means.values())
-            scale = self.prior.sigma
-            squared = (found.sigma_squared + squares) / (2 * scale**2)
-            return squared - found.log_sigma + count * (math.log(scale) - 0.5)
-        half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in self._tensors(noise).values())
-        log_q = -found.log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
-        return log_q - self._log_prior(found.weights, found.squares)
+            found = self._draw(means, noise, sums=True)
+        assert found.kl is not None
+        if self._kernel_prior().kind != "none":
+            return found.kl
+        log_q, prior = found.kl, self.prior
+        options = [{"group_dim": g} if self._takes_group_dim else {} for g in self._group_dims.values()]
+        terms = [prior.log_prob(w, **o).sum() for w, o in zip(found.weights, options, strict=True)]
+        return log_q - torch.stack(terms).sum()
 
-    def _log_prior(self, weights: Sequence[Tensor], squares: Sequence[Tensor]) -> Tensor:
-        prior: Any = self.prior
-        if squares:
-            sizes = [r.numel() // s.numel() for (_, r), s in zip(self.rho._items(), squares, strict=True)]
-            terms = [prior.of_squares(s, n).sum() for s, n in zip(squares, sizes, strict=True)]
-        elif type(prior) is ScaleMixture:  # a subclass may have another log_prob
-            pairs = zip(weights, self._group_dims.values(), strict=True)
-            terms = [prior.log_prob_sum(w, group_dim=g) for w, g in pairs]
-        else:
-            options = [{"group_dim": g} if self._takes_group_dim else {} for g in self._group_dims.values()]
-            terms = [prior.log_prob(w, **o).sum() for w, o in zip(weights, options, strict=True)]
-        return torch.stack(terms).sum()
+
+def _as_noise(noise: Eps) -> sampling.Noise:
+    return noise if isinstance(noise, Seeded) else list(noise.values())
 
 
 def _initial_rho(weight: Weight, init_sigma: Spread | Mapping[str, Spread]) -> Tensor:

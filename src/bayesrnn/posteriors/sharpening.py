@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn import draws, kernels
+from bayesrnn import draws
 from bayesrnn.draws.torch_noise import differentiable_in_eval
-from bayesrnn.kernels.gaussian import fused, plan
-from bayesrnn.kernels.gaussian.seeded import Seeded
-from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, Eps, ParameterTree
+from bayesrnn.kernels.gaussian import plan, sampling
+from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, ParameterTree
 from bayesrnn.priors import _check_sigma
 
 
@@ -148,33 +147,19 @@ class PosteriorSharpening(nn.Module):
         self, phi: Mapping[str, Tensor], gradient: Mapping[str, Tensor], source: draws.Source | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """theta = phi - eta g, with noise where there is a source, and the sum of (eta g)^2."""
-        posterior = self.q.posterior
-        first = next(iter(phi.values()))
-        noise = None if source is None else source.weights("theta", self._noise, first.device)
-        spec = posterior._spec()._replace(prior=plan.Prior("none"), padding=(None,) * len(phi))
-        if not isinstance(noise, dict) and posterior._path() == "triton":
-            from bayesrnn.kernels.gaussian.sharpen import sharpen
+        device = next(iter(phi.values())).device
+        noise = None if source is None else source.weights("theta", self._noise, device)
+        spec = self._spec()
+        lists = [[values[n] for n in spec.names] for values in (phi, self.eta, gradient)]
+        total, thetas = sampling.sharpen(noise, spec, *lists, sigma0=self.sigma0)
+        return dict(zip(spec.names, thetas, strict=True)), total
 
-            seed = torch.zeros(1, dtype=torch.int64, device=first.device) if noise is None else noise.seed
-            lists = ([values[n] for n in spec.names] for values in (phi, self.eta, gradient))
-            total, moved = sharpen(seed.to(first.device), spec, *lists, sigma0=0.0 if noise is None else self.sigma0)
-            return dict(zip(spec.names, moved, strict=True)), total
-        if isinstance(noise, Seeded):
-            noise = dict(zip(spec.names, noise.tensors(spec), strict=True))
-        theta, total = {}, first.new_zeros(())
-        for name, value in phi.items():
-            step = self.eta[name] * gradient[name]
-            total = total + step.square().sum()
-            theta[name] = value - step if noise is None else value - step + self.sigma0 * noise[name].to(value)
-        return theta, total
+    def _spec(self) -> plan.DrawSpec:
+        spec = self.q.posterior._spec()
+        return spec._replace(prior=plan.KernelPrior("none"), padding=(None,) * len(spec.names))
 
-    def _noise(self, generator: torch.Generator | None) -> Eps:
-        first = next(self.eta.parameters())
-        if kernels.able("triton", kernels.Case("gaussian", first.device.type, first.dtype)):
-            return Seeded(first.device, generator)
-        noise = {n: torch.empty(t.shape, dtype=t.dtype, device=t.device) for n, t in self.eta._items()}
-        fused.normal_noise(list(noise.values()), generator)
-        return noise
+    def _noise(self, generator: torch.Generator | None) -> sampling.Noise:
+        return sampling.noise(next(self.eta.parameters()), self._spec(), generator, pool=self.q.posterior._pool)
 
     def bound(self, nll: Callable[[], Tensor]) -> Tensor:
         """The sharpened bound on this batch's summed -log p: -log p at theta plus the sharpening KL."""

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
-from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.cpu.memory import Pool, address
 from bayesrnn.kernels.shared.rows import offsets
-from bayesrnn.kernels.shared.vmap import Mapped, for_each, transformed
+from bayesrnn.kernels.shared.tensors import Mapped, beneath, for_each, ordinary, traced
 
-__all__ = ["CELLS", "Layer", "expect", "mapped", "mapped_product", "own_copy", "serves", "transformed"]
 CELLS = {"lstm": (0, 4), "gru": (1, 3), "tanh": (2, 1), "relu": (3, 1)}
 """Number of the cell in C, and how many gates it has."""
 _WORK = 1 << 16  # multiplications of one step that are worth a thread of their own; chosen, not measured
@@ -45,9 +44,10 @@ class _Backward(ctypes.Structure):
 
 def serves(gx: Tensor, *others: Tensor | None) -> bool:
     """Whether the compiled kernels can run a layer with these tensors: float32 on a CPU, and kernels there are."""
-    tensors = [gx, *(t for t in others if t is not None)]
-    ordinary = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
-    return ordinary and gx.shape[0] > 0 and gx.shape[1] > 0 and build.library() is not None
+    tensors = [beneath(t) for t in (gx, *others) if t is not None]
+    fit = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    usable = fit and not traced() and ordinary(*tensors)
+    return usable and gx.shape[0] > 0 and gx.shape[1] > 0 and build.library() is not None
 
 
 def expect(condition: bool, what: str) -> None:
@@ -79,7 +79,7 @@ class Layer:
         masks = 0 if mask is None else 1 if mask.ndim == 2 else mask.shape[1]
         self._layer = _Layer(
             number, self.hidden, self.batch, len(sizes), reverse, self.gates, masks,
-            self.sizes.buffer_info()[0], *(_address(t) for t in self._kept),
+            self.sizes.buffer_info()[0], *(address(t) for t in self._kept),
         )  # fmt: skip
         self._copies = max(masks, 1)
         work = self.batch * self.gates * self.hidden * self.hidden
@@ -101,6 +101,13 @@ class Layer:
         at = ctypes.c_void_p(self._offsets.buffer_info()[0])
         function(ctypes.byref(self._layer), ctypes.byref(arguments), at, ctypes.c_int(self.threads))
 
+    def _forward(self, *tensors: Tensor | None, draws: int = 1) -> _Forward:
+        """The addresses of gx, w, bias, out, kept, h, c, packed and masked, each with room for all draws."""
+        rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden
+        sizes = (rows * width, width * self.hidden, self.hidden, rows * self.hidden, rows * self.hidden, state, state)
+        fields = [address(t, draws * n) for t, n in zip(tensors[:7], sizes, strict=True)]
+        return _Forward(*fields, *(address(t) for t in tensors[7:]))
+
     def forward(
         self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, kept: Tensor | None, bias: Tensor | None
     ) -> None:
@@ -109,8 +116,7 @@ class Layer:
         w, bias = w.contiguous(), _ready(bias)
         packed = self._packed(gx)
         masked = _scratch.take((2 * self._copies * self.batch * self.hidden,), gx)
-        fields = [_address(t) for t in (gx, w, bias, out, kept, h, c, packed, masked)]
-        self._run("bayesrnn_recurrence", _Forward(*fields))
+        self._run("bayesrnn_recurrence", self._forward(gx, w, bias, out, kept, h, c, packed, masked))
 
     def forward_many(
         self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, bias: Tensor | None
@@ -122,7 +128,7 @@ class Layer:
         padded = -(-self.hidden // _LANES) * _LANES
         packed = _scratch.take((threads * self.gates * self.hidden * padded,), gx)
         masked = _scratch.take((threads * 2 * self.batch * self.hidden,), gx)
-        fields = _Forward(*[_address(t) for t in (gx, w, bias, out, None, h, c, packed, masked)])
+        fields = self._forward(gx, w, bias, out, None, h, c, packed, masked, draws=draws)
         at = ctypes.c_void_p(self._offsets.buffer_info()[0])
         function: Any = _library().bayesrnn_recurrence_many
         function(ctypes.byref(self._layer), ctypes.byref(fields), at, ctypes.c_int64(draws), ctypes.c_int(threads))
@@ -146,22 +152,22 @@ class Layer:
         expect(d_out is None or d_out.shape == out.shape, "the output's gradient must have its shape")
         w, h0, c0, d_out = w.contiguous(), h0.contiguous(), _ready(c0), _ready(d_out)
         packed = self._packed(gates)
-        tensors = (gates, out, kept, h0, c0, w, d_out, dh, dc, d_gx, d_product, packed)
-        self._run("bayesrnn_recurrence_backward", _Backward(*[_address(t) for t in tensors]))
+        rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden
+        by_unit, by_gate = rows * self.hidden, rows * width
+        sizes = (by_gate, by_unit, by_unit, state, state, width * self.hidden, by_unit, state, state, by_gate, by_gate)
+        tensors = (gates, out, kept, h0, c0, w, d_out, dh, dc, d_gx, d_product)
+        fields = [address(t, n) for t, n in zip(tensors, sizes, strict=True)]
+        self._run("bayesrnn_recurrence_backward", _Backward(*fields, address(packed)))
 
 
 def _ready(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def own_copy(state: Tensor | None, like: Tensor) -> Tensor:
     """A contiguous copy of `state` to work on; zeros where there is none."""
     if state is None:
-        return torch.zeros(like.shape, dtype=like.dtype)
+        return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
     return state.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -186,7 +192,9 @@ def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     packed = _scratch.take((threads * _MOST * _LANES * inputs,), x)
     numbers = [x.stride(0) if x.shape[0] > 1 else 0, rows, inputs, outputs, draws]
     x_draw, *sizes = (ctypes.c_int64(n) for n in numbers)
-    at = [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in (x, w, bias, out, packed)]
+    expected = (len(x) * rows * inputs, draws * outputs * inputs, draws * outputs, draws * rows * outputs, None)
+    tensors_ = (x, w, bias, out, packed)
+    at = [ctypes.c_void_p(address(t, n) or None) for t, n in zip(tensors_, expected, strict=True)]
     _library().bayesrnn_products_many(at[0], x_draw, *at[1:], *sizes, ctypes.c_int(threads))
     return (out,)
 

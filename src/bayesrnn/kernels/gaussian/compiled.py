@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
+from bayesrnn.kernels.cpu.memory import Pool, address, addresses
+from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.gaussian import plan as planning
-from bayesrnn.kernels.gaussian.plan import Drawn, Spec, View
-from bayesrnn.kernels.gaussian.pool import Pool
+from bayesrnn.kernels.gaussian import reference
+from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec, Terms, View
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
+from bayesrnn.kernels.shared.tensors import ordinary
 
 _BLOCK = 1 << 16  # weights that one thread takes at a time
 _GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it
@@ -55,7 +58,7 @@ class _Tables(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _tables(spec: Spec) -> _Tables:
+def _tables(spec: DrawSpec) -> _Tables:
     lines: list[int] = []
     blocks = partials = groups = total = 0
     for shape, group_dim, padding in zip(spec.shapes, spec.group_dims, spec.padding, strict=True):
@@ -81,32 +84,26 @@ def _tables(spec: Spec) -> _Tables:
     return _Tables(array("q", lines), priors, blocks, partials, groups)
 
 
-def _prior(spec: Spec, count: int, *, sums: bool) -> _Prior:
+def _prior(spec: DrawSpec, count: int, *, sums: bool) -> _Prior:
     prior, half = spec.prior, 0.5 * math.log(2 * math.pi)
-    wide = narrow = offset = 0.0
-    if prior.kind == "normal":
-        wide = 1 / prior.sigma1**2
-    elif prior.kind == "weights":
-        share, sigma, other = planning.wide_first(prior)
-        wide, narrow = 1 / sigma**2, 1 / other**2
-        offset = math.log((1 - share) / share) + math.log(sigma / other)
     pairs = [(prior.pi, prior.sigma1), (1 - prior.pi, prior.sigma2)]
     numbers = [tuple(f(p, s) for p, s in pairs) for f in (
         lambda p, s: math.log(p), lambda p, s: math.log(s) + half, lambda p, s: 0.5 / s**2
     )]  # fmt: skip
-    return _Prior(_KINDS[prior.kind], sums, wide, narrow, offset, *numbers, planning._constant(prior, count))
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> array[int]:
-    return array("Q", [0 if t is None else t.data_ptr() for t in tensors])
+    return _Prior(_KINDS[prior.kind], sums, *Terms.of(prior), *numbers, planning.constant(prior, count))
 
 
 def _at(numbers: array[int]) -> ctypes.c_void_p:
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address(tensor, dtype=dtype))
+
+
+def _sizes(spec: DrawSpec, each: int) -> list[int]:
+    """How many numbers C expects behind each of `each` pointers per tensor."""
+    return [math.prod(shape) for shape in spec.shapes for _ in range(each)]
 
 
 def _library() -> Any:
@@ -118,7 +115,7 @@ def _library() -> Any:
 
 class _Draw(OnceFunction):
     @staticmethod
-    def forward(ctx: Any, seed: int, spec: Spec, sums: bool, pool: Pool, *params: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, seed: int, spec: DrawSpec, sums: bool, pool: Pool, *params: Tensor) -> tuple[Tensor, ...]:
         tables, count = _tables(spec), len(spec.shapes)
         if [tuple(p.shape) for p in params] != [*spec.shapes, *spec.shapes]:  # the kernel trusts what it is told
             raise ValueError("means and rhos must have the shapes of the spec")
@@ -126,25 +123,27 @@ class _Draw(OnceFunction):
         means, rhos = flat[:count], flat[count:]
         weights = [pool.take(m.shape, m) for m in means]
         grouped = sums and spec.prior.kind == "groups"
-        partials = torch.empty(tables.blocks + (tables.partials if grouped else 0), dtype=torch.float64)
-        groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64)
-        slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32)
-        pointers = _addresses([t for three in zip(means, rhos, weights, strict=True) for t in three])
+        cpu: Any = {"device": "cpu"}
+        partials = torch.empty(tables.blocks + (tables.partials if grouped else 0), dtype=torch.float64, **cpu)
+        groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64, **cpu)
+        slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32, **cpu)
+        three = [t for of_one in zip(means, rhos, weights, strict=True) for t in of_one]
+        pointers = addresses(three, _sizes(spec, 3))
         kl = _library().bayesrnn_draw(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
-            _pointer(partials), _pointer(groups), _pointer(slopes), tables.threads,
+            _pointer(partials, torch.float64), _pointer(groups, torch.float64), _pointer(slopes), tables.threads,
         )  # fmt: skip
         ctx.seed, ctx.spec, ctx.sums, ctx.pool, ctx.slopes = seed, spec, sums, pool, slopes
         ctx.params, ctx.flat, ctx.versions = params, flat, [p._version for p in params]
         ctx.set_materialize_grads(False)
-        return torch.tensor(kl if sums else 0.0, dtype=torch.float32), *weights
+        return torch.tensor(kl if sums else 0.0, dtype=torch.float32, device="cpu"), *weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_kl: Tensor | None, *d_weights: Tensor | None) -> tuple[Any, ...]:
         if [p._version for p in ctx.params] != ctx.versions:
             raise RuntimeError("the posterior's parameters were changed between the draw and its backward pass")
-        spec: Spec = ctx.spec
+        spec: DrawSpec = ctx.spec
         tables, count, sums = _tables(spec), len(spec.shapes), ctx.sums and d_kl is not None
         given = [None if d is None else d.contiguous() for d in d_weights]
         lines, d_means, d_rhos = [], [], []
@@ -154,7 +153,7 @@ class _Draw(OnceFunction):
             d_means.append(ctx.pool.take(mean.shape, mean) if own else d)
             d_rhos.append(ctx.pool.take(mean.shape, mean) if used else None)
             lines += [mean, rho, d, d_means[-1] if own else None, d_rhos[-1]]
-        pointers, scale = _addresses(lines), 0.0 if d_kl is None else float(d_kl)
+        pointers, scale = addresses(lines, _sizes(spec, 5)), 0.0 if d_kl is None else float(d_kl)
         _library().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
             _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads,
@@ -163,38 +162,38 @@ class _Draw(OnceFunction):
 
 
 def draw(
-    seed: Tensor, spec: Spec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool, sums: bool = True
+    seed: Tensor, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool, sums: bool = True
 ) -> Drawn:
-    """As `triton.draw`, for float32 on a CPU. `pool` has the buffers that are used again at every step."""
+    """Like `gpu.gaussian.draw`, for float32 on a CPU. `pool` has the buffers that are used again at every step."""
+    if not ordinary(*means, *rhos):
+        return reference.draw(noise(seed, spec), spec, means, rhos, sums=sums)
     kl, *weights = _Draw.apply(int(seed), spec, sums, pool, *means, *rhos)
     return Drawn(tuple(weights), kl if sums else None)
 
 
 def draw_many(
-    seeds: Sequence[int], spec: Spec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool
+    seeds: Sequence[int] | Tensor, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool
 ) -> list[Tensor]:
     """The weights of several draws, (draws, *shape) each: what `draw` gives for each seed; without gradients."""
-    tables = _tables(spec)
+    tables, count, draws = _tables(spec), len(means), len(seeds)
     flat = [p.detach().contiguous() for p in (*means, *rhos)]
-    room = -(-len(seeds) // 8) * 8  # so that batches of about one size find the same buffers
-    weights = [pool.take((room, *m.shape), m)[: len(seeds)] for m in flat[: len(means)]]
-    count = len(means)
-    pointers = _addresses([t for three in zip(flat[:count], flat[count:], weights, strict=True) for t in three])
-    numbers = array("Q", seeds)
+    room = -(-draws // 8) * 8  # so that batches of about one size find the same buffers
+    weights = [pool.take((room, *m.shape), m)[:draws] for m in flat[:count]]
+    three = [t for of_one in zip(flat[:count], flat[count:], weights, strict=True) for t in of_one]
+    expected = [n * (draws if k % 3 == 2 else 1) for k, n in enumerate(_sizes(spec, 3))]
+    pointers, numbers = addresses(three, expected), array("Q", [int(seed) for seed in seeds])
     _library().bayesrnn_draw_many(
-        count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(len(seeds)), tables.threads
+        count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(draws), tables.threads
     )
     return weights
 
 
-def noise(seed: Tensor, spec: Spec) -> list[Tensor]:
+def noise(seed: Tensor, spec: DrawSpec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
-    outs = [torch.empty(shape, dtype=torch.float32) for shape in spec.shapes]
-    fill(outs, int(seed), spec)
+    outs = [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in spec.shapes]
+    tables, pointers = _tables(spec), addresses(outs, _sizes(spec, 1))
+    _library().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), ctypes.c_uint64(int(seed)), tables.threads)
     return outs
 
 
-def fill(outs: Sequence[Tensor], seed: int, spec: Spec) -> None:
-    """Write the noise of this seed into contiguous tensors of the spec's shapes."""
-    tables, pointers = _tables(spec), _addresses(outs)
-    _library().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), ctypes.c_uint64(seed), tables.threads)
+PATHS = (compiled_path("gaussian", draw), compiled_path("noise", noise), compiled_path("draws", draw_many))

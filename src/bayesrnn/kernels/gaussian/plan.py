@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from bayesrnn.kernels.gaussian.mixture import wide_first
+from bayesrnn.kernels.shared.tables import kept
 
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2  # what a group of the prior is: the whole tensor, a row, or some columns
 _TILES = ((64, 128), (512, 16))  # rows and columns of a tile, for wide and for narrow tensors
@@ -21,7 +23,7 @@ _VECTOR = 128  # a vector is laid out in rows of this length
 _AT_ONCE = 24  # tensors per launch
 _ALIGNED = 64  # elements; every tensor starts at a multiple of this in a shared buffer
 _LARGEST = 1 << 30  # elements of one tensor: places in it are 32-bit numbers
-_GROUPS = 16  # groups that one program of the second stage sums up
+GROUPS = 16  # groups that one program of the second stage sums up
 
 FIELDS = ("first", "column_tiles", "rows", "columns", "numel", "counter", "padding", "padding_end", "kind", "group",
           "rest", "partial", "flat", "low", "quads", "fold", "base")  # fmt: skip
@@ -42,7 +44,7 @@ class Recurrent(NamedTuple):
     bidirectional: bool
 
 
-class Prior(NamedTuple):
+class KernelPrior(NamedTuple):
     """A prior that the kernels know: "normal" (sigma1), "groups" or "weights" (mixtures); "none": they leave it out."""
 
     kind: str
@@ -51,7 +53,7 @@ class Prior(NamedTuple):
     sigma2: float = 1.0
 
 
-class Spec(NamedTuple):
+class DrawSpec(NamedTuple):
     """All that a plan depends on."""
 
     names: tuple[str, ...]
@@ -60,7 +62,7 @@ class Spec(NamedTuple):
     padding: tuple[int | None, ...]
     dtype: torch.dtype
     device: torch.device
-    prior: Prior
+    prior: KernelPrior
     recurrent: tuple[Recurrent, ...] = ()
     low: frozenset[str] = frozenset()
     """Weights that are wanted in `low_dtype`, autocast's, instead of `dtype`."""
@@ -137,7 +139,7 @@ class Buffer(NamedTuple):
     parts: tuple[tuple[int, int], ...]
 
 
-class Plan(NamedTuple):
+class TilePlan(NamedTuple):
     launches: tuple[Launch, ...]
     buffers: tuple[Buffer, ...]
     offsets: tuple[int, ...]
@@ -157,9 +159,9 @@ class Drawn(NamedTuple):
     kl: Tensor | None
 
 
-@lru_cache(maxsize=64)
-def plan(spec: Spec) -> Plan:
-    """Kept, since a CUDA graph cannot make the tables while it is recorded."""
+@kept
+def plan(spec: DrawSpec) -> TilePlan:
+    """How the weights of a spec are cut into tiles, with the tables on its device."""
     views = [View.of(s, g).folded() for s, g in zip(spec.shapes, spec.group_dims, strict=True)]
     sizes = [math.prod(s) for s in spec.shapes]
     if max(sizes) > _LARGEST:
@@ -195,8 +197,12 @@ def plan(spec: Spec) -> Plan:
                 (programs, view.groups, group_size, groups[k], partials, group_stride, max(rest, 1), stride, count)
             )
             tiles += down * across
-            places.append(torch.cartesian_prod(torch.tensor([j]), torch.arange(down), torch.arange(across)))
-            programs += -(-view.groups // _GROUPS)
+            places.append(
+                torch.cartesian_prod(
+                    torch.tensor([j], device="cpu"), *(torch.arange(n, device="cpu") for n in (down, across))
+                )
+            )
+            programs += -(-view.groups // GROUPS)
             lines_of_sums = {WHOLE: down, BY_ROW: view.rows * view.fold, BY_COLUMN: down}[view.kind]
             partials += lines_of_sums * (view.columns if view.kind == BY_COLUMN else across)
         tables = [torch.tensor(t, dtype=torch.int64, device=spec.device) for t in (lines, group_lines)]
@@ -205,13 +211,15 @@ def plan(spec: Spec) -> Plan:
             Launch(which, rows, columns, vectors, tiles, where, sums, tables[0], programs, sums + tiles, tables[1])
         )
         sums += tiles + programs
-    constant = torch.tensor(_constant(spec.prior, sum(sizes)), dtype=torch.float64, device=spec.device)
-    return Plan(
-        tuple(launches), tuple(_buffers(spec, sizes)), tuple(offsets), size, sums, partials, groups[-1], constant
+    beside = torch.tensor(constant(spec.prior, sum(sizes)), dtype=torch.float64, device=spec.device)
+    return TilePlan(
+        tuple(launches), tuple(_buffers(spec, sizes)), tuple(offsets), size, sums, partials, groups[-1], beside
     )
 
 
-def _batches(spec: Spec, views: Sequence[View], sizes: Sequence[int]) -> list[tuple[int, int, bool, tuple[int, ...]]]:
+def _batches(
+    spec: DrawSpec, views: Sequence[View], sizes: Sequence[int]
+) -> list[tuple[int, int, bool, tuple[int, ...]]]:
     """Tensors that one launch takes together: those of one tile shape, in whole quads or not, a limited number."""
     wide, narrow = spec.tiles
     kinds: dict[tuple[int, int, bool], list[int]] = {(*wide, True): [], (*wide, False): [], (*narrow, False): []}
@@ -231,23 +239,16 @@ def _aligned(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, size
 
 
-def _constant(prior: Prior, count: int) -> float:
+def constant(prior: KernelPrior, count: int) -> float:
     if prior.kind == "normal":
         return count * (math.log(prior.sigma1) - 0.5)
     if prior.kind == "weights":
-        share, wide, _ = wide_first(prior)
+        share, wide, _ = wide_first(*prior[1:])
         return count * (math.log(wide) - math.log(share))
     return -0.5 * count * math.log(2 * math.pi)
 
 
-def wide_first(prior: Prior) -> tuple[float, float, float]:
-    """(share of the wider component, its sigma, the other's)."""
-    if prior.sigma1 >= prior.sigma2:
-        return prior.pi, prior.sigma1, prior.sigma2
-    return 1 - prior.pi, prior.sigma2, prior.sigma1
-
-
-def _buffers(spec: Spec, sizes: Sequence[int]) -> list[Buffer]:
+def _buffers(spec: DrawSpec, sizes: Sequence[int]) -> list[Buffer]:
     """One for each recurrent layer that cuDNN runs, one for each dtype of the rest."""
     made, left = [], dict.fromkeys(spec.names)
     place = {name: k for k, name in enumerate(spec.names)}
@@ -269,7 +270,7 @@ def _buffers(spec: Spec, sizes: Sequence[int]) -> list[Buffer]:
     return made
 
 
-def _dtype(spec: Spec, name: str) -> torch.dtype:
+def _dtype(spec: DrawSpec, name: str) -> torch.dtype:
     return spec.low_dtype if name in spec.low else spec.dtype
 
 
@@ -289,3 +290,20 @@ def _cudnn_layout(
         )  # fmt: skip
     start = flat.data_ptr()
     return [(t.data_ptr() - start) // t.element_size() for t in trial], flat.numel()
+
+
+class Terms(NamedTuple):
+    """A prior's numbers as the kernels want them: precisions, and the log odds of the narrower component at 0."""
+
+    wide: float
+    narrow: float
+    offset: float
+
+    @classmethod
+    def of(cls, prior: KernelPrior) -> Terms:
+        if prior.kind == "normal":
+            return cls(1 / prior.sigma1**2, 0.0, 0.0)
+        if prior.kind != "weights":
+            return cls(0.0, 0.0, 0.0)
+        share, sigma, other = wide_first(*prior[1:])
+        return cls(1 / sigma**2, 1 / other**2, math.log((1 - share) / share) + math.log(sigma / other))

@@ -1,14 +1,19 @@
-"""Diagonal Gaussian weights in plain torch operations: the truth that `fused` is compared with."""
+"""Diagonal Gaussian weights in plain torch operations: the truth that the other paths are compared with."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.dispatch import reference_path
+from bayesrnn.kernels.gaussian.mixture import group_log_density
+from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec
 
 
 class Sample(NamedTuple):
@@ -47,6 +52,72 @@ def sample(
     )
 
 
+def kl_of(
+    sample: Sample,
+    spec: DrawSpec,
+    means: Sequence[Tensor],
+    noise: Sequence[Tensor],
+    log_density_sum: Callable[[Tensor, float, float, float], Tensor],
+) -> Tensor:
+    """KL(q || p): exact for a normal prior, log q(theta) - log p(theta) for a mixture, log q alone for "none".
+
+    Args:
+        log_density_sum: the sum of a mixture's log-densities of all weights of a tensor, (w, pi, sigma1, sigma2).
+    """
+    prior, count = spec.prior, sum(m.numel() for m in means)
+    if prior.kind == "normal":
+        squares = sum(torch.linalg.vector_norm(m).square() for m in means)
+        squared = (sample.sigma_squared + squares) / (2 * prior.sigma1**2)
+        return squared - sample.log_sigma + count * (math.log(prior.sigma1) - 0.5)
+    half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in noise)
+    log_q = -sample.log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
+    if prior.kind == "none":
+        return log_q
+    if prior.kind == "groups":
+        pairs = zip(means, sample.squares, strict=True)
+        terms = [group_log_density(s, m.numel() // max(s.numel(), 1), *prior[1:]).sum() for m, s in pairs]
+    else:
+        terms = [log_density_sum(w, *prior[1:]) for w in sample.weights]
+    return log_q - torch.stack(terms).sum()
+
+
+def draw(
+    noise: Sequence[Tensor],
+    spec: DrawSpec,
+    means: Sequence[Tensor],
+    rhos: Sequence[Tensor],
+    *,
+    pool: Pool | None = None,
+    sums: bool = True,
+) -> Drawn:
+    """theta = mean + softplus(rho) * noise, and with `sums` the KL.
+
+    Args:
+        noise, means, rhos: one tensor for each shape of the spec.
+        pool: not used here.
+    """
+    found = sample(means, rhos, noise, spec.group_dims if spec.prior.kind == "groups" else None)
+    log_density_sum = lambda w, *prior: group_log_density(w.square(), 1, *prior).sum()  # noqa: E731
+    return Drawn(tuple(found.weights), kl_of(found, spec, means, noise, log_density_sum) if sums else None)
+
+
+def sharpen(
+    noise: Sequence[Tensor] | None,
+    spec: DrawSpec,
+    phis: Sequence[Tensor],
+    etas: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    sigma0: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """The sum of (eta g)^2, and theta = phi - eta g + sigma0 noise (arXiv 1704.02798, section 4)."""
+    steps = [eta * g for eta, g in zip(etas, gradients, strict=True)]
+    thetas = [phi - step for phi, step in zip(phis, steps, strict=True)]
+    if noise is not None:
+        thetas = [theta + sigma0 * eps for theta, eps in zip(thetas, noise, strict=True)]
+    return torch.stack([step.square().sum() for step in steps]).sum(), thetas
+
+
 def normals(seed: int, counters: Tensor) -> Tensor:
     """The noise of the kernels on a GPU in float64: four normal numbers for every counter, (..., 4).
 
@@ -69,3 +140,6 @@ def box_muller(a: Tensor, b: Tensor) -> Tensor:
     radius = (-2 * ((a.double() + 0.5) / 2**32).log()).sqrt()
     angle = b.double() * (2 * math.pi / 2**32)
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
+
+
+PATHS = (reference_path("gaussian", draw), reference_path("sharpening", sharpen))

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.gru import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
+from bayesrnn.kernels.shared.tensors import transformed
 
 
 class _GRU(OnceFunction):
@@ -65,10 +67,13 @@ def gru(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.gru`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
-    if recurrent.transformed():
+    if transformed():
         if z_h is not None or torch.is_grad_enabled() or not recurrent.serves(gx, h, w_hh, b_hn):
             return reference.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
         return recurrent.mapped("gru", gx, h, None, w_hh, b_hn, batch_sizes, reverse)  # type: ignore[return-value]
     if not recurrent.serves(gx, h, w_hh, b_hn, z_h):
         return loop.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
     return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+PATHS = (compiled_path("GRU", gru, mapped=True),)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import loop_path
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
@@ -112,3 +113,6 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.gru`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
     return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+PATHS = (loop_path("GRU", gru),)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import reference_path
 from bayesrnn.kernels.lstm.reference import join, recurrent_product
 from bayesrnn.kernels.shared.rows import order
 
@@ -42,3 +43,6 @@ def gru(
         new = (x_n + reset * h_n).tanh()
         h = join(blocks, new + update * (h[:n] - new), h, start)
     return torch.cat([blocks[k] for k in sorted(blocks)]), h
+
+
+PATHS = (reference_path("GRU", gru),)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import Case, Path, asked_for
+from bayesrnn.kernels.gpu.paths import cells_beat_cudnn
 from bayesrnn.kernels.lstm import loop
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
@@ -102,3 +104,18 @@ def lstm(
     if w_hr is not None or z_c is not None or not gx.is_cuda or gx.shape[0] == 0:
         return loop.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
     return _LSTM.apply(gx, h, c, w_hh, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+def _refuses(case: Case) -> str | None:
+    if case.device != "cuda":
+        return f"it needs a CUDA device, and this is {case.device}"
+    if case.projection:
+        return "torch's fused cell has no projection"
+    if case.cell_mask:
+        return "torch's fused cell has no mask on the cell state"
+    if not case.plain or asked_for("cells") or cells_beat_cudnn(case):
+        return None
+    return "cuDNN's kernel for whole layers, which this layer can take, is faster or was not measured against it"
+
+
+PATHS = (Path("cells", "LSTM", lstm, "one product and one fused cell per step", rank=20, refuses=_refuses),)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.lstm import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
+from bayesrnn.kernels.shared.tensors import transformed
 
 
 class _LSTM(OnceFunction):
@@ -66,7 +68,7 @@ def lstm(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.lstm`; projections, and what is not float32 on a CPU, run in `loop`. `gx` is used as scratch."""
-    if recurrent.transformed():
+    if transformed():
         if (
             w_hr is not None
             or z_h is not None
@@ -79,3 +81,6 @@ def lstm(
     if w_hr is not None or not recurrent.serves(gx, h, c, w_hh, z_h, z_c):
         return loop.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
     return _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+PATHS = (compiled_path("LSTM", lstm, mapped=True),)

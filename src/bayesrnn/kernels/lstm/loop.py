@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import loop_path
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
@@ -141,3 +142,6 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.lstm`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
     return _LSTM.apply(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+PATHS = (loop_path("LSTM", lstm),)

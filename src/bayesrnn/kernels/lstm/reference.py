@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import reference_path
 from bayesrnn.kernels.shared.rows import order
 
 
@@ -65,3 +66,6 @@ def lstm(
         h = join(blocks, new_h, h, start)
         c = new_c if n == c.shape[0] else torch.cat([new_c, c[n:]])
     return torch.cat([blocks[k] for k in sorted(blocks)]), h, c
+
+
+PATHS = (reference_path("LSTM", lstm),)

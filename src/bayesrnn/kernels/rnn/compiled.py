@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.rnn import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
+from bayesrnn.kernels.shared.tensors import transformed
 
 
 class _RNN(OnceFunction):
@@ -60,7 +62,7 @@ def rnn(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.rnn`; what is not float32 on a CPU runs in `loop`."""
-    if recurrent.transformed():
+    if transformed():
         if z_h is not None or torch.is_grad_enabled() or not recurrent.serves(gx, h, w_hh):
             options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
             return reference.rnn(gx, h, w_hh, z_h, **options)
@@ -68,3 +70,6 @@ def rnn(
     if not recurrent.serves(gx, h, w_hh, z_h):
         return loop.rnn(gx, h, w_hh, z_h, nonlinearity=nonlinearity, batch_sizes=batch_sizes, reverse=reverse)
     return _RNN.apply(gx, h, w_hh, z_h, nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+PATHS = (compiled_path("RNN", rnn, mapped=True),)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import loop_path
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
@@ -84,3 +85,6 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.rnn`."""
     return _RNN.apply(gx, h, w_hh, z_h, nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
+
+
+PATHS = (loop_path("RNN", rnn),)

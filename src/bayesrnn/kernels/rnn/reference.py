@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import reference_path
 from bayesrnn.kernels.lstm.reference import join, recurrent_product
 from bayesrnn.kernels.shared.rows import order
 
@@ -36,3 +37,6 @@ def rnn(
         total = gx[start : start + n] + recurrent_product(h[:n], w_hh, mask)
         h = join(blocks, total.tanh() if nonlinearity == "tanh" else total.relu(), h, start)
     return torch.cat([blocks[k] for k in sorted(blocks)]), h
+
+
+PATHS = (reference_path("RNN", rnn),)

@@ -15,11 +15,6 @@ _SMALL = 1 << 14  # below this many weights oneDNN's set-up is not worth it; cho
 _LARGE = 1 << 20  # from here on it is also faster for weight gradients
 
 
-def lowered(device: str) -> bool:
-    """Whether autocast is on for a kind of device; there are some that it does not know, such as "meta"."""
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
 def _onednn(weight: Tensor, size: int, at_least: int = _SMALL) -> bool:
     return (
         size >= at_least

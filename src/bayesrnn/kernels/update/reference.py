@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.dispatch import reference_path
+
 
 def clipped_step(
     params: Sequence[Tensor], gradients: Sequence[Tensor], *, rate: Tensor, clip: float | None, decay: float = 0.0
@@ -28,3 +30,6 @@ def clipped_step(
             torch._foreach_add_(steps, list(params), alpha=decay)
         torch._foreach_sub_(list(params), steps)
     return norm
+
+
+PATHS = (reference_path("update", clipped_step),)

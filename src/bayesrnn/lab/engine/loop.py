@@ -394,12 +394,7 @@ class Run:
 def set_precision(precision: str, device: torch.device) -> None:
     """How a CUDA device multiplies float32 matrices from here on."""
     if device.type == "cuda":
-        wanted = precision != "fp32"
-        torch.set_float32_matmul_precision("high" if wanted else "highest")
-        cudnn: Any = torch.backends.cudnn
-        cudnn.allow_tf32 = wanted
-        if kernels.tf32(products=False) != wanted:  # torch's newer switch for all operations was used before
-            cudnn.rnn.fp32_precision = cudnn.conv.fp32_precision = "tf32" if wanted else "ieee"
+        kernels.round_float32(precision != "fp32")
 
 
 def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bayesrnn import pruning
+from bayesrnn import kernels, pruning
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
@@ -189,6 +189,7 @@ class _Run(engine.Run):
             super()._save_best(line)
 
 
+@kernels.float32_precision()  # as it was, after the run
 def retrain(
     run: Trained,
     plan: Schedule,

@@ -4,8 +4,11 @@ Of several processes, which train one model together, each computes the gradient
 averaged, and each makes the same update. On CUDA that is two graphs, with the exchange between them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,12 +82,13 @@ class Step:
             self.moments["averaged"] = [torch.zeros((), device=device)]
         # plain SGD with clipping: one kernel over all parameters on CUDA
         self.fused = self.on_cuda and not self.moments.keys() - {"average", "averaged"} and not settings.l2
-        self.pieces: list[Callable[[], object]] = [self._work]
+        # functions of the step, not bound to it: a CUDA graph in a reference cycle would be freed at any time
+        self.pieces: list[Callable[[Step], object]] = [Step._work]
         if self.ranks.several:
             self.flat = torch.zeros(sum(p.numel() for p in both), dtype=both[0].dtype, device=device)
             parts = self.flat.split([p.numel() for p in both])
             self.views = [part.view_as(p) for part, p in zip(parts, both, strict=True)]
-            self.pieces = [self._contribute, self._exchange, self._take]
+            self.pieces = [Step._contribute, Step._exchange, Step._take]
         self.graph: Any = None
         self.reason = "not a CUDA device" if not self.on_cuda else "" if graph else "switched off"
         if settings.precision == "bf16" and not self.bf16:
@@ -95,7 +99,7 @@ class Step:
     def __call__(self) -> None:
         """One batch on."""
         for piece in self.pieces:
-            piece()
+            piece(self)
 
     def start_epoch(self) -> None:
         """Back to the first batch, with a zero state and empty totals."""
@@ -265,18 +269,18 @@ class Step:
         stream: Any = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
-            with torch.cuda.stream(stream), kernels.recording():
+            with torch.cuda.stream(stream), kernels.recording(), kernels.without_garbage_collection():
                 for _ in range(_WARM_UP):
                     self()
                     self.position.zero_()  # an epoch may have fewer steps than these
             torch.cuda.synchronize(self.device)
-            graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece != self._exchange}
+            graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece is not Step._exchange}
             pool = torch.cuda.graph_pool_handle()  # one for both: they are replayed in the order of recording
             for piece, graph in graphs.items():
-                with torch.cuda.graph(graph, pool=pool, stream=stream), kernels.recording():
-                    piece()
-            self.pieces = [graphs[piece].replay if piece in graphs else piece for piece in self.pieces]
-            self.graph = graphs
+                with kernels.capture(graph, pool=pool, stream=stream):
+                    piece(self)
+            self.pieces = [partial(_replay, graphs[piece]) if piece in graphs else piece for piece in self.pieces]
+            self.graph = list(graphs.values())
         except RuntimeError as error:
             self.reason = f"the step could not be recorded: {str(error).splitlines()[0]}"
         torch.cuda.synchronize(self.device)
@@ -285,6 +289,10 @@ class Step:
                 tensor.copy_(before)
         torch.cuda.set_rng_state(rng, self.device)
         torch.set_rng_state(cpu_rng)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:
+    graph.replay()
 
 
 class Held:

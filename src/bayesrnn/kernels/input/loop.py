@@ -1,4 +1,4 @@
-"""The part of a recurrent layer that does not depend on the state: all input products in large GEMMs."""
+"""The input products with gradients by hand: masked inputs are made again in the backward instead of being kept."""
 
 from __future__ import annotations
 
@@ -6,37 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from bayesrnn.kernels.shared import alignment as aligned
+from bayesrnn.kernels.cpu import recurrent
+from bayesrnn.kernels.dispatch import loop_path
+from bayesrnn.kernels.input import reference
+from bayesrnn.kernels.shared import alignment
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
-from bayesrnn.kernels.shared.matmul import lowered, product_transposed, weight_gradient
-from bayesrnn.kernels.shared.rows import per_row, times_rows
-
-
-def reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, batch_sizes: Sequence[int]
-) -> Tensor:
-    """Gate pre-activations (N, G*H) of time-major rows `x` (N, F).
-
-    Args:
-        weight: (G*H, F), the gates' matrices one under the other.
-        mask: None, (B, F) shared by the gates, or (B, G, F) with one mask per gate (arXiv 1512.05287, Eq. 5).
-    """
-    if mask is None:
-        return F.linear(x, weight, bias)
-    if mask.ndim == 2:
-        return F.linear(times_rows(x, mask, batch_sizes), weight, bias)
-    rows = per_row(mask, batch_sizes)
-    parts = [F.linear(x * rows[:, k], w) for k, w in enumerate(weight.chunk(mask.shape[1]))]
-    out = torch.cat(parts, dim=-1)
-    return out if bias is None else out + bias
+from bayesrnn.kernels.shared.matmul import product_transposed, weight_gradient
+from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.kernels.shared.rows import times_rows
+from bayesrnn.kernels.shared.tensors import ordinary, transformed
 
 
 class _Project(OnceFunction):
-    """`reference` with gradients by hand: masked inputs are made again in the backward instead of being kept."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -83,16 +66,17 @@ def _masked(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int], *, in_pl
     return x if mask is None else times_rows(x, mask, batch_sizes, in_place=in_place)
 
 
-def fast(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
-    """As `reference`, differentiable once."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # vmap knows torch's operations, and a kernel for it
-        from bayesrnn.kernels.cpu import recurrent
-
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
+    """Like `reference.project`, differentiable once."""
+    if transformed():  # vmap knows torch's operations, and there is a kernel for it
         if mask is None and not torch.is_grad_enabled() and recurrent.serves(x, weight, bias):
             return recurrent.mapped_product(x, weight, bias)
-        return reference(x, weight, bias, mask, batch_sizes)
-    if lowered(x.device.type):
-        return reference(x, weight, bias, mask, batch_sizes)
-    if aligned.serves(x, weight.shape[0]):
-        return aligned.Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
+        return reference.project(x, weight, bias, mask, batch_sizes)
+    if lowered(x.device.type) or not ordinary(x, weight, bias, mask):
+        return reference.project(x, weight, bias, mask, batch_sizes)
+    if alignment.serves(x, weight.shape[0]):
+        return alignment.Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
     return _Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
+
+
+PATHS = (loop_path("input", project, mapped=True),)

@@ -20,10 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bayesrnn.kernels.lstm import reference
-from bayesrnn.kernels.shared import persistent
-from bayesrnn.kernels.shared.derivatives import once_differentiable
-from bayesrnn.kernels.shared.persistent import (
+from bayesrnn.kernels.gpu import persistent
+from bayesrnn.kernels.gpu.persistent import (
     arrive,
     exchanged,
     exchanged_by_gate,
@@ -41,9 +39,11 @@ from bayesrnn.kernels.shared.persistent import (
     units_of,
     wait,
 )
+from bayesrnn.kernels.lstm import reference
+from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.vmap import Mapped, for_each, transformed
+from bayesrnn.kernels.shared.tensors import Mapped, for_each, transformed
 
 
 @triton.jit

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bayesrnn.kernels.gaussian.device import address_of, extent_of, noise_of, own_tile, places_of, pointer_to
-from bayesrnn.kernels.gaussian.launches import ELEMENTS, allocate, on, pick, tile_options
-from bayesrnn.kernels.gaussian.plan import Spec, plan
+from bayesrnn.kernels.gaussian.plan import DrawSpec, plan
+from bayesrnn.kernels.gpu.launches import ELEMENTS, allocate, on, pick, tile_options
+from bayesrnn.kernels.gpu.tiles import address_of, extent_of, noise_of, own_tile, places_of, pointer_to
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 
 
@@ -75,7 +75,7 @@ def _move_back(
         tl.store(out + place, (g * (weight * eta * g - d)).to(ELEMENT), mask=exists)
 
 
-def _compute(spec: Spec) -> dict[str, Any]:
+def _compute(spec: DrawSpec) -> dict[str, Any]:
     return {
         "ELEMENT": ELEMENTS[spec.dtype],
         "COMPUTE": tl.float64 if spec.dtype == torch.float64 else tl.float32,
@@ -85,7 +85,7 @@ def _compute(spec: Spec) -> dict[str, Any]:
 class _Sharpen(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, seed: Tensor, spec: Spec, sigma0: float, gradients: Sequence[Tensor], *params: Tensor
+        ctx: Any, seed: Tensor, spec: DrawSpec, sigma0: float, gradients: Sequence[Tensor], *params: Tensor
     ) -> tuple[Tensor, ...]:
         made, count = plan(spec), len(spec.shapes)
         dense = [p.detach().contiguous() for p in params]
@@ -110,7 +110,7 @@ class _Sharpen(torch.autograd.Function):
     def backward(ctx: Any, d_total: Tensor | None, *d_thetas: Tensor | None) -> tuple[Any, ...]:
         if [p._version for p in ctx.params] != ctx.versions:
             raise RuntimeError("eta was changed between sharpening and its backward pass")
-        spec: Spec = ctx.spec
+        spec: DrawSpec = ctx.spec
         made = plan(spec)
         flat = torch.empty(made.size, dtype=spec.dtype, device=spec.device)
         given = [e if d is None else d.contiguous() for e, d in zip(ctx.etas, d_thetas, strict=True)]
@@ -131,17 +131,16 @@ class _Sharpen(torch.autograd.Function):
 
 
 def sharpen(
-    seed: Tensor,
-    spec: Spec,
+    seed: Tensor | None,
+    spec: DrawSpec,
     phis: Sequence[Tensor],
     etas: Sequence[Tensor],
     gradients: Sequence[Tensor],
     *,
     sigma0: float,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Sum of (eta g)^2 over all weights, and theta = phi - eta g + sigma0 eps; sigma0 = 0: without noise.
-
-    Gradients flow to `phis` and `etas`; `gradients`, g, are constants.
-    """
+    """Like `gaussian.reference.sharpen`, with the noise of `seed`."""
+    if seed is None:
+        seed, sigma0 = torch.zeros(1, dtype=torch.int64, device=spec.device), 0.0
     total, *thetas = _Sharpen.apply(seed, spec, sigma0, list(gradients), *phis, *etas)
     return total, thetas

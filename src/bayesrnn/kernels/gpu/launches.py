@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from bayesrnn.kernels.gaussian.plan import FIELDS, Launch, Plan, Spec
+from bayesrnn.kernels.gaussian.plan import FIELDS, DrawSpec, Launch, TilePlan
 
 ELEMENTS = {
     torch.float64: tl.float64,
@@ -43,7 +43,7 @@ def pick(tensors: Sequence[Tensor], launch: Launch) -> tuple[Tensor, ...]:
     return tuple(tensors[k] for k in launch.which)
 
 
-def allocate(spec: Spec, made: Plan) -> list[Tensor]:
+def allocate(spec: DrawSpec, made: TilePlan) -> list[Tensor]:
     """Memory for the drawn weights. Not views of one tensor, which autograd would treat as such."""
     out: dict[int, Tensor] = {}
     for buffer in made.buffers:

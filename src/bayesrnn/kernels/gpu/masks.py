@@ -59,7 +59,7 @@ def masks(seeds: Sequence[int], shape: Sequence[int], p: float, *, gaussian: boo
         raise ValueError(f"a mask has fewer than 2^31 numbers, got {count:,}")
     keep = min(round((1 - p) * 2**31), 2**31 - 1)
     scale = (p / (1 - p)) ** 0.5 if gaussian else 1 / (1 - p)
-    numbers = torch.tensor(list(seeds), dtype=torch.int64).to(device)
+    numbers = torch.tensor(list(seeds), dtype=torch.int64, device=device)
     grid = (triton.cdiv(count, 4 * _BLOCK), len(seeds))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         _fill[grid](numbers, out, count, keep, scale, GAUSSIAN=gaussian, BLOCK=_BLOCK, num_warps=4)

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.cpu import build
-from bayesrnn.kernels.gaussian import compiled
-from bayesrnn.kernels.gaussian.plan import Prior, Spec
-from bayesrnn.kernels.gaussian.pool import Pool
-from bayesrnn.kernels.gaussian.reference import Sample
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.dispatch import loop_path
+from bayesrnn.kernels.gaussian.mixture import LogDensitySum
+from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec
+from bayesrnn.kernels.gaussian.reference import Sample, kl_of
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
+from bayesrnn.kernels.shared.tensors import traced
 
 _BLOCK = 1 << 18  # elements worked on at a time: large enough for torch's threads, small enough for their caches
 _softplus: Any = torch._C._nn.softplus
@@ -32,22 +33,24 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="bayesrnn-noise")
 
 
+def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, pool: Pool) -> list[Tensor]:
+    """N(0, 1) for every weight as tensors, and 0 for padding rows."""
+    made = [pool.take(shape, like) for shape in spec.shapes]
+    normal_noise(made, generator)
+    for eps, row in zip(made, spec.padding, strict=True):
+        if row is not None:
+            eps[row].zero_()
+    return made
+
+
 def normal_noise(buffers: Sequence[Tensor], generator: torch.Generator | None) -> None:
-    """Fill with N(0, 1). On a CPU in parallel, by the compiled kernels or in blocks that each have a generator of
-    their own: torch's is sequential."""
-    if not buffers or buffers[0].device.type != "cpu":
+    """Fill with N(0, 1). On a CPU in parallel blocks that each have a generator of their own: torch's is sequential."""
+    if not buffers or buffers[0].device.type != "cpu" or traced():
         for buffer in buffers:
             buffer.normal_(generator=generator)
         return
-    if all(b.dtype == torch.float32 and b.is_contiguous() for b in buffers) and build.library() is not None:
-        shapes = tuple(tuple(b.shape) for b in buffers)
-        nothing = (None,) * len(shapes)
-        spec = Spec(("",) * len(shapes), shapes, nothing, nothing, torch.float32, buffers[0].device, Prior("none"))
-        compiled.fill(buffers, int(torch.randint(2**63 - 1, (1,), generator=generator)), spec)
-        return
     blocks = list(itertools.chain.from_iterable(b.view(-1).split(_NOISE_BLOCK) for b in buffers))
-    seeds = torch.randint(2**62, (len(blocks),), generator=generator).tolist()
-
+    seeds = torch.randint(2**62, (len(blocks),), generator=generator, device="cpu").tolist()
     inference = torch.is_inference_mode_enabled()  # such modes are per thread
 
     def fill(part: Sequence[tuple[Tensor, int]]) -> None:
@@ -251,3 +254,22 @@ def sample(
     log_sigma, sigma_squared, *rest = _Sample.apply(pool, noise, group_dims, sums, *means, *rhos)
     count = len(means)
     return Sample(rest[-count:], log_sigma, sigma_squared, rest[:-count])
+
+
+def draw(
+    noise: Sequence[Tensor],
+    spec: DrawSpec,
+    means: Sequence[Tensor],
+    rhos: Sequence[Tensor],
+    *,
+    pool: Pool,
+    sums: bool = True,
+) -> Drawn:
+    """Like `reference.draw`, differentiable once."""
+    groups = spec.group_dims if sums and spec.prior.kind == "groups" else None
+    found = sample(means, rhos, noise, groups, pool=pool, sums=sums)
+    kl = kl_of(found, spec, means, noise, LogDensitySum.apply) if sums else None
+    return Drawn(tuple(found.weights), kl)
+
+
+PATHS = (loop_path("gaussian", draw), loop_path("noise", noise, traced=True))

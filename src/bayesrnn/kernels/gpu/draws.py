@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bayesrnn.kernels.gaussian.device import address_of, extent_of, noise_of, own_tile, places_of, pointer_to, softplus
-from bayesrnn.kernels.gaussian.launches import ELEMENTS, on, pick, tile_options
-from bayesrnn.kernels.gaussian.plan import Spec, plan
+from bayesrnn.kernels.cpu.memory import Pool
+from bayesrnn.kernels.gaussian.plan import DrawSpec, plan
+from bayesrnn.kernels.gpu.launches import ELEMENTS, on, pick, tile_options
+from bayesrnn.kernels.gpu.tiles import address_of, extent_of, noise_of, own_tile, places_of, pointer_to, softplus
 
 
 @triton.jit(do_not_specialize=["draws"])
@@ -44,7 +45,9 @@ def _draws(
             tl.store(theta_at + j * count + place, (mean + sigma * eps).to(ELEMENT), mask=exists)
 
 
-def draw_many(seeds: Tensor, spec: Spec, means: Sequence[Tensor], rhos: Sequence[Tensor]) -> list[Tensor]:
+def draw_many(
+    seeds: Tensor, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool | None = None
+) -> list[Tensor]:
     """The weights of several draws, (draws, *shape) each, without gradients. `seeds`: (draws,) int64 on the device."""
     made, draws = plan(spec), seeds.shape[0]
     own_means, own_rhos = ([p.detach().contiguous() for p in part] for part in (means, rhos))

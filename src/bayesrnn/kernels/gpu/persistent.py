@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bayesrnn import kernels
+from bayesrnn.kernels.shared.precision import tf32
 from bayesrnn.kernels.shared.rows import offsets
+from bayesrnn.kernels.shared.tables import kept
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
 # Turns of sequences in one step up to which one launch is the fastest, by gates and by units per program (8, or more).
@@ -177,7 +178,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GridPlan:
     """How one layer is laid out on the device."""
 
     units: int
@@ -206,8 +207,8 @@ def _units(hidden: int, processors: int) -> int:
     return units
 
 
-@functools.cache
-def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, memory: int) -> Plan | None:
+@functools.lru_cache(maxsize=1024)
+def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, memory: int) -> GridPlan | None:
     """Units per program, so that the whole grid is resident with its weights; None where it cannot be.
 
     Products have four parts: the gates, of which fewer than four are filled up with zeros, or, in the backward of
@@ -222,11 +223,11 @@ def plan(batch: int, hidden: int, *, gates: int, untied: bool, processors: int, 
         return None
     programs = -(-hidden // units)
     groups = min(-(-batch // rows), processors // programs)
-    return Plan(units, programs, groups, rows, forward, backward)
+    return GridPlan(units, programs, groups, rows, forward, backward)
 
 
-@functools.cache
-def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> Plan:
+@functools.lru_cache(maxsize=1024)
+def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> GridPlan:
     """For draws of the weights that run side by side, each in its own group: most groups that fit; forward only.
 
     Where `plan` has something for this batch, there is room for one group at least.
@@ -238,7 +239,7 @@ def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> P
         tiles = _tiles(hidden, units, 2 * rows, 4 if units == 8 else 8, memory, (128, 64, 32))
         groups = processors // programs
         if tiles is not None and groups and (found is None or groups > found.groups):
-            found = Plan(units, programs, groups, rows, tiles, tiles)
+            found = GridPlan(units, programs, groups, rows, tiles, tiles)
     assert found is not None
     return found
 
@@ -251,7 +252,7 @@ def limits(device: torch.device) -> dict[str, int]:
     return {"processors": about.multi_processor_count, "memory": about.shared_memory_per_block_optin}
 
 
-def plan_of(h: Tensor, z_h: Tensor | None, *, gates: int) -> Plan:
+def plan_of(h: Tensor, z_h: Tensor | None, *, gates: int) -> GridPlan:
     """The plan for a state (B, H) and its masks, where `supported` has nothing against it."""
     laid = plan(h.shape[0], h.shape[1], gates=gates, untied=z_h is not None and z_h.ndim == 3, **limits(h.device))
     assert laid is not None
@@ -281,7 +282,7 @@ def supported(
         return "it needs a CUDA device"
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
         return "it needs compute capability 8.0 or newer"
-    if device.type == "cuda" and not kernels.tf32(products=False):
+    if device.type == "cuda" and not tf32(products=False):
         return "its products have TF32's 10 bits of mantissa, which torch.backends.cudnn.allow_tf32 forbids"
     if plan(batch, hidden, gates=gates, untied=untied, **limits(device)) is None:
         return f"the recurrent weights of {hidden} units do not fit on this chip"
@@ -308,14 +309,20 @@ def slower(*, gates: int, batch: int, hidden: int, untied: bool, cudnn: bool, de
     return f"of {batch} sequences {room} fit on the chip at a time; above {most} {other} faster"
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def starts_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """The first row of each step, and the number of rows, on the device; kept, since a graph cannot make it."""
+    """The first row of each step, and the number of rows, on the device."""
     return torch.tensor(offsets(sizes), dtype=torch.int32, device=device)
 
 
 def launch(
-    kernel: Any, laid: Plan, first: int, last: int, arguments: tuple[Any, ...], shape: tuple[int, ...], **constants: Any
+    kernel: Any,
+    laid: GridPlan,
+    first: int,
+    last: int,
+    arguments: tuple[Any, ...],
+    shape: tuple[int, ...],
+    **constants: Any,
 ) -> None:
     """Steps `first` to `last` of a kernel, in one launch; in the interpreter in one launch each."""
     constants |= {"U": laid.units, "BT": laid.rows}

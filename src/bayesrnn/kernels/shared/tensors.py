@@ -1,4 +1,4 @@
-"""Kernels under `torch.vmap`, over draws of the weights, for predictions."""
+"""What kind of tensors a kernel was given: with memory of their own, or inside a transform or a tracer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+outside_tracers = _disable_current_modes
+"""A block in which no tracer follows and tensors are real."""
 
 
 def transformed() -> bool:
     """Whether a transform such as vmap is at work: then tensors have no memory of their own."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def traced() -> bool:
+    """Whether something follows torch's operations and nothing else: `make_fx`, fake tensors, `torch.jit.trace`."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
+def ordinary(*tensors: Tensor | None) -> bool:
+    """Whether all are plain tensors with memory of their own, on any device: no subclass, no wrapper, no "meta"."""
+    return all(
+        t is None
+        or (
+            type(t) in (Tensor, nn.Parameter)
+            and t.layout == torch.strided
+            and t.device.type != "meta"
+            and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+            and not torch._C._functorch.is_legacy_batchedtensor(t)
+            and not torch._is_functional_tensor(t)
+            and not t._is_zerotensor()
+        )
+        for t in tensors
+    )
 
 
 def beneath(tensor: Tensor) -> Tensor:
@@ -24,8 +50,8 @@ def beneath(tensor: Tensor) -> Tensor:
 class Mapped(torch.autograd.Function):
     """`Mapped.apply(run, *tensors)`: a function `run(draws, tensors)` of stacked tensors. Not differentiable.
 
-    Every tensor comes with an axis of draws in front, of length 1 where all draws share it; so do the results. Options
-    belong inside `run`: torch takes arguments apart, and every number of a list would be one.
+    Every tensor has an axis of draws in front, of length 1 where all draws share it; so do the results. Options belong
+    inside `run`: torch takes arguments apart, and every number of a list would be one.
     """
 
     @staticmethod
@@ -35,7 +61,7 @@ class Mapped(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, run: Any, *tensors: Any) -> tuple[tuple[Tensor, ...], Any]:

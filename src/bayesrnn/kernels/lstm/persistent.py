@@ -1,0 +1,5 @@
+"""The LSTM recurrence in one launch on a GPU: the code is gpu/lstm.py, the derivation README.md beside this file."""
+
+from bayesrnn.kernels.gpu.paths import persistent_path
+
+PATHS = (persistent_path("LSTM", "lstm:lstm", gates=4),)
