@@ -12,7 +12,6 @@ left alone. `docs/differences.md` says what the questions are, and has the table
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import shlex
@@ -269,7 +268,7 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "recipe": variant.recipe,
         "task": (variant.task.__doc__ or "").strip() if variant.task is not Language else "",
         "overrides": overrides,
-        "settings": dataclasses.asdict(recipe),
+        "settings": recipe.model_dump(),
         "cuda_graph": run.step.graph is not None,
         "curves": curves,
         "metrics": metrics,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -407,7 +407,7 @@ def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, dig
     about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
     if digest:
         about["data_digest"] = digest
-    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": asdict(recipe)}
+    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": recipe.model_dump()}
 
 
 def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:

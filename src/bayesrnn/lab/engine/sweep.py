@@ -92,7 +92,7 @@ def sweep(
         "metric": task_class(recipe.task).compared(recipe),
         "data": data_name(data or task_class(recipe.task).default_data),
         "seed": seed,
-        "settings": dataclasses.asdict(recipe),
+        "settings": recipe.model_dump(),
         "kind": "grid" if grid else "search",
         "space": values,
         # Of one point: settings such as the batch size have their part in what is read of the data.
