@@ -419,8 +419,8 @@ def run(
 ) -> dict[str, Any]:
     """All of it, as a record; `keep` is given what there is of it after each row, so that nothing measured is lost."""
     from bayesrnn import kernels
-    from bayesrnn.lab.engine.launch import commit
-    from bayesrnn.lab.engine.loop import environment, set_precision
+    from bayesrnn.lab.engine.loop import set_precision
+    from bayesrnn.lab.engine.provenance import commit, environment
 
     device = torch.device(options.device)
     set_precision(options.precision, device)

@@ -1,7 +1,7 @@
 """Finds tasks by name, and their recipes, without importing any task before it is asked for."""
 
 import importlib
-from importlib.metadata import entry_points
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def find(name: str) -> type[Any]:
         return cls
     if found is not None:
         return found
-    for entry in entry_points(group="bayesrnn.tasks", name=name):
+    for entry in importlib.metadata.entry_points(group="bayesrnn.tasks", name=name):
         loaded: type[Any] = entry.load()
         return loaded
     raise UserError(f"There is no task {name}; there are {', '.join(TASKS)}.")
