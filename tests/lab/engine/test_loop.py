@@ -483,7 +483,7 @@ def test_a_precision_is_the_same_after_torch_s_newer_switch():
     code = """
 import torch
 from bayesrnn import kernels
-from bayesrnn.train import engine
+from bayesrnn.lab.engine import loop as engine
 for switch in ("tf32", "ieee"):
     torch.backends.fp32_precision = switch
     for precision in ("fp32", "tf32", "fp32"):
