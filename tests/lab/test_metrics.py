@@ -11,7 +11,7 @@ def test_example_in_the_docstring():
 
 
 @pytest.mark.parametrize(
-    "values, text", [([], None), ([1.0], "1.0"), ([1.0, 3.0], "2.0 ± 1.4")], ids=["none", "one", "several"]
+    ("values", "text"), [([], None), ([1.0], "1.0"), ([1.0, 3.0], "2.0 ± 1.4")], ids=["none", "one", "several"]
 )
 def test_mean_over_seeds(values, text):
     assert mean(values, "{:.1f}") == text

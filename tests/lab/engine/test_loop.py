@@ -71,7 +71,9 @@ def test_other_data_is_refused_wherever_it_differs(text_folder, tmp_path):
     for split in ("train", "valid", "test"):
         other = shutil.copytree(text_folder, tmp_path / split)
         rotated(other / f"{split}.txt")
-        with pytest.raises(UserError, match=f"The data in {other} are not those that the run in {out} was started on") as e:
+        with pytest.raises(
+            UserError, match=f"The data in {other} are not those that the run in {out} was started on"
+        ) as e:
             run(other, out, resume=True)
         assert "\n" not in str(e.value)
     whole = run(text_folder, tmp_path / "whole")

@@ -141,7 +141,7 @@ def test_tasks_by_name(monkeypatch):
     from bayesrnn.lab.tasks.language.task import Language
 
     assert task_class("language") is Language
-    with pytest.raises(UserError, match=r"There is no task x; there are captioning, "):
+    with pytest.raises(UserError, match=r"There is no task x; there are language, "):
         task_class("x")
 
     class Mine(Task):

@@ -6,8 +6,8 @@ from pathlib import Path
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import load_yaml, read_text, shown
 from bayesrnn.lab.recipes.keys import flatten, from_dict, override
-from bayesrnn.lab.recipes.registry import recipe_files
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.registry import recipe_files
 
 __all__ = ["Recipe", "flatten", "from_dict", "load", "names", "override"]
 

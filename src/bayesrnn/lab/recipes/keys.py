@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import load_yaml, shown
-from bayesrnn.lab.recipes import registry
 from bayesrnn.lab.recipes.schema import MOST_DRAWS, Recipe, Section, recipe_model
+from bayesrnn.lab.registry import TASKS, task_class
 
 _KINDS = {
     "int_type": "a whole number",
@@ -64,7 +64,7 @@ def from_dict(values: Any, *, where: str) -> Recipe:
         raise UserError(f"{where}: the recipe must be a set of keys and values.")
     name = values.get("task", Recipe.model_fields["task"].default)
     name = name if isinstance(name, str) and len(name) <= 60 else shown(name)
-    model = recipe_model(name, registry.find(name).sections)
+    model = recipe_model(name, task_class(name).sections)
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -170,7 +170,7 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
 
 def json_schema(task: str | None = None) -> dict[str, Any]:
     """The JSON schema of a task's recipes, for editors; None: of all tasks' recipes."""
-    models = [recipe_model(name, registry.find(name).sections) for name in ([task] if task else registry.TASKS)]
+    models = [recipe_model(name, task_class(name).sections) for name in ([task] if task else TASKS)]
     if task:
         return models[0].model_json_schema()
     return TypeAdapter(functools.reduce(operator.or_, models)).json_schema()

@@ -40,9 +40,9 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes import registry
-from bayesrnn.lab.recipes.registry import TASKS as TASKS
 from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
+from bayesrnn.lab.registry import TASKS as TASKS
+from bayesrnn.lab.registry import task_class as task_class
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -231,12 +231,6 @@ class Task:
     def about(self) -> dict[str, Any]:
         """More keys for the record: what the data is made of."""
         return {}
-
-
-def task_class(name: str) -> type[Task]:
-    """The task of this name, see :data:`TASKS`."""
-    cls: type[Task] = registry.find(name)
-    return cls
 
 
 class Minibatches:
