@@ -12,7 +12,6 @@ left alone. `docs/differences.md` says what the questions are, and has the table
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import shlex
@@ -32,7 +31,10 @@ from bayesrnn import draws
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine.launch import commit, device_of
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.launch import device_of
+from bayesrnn.lab.engine.progress import Progress
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs.folder import RunFolder, write_file
 from bayesrnn.lab.tasks.language import scoring
@@ -229,7 +231,7 @@ class Reporter:
     def say(self, text: str) -> None:
         print(f"{self.name}: {text}", flush=True)
 
-    def step(self, progress: engine.Progress) -> None: ...
+    def step(self, progress: Progress) -> None: ...
 
     def epoch(self, line: dict[str, Any], epochs: int) -> None:
         self.say(
@@ -244,7 +246,7 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
     recipe, overrides = recipe_of(variant, options.size, options.epochs or variant.epochs)
     task, told = variant.task(recipe, options.data, device), Reporter(name)
     files = task.files()
-    config = engine.config(recipe, name=variant.recipe, data=options.data, seed=options.seed, files=files)
+    config = provenance.config(recipe, name=variant.recipe, data=options.data, seed=options.seed, files=files)
     metrics: dict[str, Any]
     with (
         tempfile.TemporaryDirectory() as place,
@@ -255,7 +257,7 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
         told.say("one step is one CUDA graph" if run.step.graph else f"steps run eagerly: {run.step.reason}")
         try:
             run.train()
-            metrics = engine.final_metrics(run)
+            metrics = provenance.final_metrics(run)
             if variant.monte_carlo:
                 metrics |= monte_carlo(task, options.samples, options.seed)
             if recipe.posterior.kind == "sharpened":
@@ -263,13 +265,13 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
         except engine.Diverged as error:
             metrics = {"diverged": str(error)}
             told.say(str(error))
-        curves = engine.curves(run) if run.history else {}
+        curves = provenance.curves(run) if run.history else {}
     return {
         "run": name,
         "recipe": variant.recipe,
         "task": (variant.task.__doc__ or "").strip() if variant.task is not Language else "",
         "overrides": overrides,
-        "settings": dataclasses.asdict(recipe),
+        "settings": recipe.model_dump(),
         "cuda_graph": run.step.graph is not None,
         "curves": curves,
         "metrics": metrics,
@@ -339,7 +341,7 @@ def _about(options: argparse.Namespace, device: torch.device, epochs: int) -> di
         "seed": options.seed,
         "data": Path(options.data).name,
         "commit": commit(),
-        **engine.environment(device),
+        **provenance.environment(device),
         "command": shlex.join(["python", "benchmarks/differences.py", *sys.argv[1:]]),
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

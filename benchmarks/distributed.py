@@ -27,8 +27,8 @@ import torch
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine.launch import commit
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.engine.ranks import join, seed_of
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.runs.folder import check_out, write_file
@@ -164,7 +164,7 @@ def main() -> None:
             "program": "bayesrnn",
             "command": " ".join(["python", "benchmarks/distributed.py", *sys.argv[1:]]),
             "commit": commit(),
-            **engine.environment(torch.device(options.device)),
+            **provenance.environment(torch.device(options.device)),
             "cores": os.cpu_count(),
             "load": os.getloadavg()[0],
             "hidden": options.hidden,

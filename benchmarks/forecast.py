@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.engine.launch import commit, launch
+from bayesrnn.lab.engine.launch import launch
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs.folder import RECORD
 from bayesrnn.lab.runs.trained import open_run
 from bayesrnn.lab.tasks.forecast.forecaster import Walk, measures

@@ -28,7 +28,8 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine.launch import commit, device_of
+from bayesrnn.lab.engine.launch import device_of
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs.folder import check_out, write_file

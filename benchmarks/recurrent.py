@@ -28,7 +28,7 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine.launch import commit
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs.folder import check_out, write_file
 
 GATES = {"LSTM": 4, "GRU": 3}

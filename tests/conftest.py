@@ -1,5 +1,4 @@
 import random
-from dataclasses import dataclass
 
 import pytest
 
@@ -28,18 +27,16 @@ def line_recipe(tmp_path, monkeypatch):
     from torch import nn
 
     import bayesrnn as br
-    from bayesrnn.lab.recipes.schema import Sections, positive, rate
+    from bayesrnn.lab.recipes.schema import Count, Rate, Section, Sections
     from bayesrnn.lab.tasks.base import TASKS, Bound, Minibatches, Task, posterior
 
-    @dataclass(frozen=True)
-    class Model:
-        hidden: int = positive(5)
-        dropout: float = rate()
+    class Model(Section):
+        hidden: Count = 5
+        dropout: Rate = 0.0
 
-    @dataclass(frozen=True)
-    class Data:
-        examples: int = positive(50)
-        batch_size: int = positive(8)
+    class Data(Section):
+        examples: Count = 50
+        batch_size: Count = 8
 
     class Line(Task):
         sections = Sections(model=Model, data=Data)

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def test_the_step_is_that_of_the_record_nearest_to_the_recipe(tmp_path):
     """Whatever the files are called."""
     for name in RECIPES:
         (tmp_path / name).mkdir()
-        settings = dataclasses.asdict(recipes.load(name))
+        settings = recipes.load(name).model_dump()
         for stem, seed, epochs, speed in (("a", 1, 9, 7e9), ("two", 3, None, 7e8), ("z", 2, None, 7e5)):
             train = settings["train"] | ({"epochs": epochs} if epochs else {})
             record = {"recipe": name, "seed": seed, "settings": {**settings, "train": train}}

@@ -114,7 +114,7 @@ def record(name: str, found: dict[str, Any], out: Path, command: str) -> None:
     import torch
 
     from bayesrnn._version import __version__
-    from bayesrnn.lab.engine.launch import commit
+    from bayesrnn.lab.engine.provenance import commit
 
     whole = json.loads(out.read_text()) if out.exists() else {"readers": {}}
     whole["readers"][name] = {

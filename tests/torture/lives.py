@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine.launch import launch
+from bayesrnn.lab.engine.progress import Progress
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.checkpoint import BEST, LAST
 from bayesrnn.lab.runs.folder import MARKER, RECORD
@@ -41,7 +41,7 @@ class Log:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
 
-    def step(self, progress: engine.Progress) -> None:
+    def step(self, progress: Progress) -> None:
         pass
 
     def epoch(self, line: dict[str, Any], epochs: int) -> None:

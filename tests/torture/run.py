@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine.launch import commit
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs import folder as run_folder
 from bayesrnn.lab.runs.checkpoint import BEST, BEST_COPY, FILES, LAST, PREVIOUS
@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
         "command": f"python -m tests.torture.run --kills {options.kills} --trials {options.trials} "
         f"--seed {options.seed}",
         "commit": commit(),
-        **engine.environment(torch.device("cpu")),
+        **provenance.environment(torch.device("cpu")),
         "recipe": RECIPE,
         "overrides": OVERRIDES,
         "seconds_of_a_whole_run": round(torture.life, 2),

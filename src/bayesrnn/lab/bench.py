@@ -404,8 +404,9 @@ def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> dict[str, Any]:
     """All of it, as a record; `keep` is given what there is of it after each row, so that nothing measured is lost."""
-    from bayesrnn.lab.engine.launch import commit
-    from bayesrnn.lab.engine.loop import environment, set_precision
+    from bayesrnn import kernels
+    from bayesrnn.lab.engine.loop import set_precision
+    from bayesrnn.lab.engine.provenance import commit, environment
 
     device = torch.device(options.device)
     set_precision(options.precision, device)

@@ -76,7 +76,7 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
     folder = tmp_path / "results" / "brnn-medium"
     folder.mkdir(parents=True)
     recipe = recipes.load("brnn-medium")
-    settings = dataclasses.asdict(recipe)
+    settings = recipe.model_dump()
     metrics = {key: 1.0 for _, key, _ in reproduce._measures(recipe)}
     assert set(metrics) == {
         "valid_perplexity", "test_perplexity", "valid_perplexity_dynamic", "test_perplexity_dynamic", "entropy_gap",
@@ -114,7 +114,7 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
 def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
     """Figures of two rules are never averaged; records of an earlier version have one rule."""
     recipe = recipes.load("brnn-medium")
-    settings = dataclasses.asdict(recipe)
+    settings = recipe.model_dump()
 
     def lines_of(*metrics):
         own = {"recipe": "brnn-medium", "data": "ptb", "settings": settings}
@@ -143,7 +143,7 @@ def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
         ("test, dynamic (rms, bound)", None, "69.90", 1),
     ]  # fmt: skip
     recipe = recipes.load("brnn-sharpened-medium")  # its published figures are bounds
-    settings = dataclasses.asdict(recipe)
+    settings = recipe.model_dump()
     assert lines_of({"dynamic_by_rule": bounds})[-3:] == [
         ("test, dynamic (bound)", 69.8, "70.80", 1), ("test, dynamic", None, "71.00", 1),
         ("test, dynamic (rms, bound)", None, "69.90", 1),
@@ -203,7 +203,7 @@ def test_the_published_table_in_a_narrow_terminal(tmp_path, monkeypatch):
     folder = tmp_path / "brnn-medium"
     folder.mkdir()
     changed = recipes.override(recipes.load("brnn-medium"), ["hidden=8", "epochs=1", "lr=0.125", "clip=1", "pi=0.5"])
-    record = {"recipe": "brnn-medium", "seed": 1, "data": "a-text", "settings": dataclasses.asdict(changed)}
+    record = {"recipe": "brnn-medium", "seed": 1, "data": "a-text", "settings": changed.model_dump()}
     (folder / "1.json").write_text(json.dumps({**record, "metrics": {"test_perplexity": 1234.56}}))
     for width in (66, 140):
         monkeypatch.setattr("bayesrnn.lab.cli.console.plain_console", lambda width=width: Console(width=width))

@@ -4,7 +4,6 @@ torchrun --standalone --nproc-per-node 2 ranks_worker.py OUT TEXT
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 import bayesrnn as br
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.ranks import join
-from bayesrnn.lab.recipes.schema import Sections, positive, rate
+from bayesrnn.lab.recipes.schema import Count, Rate, Section, Sections
 from bayesrnn.lab.tasks.base import TASKS, Bound, Minibatches, Task, posterior
 
 LANGUAGE = ["hidden=6", "layers=1", "batch_size=8", "window=6", "epochs=2", "save_every=9", "lr=0.2"]
@@ -28,15 +27,13 @@ CASES = {
 }
 
 
-@dataclass(frozen=True)
-class Model:
-    hidden: int = positive(5)
-    dropout: float = rate()
+class Model(Section):
+    hidden: Count = 5
+    dropout: Rate = 0.0
 
 
-@dataclass(frozen=True)
-class Data:
-    batch_size: int = positive(8)
+class Data(Section):
+    batch_size: Count = 8
 
 
 class Labels(Task):

@@ -259,7 +259,7 @@ def test_a_checkpoint_of_another_run_gives_way_to_the_one_before(train, stopped,
 
 def test_to_resume_and_to_start_over_are_not_one_wish(train, stopped):
     before = {p.name: p.read_bytes() for p in stopped.iterdir()}
-    with pytest.raises(UserError, match="--resume goes on with a run and --force starts it over"):
+    with pytest.raises(UserError, match="--resume continues a run and --force starts it over"):
         train("stopped", resume=True, force=True)
     assert {p.name: p.read_bytes() for p in stopped.iterdir()} == before
 

@@ -13,8 +13,9 @@ import torch
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine.launch import commit, device_of, launch
+from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.loop import Writer
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import identity
 from bayesrnn.lab.tasks.base import TASKS
@@ -70,7 +71,9 @@ def test_other_data_is_refused_wherever_it_differs(text_folder, tmp_path):
     for split in ("train", "valid", "test"):
         other = shutil.copytree(text_folder, tmp_path / split)
         rotated(other / f"{split}.txt")
-        with pytest.raises(UserError, match=f"The data in {other} are not those that the run in {out} began with") as e:
+        with pytest.raises(
+            UserError, match=f"The data in {other} are not those that the run in {out} was started on"
+        ) as e:
             run(other, out, resume=True)
         assert "\n" not in str(e.value)
     whole = run(text_folder, tmp_path / "whole")

@@ -1,11 +1,9 @@
-import dataclasses
-
 import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.space import Range, read_grid, read_search, read_value
 from bayesrnn.lab.recipes import load
-from bayesrnn.lab.recipes.schema import Sections, positive
+from bayesrnn.lab.recipes.schema import Counts, Section, Sections
 from bayesrnn.lab.tasks.base import TASKS
 
 
@@ -20,9 +18,8 @@ def test_grids(recipe):
 
 
 def test_lists_are_one_value(line_recipe, monkeypatch):
-    @dataclasses.dataclass(frozen=True)
-    class Model:
-        sizes: tuple[int, ...] = positive((1,))
+    class Model(Section):
+        sizes: Counts = (1,)
 
     monkeypatch.setattr(TASKS["line"], "sections", Sections(model=Model, data=Model))
     assert read_grid(load(line_recipe), ["model.sizes=[1, 2],[3]"]) == {"model.sizes": ("[1, 2]", "[3]")}
@@ -34,7 +31,7 @@ def test_lists_are_one_value(line_recipe, monkeypatch):
         ("recurrent_dropout", "is no grid"),
         ("recurrent_dropout=0,", "is no grid"),
         ("recurrent_dropout=0,0", "says the same twice"),
-        ("recurrent_dropout=0,1", "a dropout rate is"),
+        ("recurrent_dropout=0,1", "it must be below 1"),
         ("recurent_dropout=0", "did you mean model.recurrent_dropout"),
     ],
 )
@@ -63,10 +60,10 @@ def test_ranges(recipe):
         ("lr=2:1", "is no range"),
         ("lr=1:2:exp", "is no range"),
         ("lr=0:2:log", "is no range"),
-        ("hidden=1.5:2", "is no range"),
+        ("hidden=1.5:2", "must be a whole number"),
         ("lr=a:b", "is no range"),
-        ("word_dropout=0:1", "a dropout rate is"),
-        ("precision=1:2", "is no number; give its values with --grid"),
+        ("word_dropout=0:1", "it must be below 1"),
+        ("precision=1:2", "is not a number; give its values with --grid"),
     ],
 )
 def test_bad_ranges(recipe, text, message):

@@ -1,5 +1,4 @@
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -97,7 +96,7 @@ def test_rates_of_sharpening_are_clipped_on_their_own(make):
     assert 0 < float(moved) <= 1e-3 / 3 * 1.001
     assert step.read_totals()["sharpening"] > 0
     assert step.reason == "not a CUDA device"
-    low = dataclasses.replace(step.settings, precision="bf16")
+    low = step.settings.model_copy(update={"precision": "bf16"})
     assert Step(step.task, low).reason == "not a CUDA device; in float32, since bf16 needs one"
 
 

@@ -1,27 +1,29 @@
 import json
 import math
-from dataclasses import asdict, dataclass
+from typing import Literal
 
 import pytest
 import torch
+from jsonschema import Draft202012Validator
+from pydantic import Field, ValidationError
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab import recipes
-from bayesrnn.lab.recipes import flatten, from_dict, load, names, override, schema, tables
+from bayesrnn.lab.recipes import flatten, from_dict, keys, load, names, override, schema, tables
+from bayesrnn.lab.registry import TASKS, recipe_files
 from bayesrnn.lab.tasks.language import task as language
 
 TINY = ["model.hidden=4", "data.batch_size=2", "data.window=3"]
-TABLES = ("gal2016", "fortunato2017")  # of papers on the Penn Treebank
+PAPERS = ("gal2016", "fortunato2017")  # of papers on the Penn Treebank
 LANGUAGE = [name for name in names() if load(name).task == "language"]
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_opens_with_its_command(name):
-    text = recipes._files()[name].read_text("utf-8")
+    text = recipe_files()[name].read_text("utf-8")
     assert text.startswith(f"# bayesrnn train {name} ")
     assert name not in LANGUAGE or text.startswith(f"# bayesrnn train {name} --data ")
     recipe = load(name)
-    assert from_dict(json.loads(json.dumps(asdict(recipe))), where="copy") == recipe
+    assert from_dict(json.loads(json.dumps(recipe.model_dump())), where="copy") == recipe
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
@@ -39,7 +41,7 @@ def test_every_language_recipe_runs(name):
     torch.testing.assert_close(loss, expected)
 
 
-@pytest.mark.parametrize("name", [n for n in LANGUAGE if load(n).table in TABLES])
+@pytest.mark.parametrize("name", [n for n in LANGUAGE if load(n).table in PAPERS])
 def test_rows_of_the_tables_have_their_figures(name):
     recipe = load(name)
     assert recipe.paper.valid
@@ -93,11 +95,11 @@ def test_published_settings_of_the_bayesian_row():
         ("nope=1", "There is no key nope; keys are written SECTION.KEY, and sections are paper, model"),
         ("evaluate.x=1", "There is no key evaluate.x; evaluate has samples, dynamic_lr, dynamic_window.$"),
         ("train=1", "There is no key train; it is a section, and has epochs, optimizer, lr"),
-        ("=1", "'=1' is no override"),
+        ("=1", "'=1' is not an override"),
         ("hidden=a", "model.hidden must be a whole number"),
         ("model.tied=1", "must be true or false"),
-        ("epochs", "is no override; write key=value"),
-        ("input_dropout=1", "a dropout rate is at least 0 and below 1"),
+        ("epochs", "is not an override; write key=value"),
+        ("input_dropout=1", "model.input_dropout is 1.0; it must be below 1"),
         ("epochs=0", "must be more than 0"),
         ("weight_decay=-1", "must be at least 0"),
         ("lr=.nan", "must be a finite number"),
@@ -118,8 +120,8 @@ def test_published_settings_of_the_bayesian_row():
         ("clip=0", "must be more than 0"),
         ("average_decay=0.9", "needs train.average_from"),
         ("task=digits", "cannot be overridden"),
-        ("paper.test=1", "paper.test is what was published, and cannot be overridden"),
-        ("test_mc=1", "paper.test_mc is what was published"),
+        ("paper.test=1", "paper.test is a published result, and cannot be overridden"),
+        ("test_mc=1", "paper.test_mc is a published result"),
         ("init=.inf", "must be a finite number"),
         ("log_sigma1=1000", "posterior.log_sigma1 is 1000.0; it must be at most 40"),
         ("log_sigma2=-1000", "posterior.log_sigma2 is -1000.0; it must be at least -40"),
@@ -133,7 +135,7 @@ def test_bad_overrides_are_refused(text, message):
 def test_overrides():
     recipe = override(load("brnn-medium"), ["lr=1e-3", "train.patience=4", "posterior.init_eta=null"])
     assert (recipe.train.lr, recipe.train.patience, recipe.posterior.init_eta) == (1e-3, 4, None)
-    assert from_dict(asdict(recipe), where="copy") == recipe
+    assert from_dict(recipe.model_dump(), where="copy") == recipe
     assert flatten(recipe)["train.lr"] == 1e-3
 
 
@@ -183,18 +185,15 @@ class TestFields:
     def refused(self, monkeypatch):
         from bayesrnn.lab.tasks.base import TASKS, Task
 
-        @dataclass(frozen=True)
-        class Model:
-            sizes: tuple[int, ...] = schema.positive((4, 4))
-            names: tuple[str, ...] = ()
-            share: float | None = schema.number(None, least=0, most=1)
-            power: float = schema.number(0.5, above=0, below=2, why="it is a root")
-            cell: str = schema.choice("lstm", "gru")
-            drop: float = schema.rate(0.1)
+        class Model(schema.Section):
+            sizes: schema.Counts = (4, 4)
+            share: schema.Rate | None = None
+            power: schema.Real = Field(0.5, gt=0, lt=2)
+            cell: Literal["lstm", "gru"] = "lstm"
+            drop: schema.Rate = 0.1
 
-        @dataclass(frozen=True)
         class Figures(schema.Paper):
-            error: float | None = None
+            error: schema.Real | None = None
 
         class Own(Task):
             sections = schema.Sections(model=Model, data=schema.Nothing, paper=Figures)
@@ -208,11 +207,11 @@ class TestFields:
             ({"sizes": [3, 0]}, "model.sizes is 0; it must be more than 0"),
             ({"sizes": [3, 0.5]}, "model.sizes must be a whole number, got 0.5"),
             ({"sizes": 3}, "model.sizes must be a list"),
-            ({"share": 1.5}, "model.share is 1.5; it must be at most 1"),
+            ({"share": 1.5}, "model.share is 1.5; it must be below 1"),
             ({"share": -1}, "model.share is -1.0; it must be at least 0"),
-            ({"power": 2}, "model.power is 2.0; it is a root"),
+            ({"power": 2}, "model.power is 2.0; it must be below 2"),
             ({"cell": "rnn"}, "model.cell is 'rnn'; it must be one of lstm, gru"),
-            ({"drop": 1}, "model.drop is 1.0; a dropout rate is"),
+            ({"drop": 1}, "model.drop is 1.0; it must be below 1"),
             ({"celll": 1}, "there is no key model.celll; did you mean model.cell"),
         ],
     )
@@ -221,18 +220,13 @@ class TestFields:
             from_dict({"task": "own", "model": model}, where="x")
 
     def test_good_values(self, refused):
-        recipe = from_dict(
-            {"task": "own", "model": {"sizes": [7], "names": ["a"]}, "paper": {"error": "1e-3"}}, where="x"
-        )
+        recipe = from_dict({"task": "own", "model": {"sizes": [7]}, "paper": {"error": "1e-3"}}, where="x")
         assert recipe.model.sizes == (7,)
-        assert recipe.model.names == ("a",)
         assert recipe.model.share is None
         assert recipe.paper.error == 1e-3
         assert flatten(recipe)["model.cell"] == "lstm"
         assert override(recipe, ["sizes=[1, 2]", "share=0.5"]).model.sizes == (1, 2)
-        assert from_dict(json.loads(json.dumps(asdict(recipe))), where="copy") == recipe
-        kinds = {key: schema.kind_of(recipe, key) for key in ("model.sizes", "model.share", "train.patience", "task")}
-        assert kinds == {"model.sizes": tuple, "model.share": float, "train.patience": int, "task": str}
+        assert from_dict(json.loads(json.dumps(recipe.model_dump())), where="copy") == recipe
 
     @pytest.mark.parametrize("task", ["nothing", 3])
     def test_tasks_that_do_not_exist(self, task):
@@ -244,3 +238,37 @@ def test_momentum_is_not_for_adam():
     with pytest.raises(UserError, match="momentum is for sgd"):
         override(load("brnn-medium"), ["optimizer=adam", "momentum=0.5"])
     assert override(load("brnn-medium"), ["clip=null"]).train.clip is None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_setting_has_a_meaning_and_a_default(task):
+    recipe = from_dict({"task": task}, where="x")
+    for setting in keys.settings(recipe):
+        assert setting.meaning, setting.key
+        assert setting.key == "task" or setting.value == setting.default
+
+
+def test_recipes_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        load("brnn-medium").train.epochs = 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_schema_for_editors_knows_every_key(task):
+    """Every shipped recipe fits its task's schema, which refuses unknown keys and values out of bounds."""
+    found = keys.json_schema(task)
+    validator = Draft202012Validator(found)
+    for name in [name for name in names() if load(name).task == task]:
+        values = load(name).model_dump(mode="json")
+        assert validator.is_valid(values), name
+        assert not validator.is_valid({**values, "modle": {}})
+        assert not validator.is_valid({**values, "train": {"epochs": 0}})
+    sections = found["$defs"]
+    assert all("description" in field for part in sections.values() for field in part.get("properties", {}).values())
+
+
+def test_one_schema_for_all_tasks():
+    validator = Draft202012Validator(keys.json_schema())
+    assert validator.is_valid({"model": {"tied_masks": False}})
+    assert validator.is_valid({"task": "digits", "model": {"kind": "lenet"}})
+    assert not validator.is_valid({"task": "digits", "model": {"tied_masks": False}})

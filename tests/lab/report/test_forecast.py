@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -328,4 +328,4 @@ def test_records_are_of_the_recipes_as_they_are():
             recipe = recipes.load(name)
             for section, later in (("model", {"components": 1}), ("train", {})):
                 found = later | one["settings"][section]  # earlier records lack what came later
-                assert found == asdict(getattr(recipe, section)), (series, name, one["seed"])
+                assert found == getattr(recipe, section).model_dump(), (series, name, one["seed"])

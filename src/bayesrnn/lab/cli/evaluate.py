@@ -131,7 +131,7 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     import inspect
 
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.recipes.schema import too_many_draws
+    from bayesrnn.lab.recipes.keys import too_many_draws
 
     parameters = inspect.signature(cls.evaluate, eval_str=True).parameters
     known = {key: p for key, p in parameters.items() if key not in ("self", "say")}

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from bayesrnn.lab.engine.loop import Reporter
-    from bayesrnn.lab.engine.retrain import Schedule
+    from bayesrnn.lab.engine.progress import Reporter
     from bayesrnn.lab.runs.trained import Trained
+    from bayesrnn.lab.tasks.language.retraining import Schedule
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 _RETRAINING = "Training again"
@@ -131,7 +131,7 @@ def command(
     }
     told = f"With {_percent(fraction)} removed: {_figures(summary)}."
     if plan is not None:
-        from bayesrnn.lab.engine.retrain import SIGMA
+        from bayesrnn.lab.tasks.language.retraining import SIGMA
 
         gaussian_of(q).load_state_dict(weights)
         summary["retrained"] = {
@@ -219,7 +219,7 @@ def _plan(
 ) -> "tuple[Schedule | None, list[float]]":
     """How to train again, and with which further shares removed; None: not at all."""
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.engine.retrain import schedule
+    from bayesrnn.lab.tasks.language.retraining import schedule
     from bayesrnn.pruning import count_of, removed
 
     if epochs is None:
@@ -307,8 +307,8 @@ def _posterior(trained: "Trained", plan: "Schedule", share: float, data: str, fo
     """The run's posterior with this share removed by steps and the rest trained, in eval mode."""
     import copy
 
-    from bayesrnn.lab.engine.retrain import retrain
     from bayesrnn.lab.runs import checkpoint
+    from bayesrnn.lab.tasks.language.retraining import retrain
     from bayesrnn.pruning import gaussian_of
 
     model: Any = trained.model
@@ -349,8 +349,7 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
 
 def _about(trained: "Trained", device: "torch.device", data: str | None) -> Row:
     """Which run was pruned, and where; ``data`` is what was given: the figures are then a record by themselves."""
-    from bayesrnn.lab.engine.launch import commit
-    from bayesrnn.lab.engine.loop import environment
+    from bayesrnn.lab.engine.provenance import commit, environment
     from bayesrnn.lab.reading import data_name
 
     config = trained.config

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from bayesrnn.lab.engine.loop import Progress
+    from bayesrnn.lab.engine.progress import Progress
 
 
 @one_line

@@ -1,29 +1,24 @@
 """From a recipe's name and its data to a finished run folder with its record."""
 
-import functools
-import json
-import os
-import subprocess
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
-from bayesrnn.lab.reading import counted, data_name, lack_of_memory, read_json
+from bayesrnn.lab.engine.resume import Request, describe, go_on, request, started
+from bayesrnn.lab.reading import counted, lack_of_memory, read_json
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import MARKER, RECORD, RunFolder, check_format
-from bayesrnn.lab.runs.trained import check_digests, check_files
+from bayesrnn.lab.runs.folder import MARKER, RECORD, RunFolder
 from bayesrnn.lab.tasks.base import Task, task_class
 
-_STARTERS = "started_by"  # of the record: which start of several processes has made it
+_STARTERS = "started_by"  # key of the record: which launch of several processes wrote it
 
 
 def device_of(name: str | None) -> torch.device:
@@ -40,13 +35,13 @@ def device_of(name: str | None) -> torch.device:
 
 @kernels.float32_precision()  # as it was, after the run
 def launch(
-    name: str,
+    name: str | None,
     *,
     out: Path,
-    reporter: engine.Reporter,
+    reporter: Reporter,
     data: str | None = None,
     overrides: list[str] | None = None,
-    seed: int = 1,
+    seed: int | None = None,
     device: str | None = None,
     resume: bool = False,
     force: bool = False,
@@ -55,20 +50,31 @@ def launch(
     command: str = "",
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
-    """Train, measure and record; returns the record. ``measure=False``: the test data is not looked at.
+    """Train a recipe on its data into a run folder; returns the record.
 
-    Of several ``ranks`` all call this, with the same arguments; rank 0 alone touches ``out``, reports and returns the
-    record. Where torchrun has started them again, they go on with the run that they had begun, and with no other.
+    All ranks of a distributed run call this with the same arguments. Rank 0 alone touches ``out``, reports, and returns
+    the record. Ranks that torchrun has restarted continue the run that they had begun.
+
+    Args:
+        name: a recipe's name or YAML file; None, with ``resume``: that of the run.
+        out: the run folder.
+        data, seed: None: the task's own data and seed 1; with ``resume`` those of the run.
+        overrides: ``key=value`` settings. With ``resume`` none are needed; one that contradicts the run is refused.
+        resume: continue the unfinished run in ``out``.
+        force: replace the run in ``out``.
+        measure: False: do not evaluate on the test data.
     """
     ranks = ranks or Ranks()
-    reporter = reporter if ranks.first else _Silent()
+    reporter = reporter if ranks.first else Silent()
     where = device_of(ranks.device or device)
     ranks.from_first(lambda: _check_options(resume=resume, force=force))
-    task, digest = ranks.together(lambda: _task(name, overrides or [], data, where, ranks))
-    source = data or task.default_data
+    before = ranks.from_first(lambda: started(out) if resume else None)
+    wanted = request(name, overrides or [], data, seed, before, out)
+    task, digest = ranks.together(lambda: _task(wanted, where, ranks))
+    source = wanted.data or task.default_data
     ranks.check_data(digest, source)
     files = task.files()
-    config = engine.config(task.recipe, name=Path(name).stem, data=source, seed=seed, files=files, digest=digest)
+    config = provenance.config(task.recipe, name=wanted.name, data=source, seed=wanted.seed, files=files, digest=digest)
     starters = sorted(set(ranks.everyone(ranks.launch)) - {""})
     again = any(ranks.everyone(ranks.restarted))
     done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out, starters) if again else None)
@@ -84,90 +90,53 @@ def launch(
             folder = RunFolder(out, files=names, force=force, resume=going_on, by=" ".join(starters))
             stack.enter_context(folder)
             describe(folder, config, task, resume=going_on)
-            if folder.note:
-                reporter.say(folder.note)
+            for note in filter(None, (folder.note, wanted.note)):
+                reporter.say(note)
             return going_on
 
         going_on = ranks.from_first(claim)
         reporter.say(task.describe())
-        started = time.time()
+        began = time.time()
         run = ranks.together(
-            lambda: engine.Run(task, seed=seed, folder=folder, reporter=reporter, graph=graph, ranks=ranks)
+            lambda: engine.Run(task, seed=wanted.seed, folder=folder, reporter=reporter, graph=graph, ranks=ranks)
         )
-        if ranks.several:
-            each = "one draw for all" if task.recipe.train.shared_draw else "a draw of its own each"
-            reporter.say(f"{ranks.count} processes, {counted(task.batch_size // ranks.count, 'row')} and {each}.")
-        reporter.say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
-        train = task.recipe.train
-        if train.average_from is not None and train.average_from > train.epochs:
-            last = counted(train.epochs, "epoch")
-            reporter.say(f"No weights are averaged: train.average_from is {train.average_from}, and there are {last}.")
+        _say_how(run)
         if going_on:
             go_on(run)
         run.train()
         if folder is None:
             return {}
-        record = recorded(run, config, overrides=overrides or [], command=command, started=started, measure=measure)
+        record = provenance.record_of(
+            run, config, overrides=overrides or [], command=command, started=began, measure=measure
+        )
         if starters:
             record[_STARTERS] = " ".join(starters)
         folder.finish(record, spare=checkpoint.SPARE)
     return record
 
 
-def recorded(
-    run: engine.Run,
-    config: dict[str, Any],
-    *,
-    overrides: list[str],
-    command: str,
-    started: float,
-    measure: bool = True,
-) -> dict[str, Any]:
-    """The record of a run that has ended; ``started``: when, in seconds since 1970."""
-    metrics = engine.final_metrics(run, measure=measure)
-    wanted = kernels.asked()  # the first path to try, where one was named
-    return {
-        "recipe": config["recipe"],
-        "seed": config["seed"],
-        "commit": commit(),
-        **engine.environment(run.step.device),
-        "command": command,
-        "data": data_name(config["data"]),
-        "overrides": overrides,
-        "ranks": run.ranks.count,
-        "cuda_graph": run.step.graph is not None,
-        **({"kernel": wanted[0]} if wanted else {}),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "settings": config["settings"],
-        **run.task.about(),
-        "curves": engine.curves(run),
-        "metrics": metrics,
-    }
-
-
-class _Silent:
-    """The reporter of all ranks but the first."""
-
-    def say(self, text: str) -> None:
-        pass
-
-    def step(self, progress: engine.Progress) -> None:
-        pass
-
-    def epoch(self, line: dict[str, Any], epochs: int) -> None:
-        pass
+def _say_how(run: engine.Run) -> None:
+    """Report how the steps run, and settings without effect."""
+    ranks, train, say = run.ranks, run.recipe.train, run.reporter.say
+    if ranks.several:
+        each = "one draw for all" if train.shared_draw else "a separate draw each"
+        say(f"{ranks.count} processes, {counted(run.task.batch_size // ranks.count, 'row')} and {each}.")
+    say("One step is one CUDA graph." if run.step.graph else f"Steps run eagerly: {run.step.reason}.")
+    if train.average_from is not None and train.average_from > train.epochs:
+        last = counted(train.epochs, "epoch")
+        say(f"No weights are averaged: train.average_from is {train.average_from}, and there are {last}.")
 
 
 def _check_options(*, resume: bool, force: bool) -> None:
     if resume and force:
-        raise UserError("--resume goes on with a run and --force starts it over; leave one of them away.")
+        raise UserError("--resume continues a run and --force starts it over; omit one of them.")
 
 
-def _task(name: str, overrides: list[str], data: str | None, device: torch.device, ranks: Ranks) -> tuple[Task, str]:
-    """The recipe's task on its data, of which this rank has its part; and the digest of the whole data."""
-    recipe = recipes.override(recipes.load(name), overrides)
+def _task(wanted: Request, device: torch.device, ranks: Ranks) -> tuple[Task, str]:
+    """The recipe's task on this rank's part of the data, and the digest of all data."""
+    recipe, name = wanted.recipe, wanted.name
     try:
-        task = task_class(recipe.task)(recipe, data, device)
+        task = task_class(recipe.task)(recipe, wanted.data, device)
     except (MemoryError, RuntimeError) as error:
         asked = lack_of_memory(error)
         if asked is None:
@@ -176,6 +145,10 @@ def _task(name: str, overrides: list[str], data: str | None, device: torch.devic
             f"{name} with these settings needs more memory than there is ({asked}), before any model is made; "
             "choose smaller settings of model and data, such as model.hidden or data.batch_size."
         ) from None
+    except UserError as error:
+        if not wanted.moved_data:
+            raise
+        raise UserError(f"The run was started on {wanted.data}: {error} Name the data with --data.") from None
     outlined = sizes.outline(type(task), recipe, task.files(), where=f"{name}, on this {task.source},")
     if outlined is not None:
         sizes.check_memory(outlined)
@@ -186,7 +159,7 @@ def _task(name: str, overrides: list[str], data: str | None, device: torch.devic
 
 
 def _finished(out: Path, starters: list[str]) -> dict[str, Any] | None:
-    """The record of a run that had ended when its processes were started again."""
+    """The record of a run that had finished when its processes were restarted."""
     if (out / MARKER).exists() or not (out / RECORD).exists():
         return None
     record = read_json(out / RECORD)
@@ -195,102 +168,12 @@ def _finished(out: Path, starters: list[str]) -> dict[str, Any] | None:
 
 
 def _is_ours(out: Path, starters: list[str]) -> bool:
-    """Whether the unfinished run in the folder was begun by this same start of several processes.
+    """Whether this launch of several processes began the unfinished run in the folder.
 
-    Of several machines one may have been exchanged since: one that was there from the beginning is enough.
+    A machine may have been replaced since: one that was there from the start is enough.
     """
     try:
         words = (out / MARKER).read_text("utf-8", "replace").split()
     except OSError:
         return False
     return bool(set(words[1:]) & set(starters))
-
-
-def describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
-    """Write what the run is, or see that what is written is the same."""
-    commit()  # for the record, now: a checkout may have moved on when the run ends
-    files = task.files()
-    if resume and not _was_killed_at_birth(folder, files):
-        _check_resumed(folder, config, task)
-        folder.mark()
-        return
-    folder.write("config.json", json.dumps(config, indent=2) + "\n")
-    for file, content in files.items():
-        folder.write(file, content)
-
-
-def go_on(run: engine.Run) -> None:
-    """From the folder's last checkpoint, or from the beginning where the run was stopped before it wrote one."""
-
-    def saved() -> bool:
-        path = run.folder.path
-        found = checkpoint.any_saved(path)
-        with suppress(OSError):
-            if not found and (path / "metrics.jsonl").stat().st_size:
-                raise UserError(f"{path} has lost its checkpoints; start over with --force.")
-        return found
-
-    if run.ranks.from_first(saved):
-        run.resume()
-        run.reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
-    else:
-        run.reporter.say("Nothing was saved yet: started from the beginning.")
-
-
-def _was_killed_at_birth(folder: RunFolder, files: Iterable[str]) -> bool:
-    """Whether the run was stopped before all that describes it was written."""
-    there = all((folder.path / name).exists() for name in ("config.json", *files))
-    return not there and not checkpoint.any_saved(folder.path)
-
-
-def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> None:
-    files = task.files()
-    try:
-        before = read_json(folder.path / "config.json")
-        written = {name: (folder.path / name).read_bytes() for name in files}
-        if not isinstance(before, dict):
-            raise UserError("config.json holds no settings")
-    except (OSError, UserError):
-        names = " and ".join(["config.json", *files])
-        raise UserError(f"{folder.path} has no readable {names}; start over.") from None
-    check_format(before, folder.path)
-    for key in ("recipe", "seed"):
-        if before.get(key) != config[key]:
-            raise UserError(f"{folder.path} was started with {key} {before.get(key)}, not {config[key]}.")
-    if before.get("pruned") != config.get("pruned"):
-        raise UserError(
-            f"{folder.path} was begun with other weights, or removes them in other steps: pruned ones are trained on "
-            "by bayesrnn prune --retrain, with the fraction, the epochs and the run that they were made of; go on with "
-            "that command, or start over with --force."
-        )
-    old = recipes.flatten(recipes.from_dict(before.get("settings"), where="config.json"))
-    new = recipes.flatten(recipes.from_dict(config["settings"], where="recipe"))
-    for key, value in new.items():
-        if old.get(key) != value:
-            raise UserError(
-                f"{folder.path} was started with {key}={old.get(key)}, not {value}; resume with the same, or start "
-                "over with --force."
-            )
-    check_digests(before, written, folder.path)
-    check_files(task, written, advice=f"resume with the {task.source} it was started on")
-    if before.get("data_digest", config["data_digest"]) != config["data_digest"]:  # earlier versions wrote none
-        raise UserError(
-            f"The data in {config['data']} are not those that the run in {folder.path} began with; "
-            "name those with --data, or start over with --force."
-        )
-
-
-@functools.cache
-def commit() -> str | None:
-    """The commit of the source that runs, where it is a checkout: as it was when this was first asked."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("BAYESRNN_COMMIT")
-    return found.stdout.strip()

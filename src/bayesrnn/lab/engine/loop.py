@@ -6,51 +6,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
-from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.folder import FORMAT, RunFolder, identity
-from bayesrnn.lab.tasks.base import Files, Task, evaluating, file_digests
+from bayesrnn.lab.runs.folder import RunFolder, identity
+from bayesrnn.lab.tasks.base import Task, evaluating
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
-_LOOK_EVERY = 100  # steps between looks at the device's totals
+_LOOK_EVERY = 100  # steps between checks that the loss is finite, which wait for the device
 _OWN = ("step.state.", "step.totals", "rng.cpu", "rng.cuda")  # what each of several ranks has for itself
 
 
 class Diverged(UserError):
     """The settings do not train: the loss is not a number, or far above that of knowing nothing."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands; ``figures`` are the task's of the training data so far, the first one foremost."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    unit: str
-    per_second: float
-    seconds_left: float
-    figures: dict[str, float]
-
-
-class Reporter(Protocol):
-    """Is told how the run goes."""
-
-    def say(self, text: str) -> None: ...
-    def step(self, progress: Progress) -> None: ...
-    def epoch(self, line: dict[str, Any], epochs: int) -> None: ...
 
 
 class Writer:
@@ -127,6 +105,7 @@ class Run:
         self._saved = ""  # when the latest checkpoint was made
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of training, validation aside, this epoch
+        self.pace, self._taken, self._report_every = Pace(), 0, _LOOK_EVERY
         self.identity = "" if folder is None else identity(folder.path)
         # A GPU goes on with the next epoch while its checkpoint is written. Ranks wait for each other's errors.
         self._writer = Writer(background=self.step.on_cuda and not self.ranks.several)
@@ -150,9 +129,9 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        return min(filter(self._counts, self.history), key=lambda line: line[self.task.metric], default=None)
+        return min(filter(self.counts, self.history), key=lambda line: line[self.task.metric], default=None)
 
-    def _counts(self, line: dict[str, Any]) -> bool:
+    def counts(self, line: dict[str, Any]) -> bool:
         """Whether the weights of the line's epoch may be the best ones."""
         return True
 
@@ -215,7 +194,7 @@ class Run:
             wrong = wrong or f"{checkpoint.BEST} is not of epoch {best['epoch']}, the best one."
             raise UserError(f"{wrong} It cannot be made again; start over with --force.")
         with self.step.averaged():
-            self._save_best(best)
+            self.save_best(best)
 
     def train(self) -> None:
         """All epochs that are left."""
@@ -230,21 +209,23 @@ class Run:
             self.step.lr.fill_(settings.lr * settings.decay ** max(0, self.epoch - settings.decay_after))
             self.step.averaging.fill_(float(settings.average_from is not None and self.epoch >= settings.average_from))
             if self.done == 0:
-                self._start_epoch()
+                self.start_epoch()
             self._epoch()
+            began = time.perf_counter()
             with self.step.averaged():
-                line = self._validated()
-                improved = self._counts(line) and (self.best is None or line[metric] < self.best[metric])
+                line = self.validated()
+                improved = self.counts(line) and (self.best is None or line[metric] < self.best[metric])
+            self.pace.validation = time.perf_counter() - began
             self.history.append(line)
             self.epoch, self.done = self.epoch + 1, 0
             self._save()
             # After the last checkpoint, from which it can be made again, should this be cut short.
             if improved:
                 with self.step.averaged():
-                    self.ranks.from_first(partial(self._save_best, line))
+                    self.ranks.from_first(partial(self.save_best, line))
             self.reporter.epoch(line, settings.epochs)
 
-    def _start_epoch(self) -> None:
+    def start_epoch(self) -> None:
         self.step.start_epoch()
         with self._alike():
             self.task.start_epoch(self.epoch)
@@ -267,35 +248,58 @@ class Run:
         return patience is not None and best is not None and self.history[-1]["epoch"] - best["epoch"] >= patience
 
     def _epoch(self) -> None:
-        steps, epochs, every = self.task.steps, self.recipe.train.epochs, self.recipe.train.save_every
+        steps, every = self.task.steps, self.recipe.train.save_every
         self.model.train()
-        before, started, first = self.seconds, time.perf_counter(), self.done
+        self.pace.start(self.seconds, self.done)
         while self.done < steps:
             self.task.fetch(self.done)
             self.step()
-            self.done += 1
-            if self.done % _LOOK_EVERY == 0 or self.done == steps:
-                totals = self._checked_totals()
-                elapsed = time.perf_counter() - started
-                self.seconds = before + elapsed
-                speed = (self.done - first) / max(elapsed, 1e-9)
-                left = (epochs - self.epoch) * steps + steps - self.done
-                self.reporter.step(
-                    Progress(
-                        epoch=self.epoch,
-                        epochs=epochs,
-                        step=self.done,
-                        steps=steps,
-                        unit=self.task.unit,
-                        per_second=speed * self.task.examples_per_step,
-                        seconds_left=left / speed,
-                        figures=self.task.training(totals),
-                    )
-                )
-            if every and self.done % every == 0 and self.done < steps:
+            self.done, self._taken = self.done + 1, self._taken + 1
+            if self._taken in Pace.MEASURED:
+                self._estimate()
+            saves = every and self.done % every == 0 and self.done < steps
+            if self.done % _LOOK_EVERY == 0 or self.done == steps or saves:
                 self._checked_totals()
-                self.seconds = before + time.perf_counter() - started
+                self.seconds = self.pace.seconds
+            if self.done % self._report_every == 0 or self.done == steps:
+                self._report()
+            if saves:
                 self._save()
+
+    def _estimate(self) -> None:
+        """Say how long the run will take, and choose how often it reports: about once per second."""
+        if self.step.on_cuda:
+            torch.cuda.synchronize(self.step.device)
+        seconds = self.ranks.from_first(lambda: self.pace.measure(Pace.MEASURED[1] - Pace.MEASURED[0]))
+        if self._taken == Pace.MEASURED[0]:
+            return
+        self._report_every = max(1, min(_LOOK_EVERY, round(1 / max(seconds, 1e-9))))
+        train, device = self.recipe.train, self.step.device.type
+        most = "at most " if train.patience is not None else ""
+        self.reporter.say(
+            f"{counted(train.epochs, 'epoch')} of {counted(self.task.steps, 'step')}, {seconds:.2g} s each on this "
+            f"{device}: {most}about {duration(self._steps_left() * seconds)} left, plus validation."
+        )
+
+    def _steps_left(self) -> int:
+        return (self.recipe.train.epochs - self.epoch) * self.task.steps + self.task.steps - self.done
+
+    def _report(self) -> None:
+        figures = self.task.training(self.step.read_totals())
+        epochs, speed = self.recipe.train.epochs, self.pace.steps_per_second(self.done)
+        left = self._steps_left() / speed + (epochs - self.epoch + 1) * self.pace.validation
+        self.reporter.step(
+            Progress(
+                epoch=self.epoch,
+                epochs=epochs,
+                step=self.done,
+                steps=self.task.steps,
+                unit=self.task.unit,
+                per_second=speed * self.task.examples_per_step,
+                seconds_left=left,
+                figures=figures,
+            )
+        )
 
     def _checked_totals(self) -> dict[str, float]:
         totals = self.step.read_totals()
@@ -313,7 +317,7 @@ class Run:
         train = self.recipe.train
         return "".join(f", or train.{name}" for name in ("l2", "weight_decay") if getattr(train, name) * train.lr >= 1)
 
-    def _validated(self) -> dict[str, Any]:
+    def validated(self) -> dict[str, Any]:
         task, totals = self.task, self.step.read_totals()
         # Whatever a task draws to measure itself, training goes on as if it had not.
         devices = [self.step.device] if self.step.on_cuda else []
@@ -382,7 +386,7 @@ class Run:
         self._write_metrics(about["history"])
         self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
 
-    def _save_best(self, line: dict[str, Any]) -> None:
+    def save_best(self, line: dict[str, Any]) -> None:
         about = {"run": self.identity, **line}
         self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), about))
 
@@ -395,50 +399,3 @@ def set_precision(precision: str, device: torch.device) -> None:
     """How a CUDA device multiplies float32 matrices from here on."""
     if device.type == "cuda":
         kernels.round_float32(precision != "fp32")
-
-
-def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
-    """What a run folder says about itself, and what must be the same when it is resumed; ``digest`` is the data's."""
-    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
-    if digest:
-        about["data_digest"] = digest
-    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": asdict(recipe)}
-
-
-def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
-    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: that of the epochs."""
-    best = run.load_best()
-    speed = f"{run.task.unit}_per_second"
-    speeds = sorted(line[speed] for line in run.history)
-    figures = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
-    if measure:
-        with evaluating(run.model):
-            figures = run.task.final()
-    return {
-        "best_epoch": best["epoch"],
-        **figures,
-        "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
-        speed: speeds[len(speeds) // 2],
-        "train_seconds": sum(line["seconds"] for line in run.history),
-    }
-
-
-def curves(run: Run) -> dict[str, list[float]]:
-    """Every figure of the epochs that is a number with a fraction, the times aside."""
-    first = run.history[0]
-    times = ("seconds", f"{run.task.unit}_per_second")
-    keys = [key for key, value in first.items() if isinstance(value, float) and key not in times]
-    return {key: [line[key] for line in run.history] for key in keys}
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Device and versions, for the record."""
-    import platform
-
-    from bayesrnn._version import __version__
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    versions = {"bayesrnn": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    return {"device": f"{device.type} ({name})", "versions": versions}

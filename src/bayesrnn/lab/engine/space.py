@@ -7,7 +7,8 @@ from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.recipes.schema import Recipe, full_key, kind_of
+from bayesrnn.lab.recipes.keys import full_key
+from bayesrnn.lab.recipes.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,11 @@ def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
     for text in texts:
         key, _, rest = text.partition("=")
         full = full_key(recipe, key)
-        kind = kind_of(recipe, full)
-        if kind not in (int, float):
-            raise UserError(f"{full} is no number; give its values with --grid.")
+        if isinstance(recipes.flatten(recipe)[full], bool | str | tuple):
+            raise UserError(f"{full} is not a number; give its values with --grid.")
         try:
             low, high, *log = rest.split(":")
-            found = Range(kind(low), kind(high), log == ["log"])
+            found = Range(float(low), float(high), log == ["log"])
         except ValueError:
             found = None
         if found is None or log not in ([], ["log"]) or not found.low < found.high or (log and found.low <= 0):
@@ -59,9 +59,8 @@ def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
             )
         if full in space:
             raise UserError(f"{text!r} says the same twice.")
-        for end in (found.low, found.high):
-            recipes.override(recipe, [f"{full}={end!r}"])
-        space[full] = found
+        # Whole numbers where the setting is one.
+        space[full] = Range(read_value(recipe, full, low), read_value(recipe, full, high), found.log)
     return space
 
 

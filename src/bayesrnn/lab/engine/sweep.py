@@ -20,7 +20,10 @@ import torch
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine.launch import commit, device_of, launch
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.launch import device_of, launch
+from bayesrnn.lab.engine.progress import Silent
+from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.engine.space import (
     Range,
     Space,
@@ -92,7 +95,7 @@ def sweep(
         "metric": task_class(recipe.task).compared(recipe),
         "data": data_name(data or task_class(recipe.task).default_data),
         "seed": seed,
-        "settings": dataclasses.asdict(recipe),
+        "settings": recipe.model_dump(),
         "kind": "grid" if grid else "search",
         "space": values,
         # Of one point: settings such as the batch size have their part in what is read of the data.
@@ -333,7 +336,7 @@ class _Work:
             "study": self.study.study_name,
             **self.about,
             "commit": commit(),
-            **engine.environment(torch.device(self.options["device"])),
+            **provenance.environment(torch.device(self.options["device"])),
             "command": self.options["command"],
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "trials": sorted(rows, key=lambda row: (row["value"] is None, row["value"], row["trial"])),
@@ -360,17 +363,11 @@ class _Surplus(Exception):
     pass
 
 
-class _Told:
+class _Told(Silent):
     """Tells optuna of every epoch, and gives up where its pruner says so."""
 
     def __init__(self, trial: Any, metric: str, prune: bool, optuna: Any) -> None:
         self.trial, self.metric, self.prune, self.optuna = trial, metric, prune, optuna
-
-    def say(self, text: str) -> None:
-        pass
-
-    def step(self, progress: engine.Progress) -> None:
-        pass
 
     def report(self, line: dict[str, Any]) -> None:
         self.trial.report(line[self.metric], step=line["epoch"])

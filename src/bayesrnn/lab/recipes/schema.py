@@ -1,372 +1,169 @@
-"""What a recipe may say: one dataclass per section, every key known, every value checked.
+"""The settings of a recipe: one frozen pydantic model per section, with a description and bounds for every field.
 
-``paper``, ``model``, ``data`` and ``evaluate`` are declared by the task (:class:`bayesrnn.lab.tasks.base.Task`);
-``posterior`` and ``train`` are everyone's. A field says with its default which values it takes::
+``posterior`` and ``train`` are the same for all tasks. A task declares ``model``, ``data``, ``evaluate`` and ``paper``
+as subclasses of :class:`Section` and lists them in :class:`Sections`; every field needs a default::
 
-    hidden: int = positive(650)
-    word_dropout: float = rate()
-    group: str = choice("input", "weight")
-    patience: int | None = positive(None)
+    class Model(Section):
+        hidden: Count = Field(650, description="units of each layer")
+        input_dropout: Rate = Field(0.0, description="dropout rate of each layer's input")
+        cell: Literal["lstm", "gru"] = Field("lstm", description="recurrent layer")
+        patience: Count | None = Field(None, description="epochs without improvement before stopping")
 """
 
-import dataclasses
-import difflib
-import math
+import functools
 import re
-import types
-import typing
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import load_yaml, shown
 
-_CHECK = "check"
+MOST_DRAWS = 100_000
 _LARGEST = 10**9
-_LAYERS = 1000
-_DRAWS = 100_000
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def number(
-    default: Any,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-    why: str = "",
-) -> Any:
-    """A field for a number: more than ``above``, at least ``least``, less than ``below``, at most ``most``.
-
-    ``why`` takes the place of the sentence that says so. None passes, where the field's type allows it.
-    """
-
-    def check(value: Any) -> str | None:
-        if above is not None and not value > above:
-            return why or f"it must be more than {above:g}"
-        if least is not None and not value >= least:
-            return why or f"it must be at least {least:g}"
-        if below is not None and not value < below:
-            return why or f"it must be below {below:g}"
-        if most is not None and not value <= most:
-            return why or f"it must be at most {most:g}"
-        return None
-
-    return field(default=default, metadata={_CHECK: check})
+def _real(value: Any) -> Any:
+    """Whole numbers, and text such as 1e-7 (a word to YAML 1.1), become floats."""
+    if isinstance(value, str) and _FLOAT.fullmatch(value):
+        return float(value)
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300
+    return float(value) if whole else value
 
 
-def positive(default: Any) -> Any:
-    """A field for a number above 0."""
-    return number(default, above=0)
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
-def rate(default: float = 0.0) -> Any:
-    """A field for a dropout rate."""
-    return number(default, least=0, below=1, why="a dropout rate is at least 0 and below 1")
+_READ = BeforeValidator(_real)  # last, so that bounds see its result
+Real = Annotated[float, Field(allow_inf_nan=False), _READ]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _READ]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _READ]
+Share = Annotated[float, Field(gt=0, lt=1), _READ]
+Rate = Annotated[float, Field(ge=0, lt=1), _READ]
+Whole = Annotated[int, Field(ge=0, le=_LARGEST)]
+Count = Annotated[int, Field(gt=0, le=_LARGEST)]
+Layers = Annotated[int, Field(gt=0, le=1000)]
+Draws = Annotated[int, Field(gt=0, le=MOST_DRAWS)]
+DrawsOrNone = Annotated[int, Field(ge=0, le=MOST_DRAWS)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_tuple)]
+NotNegatives = Annotated[tuple[NotNegative, ...], BeforeValidator(_tuple)]
 
 
-def choice(default: str, *others: str) -> Any:
-    """A field for one of several words; the first is the default."""
-    allowed = (default, *others)
+class Section(BaseModel):
+    """Base class of all sections: values cannot be changed, unknown keys and values of another type are refused."""
 
-    def check(value: Any) -> str | None:
-        return None if value in allowed else f"it must be one of {', '.join(allowed)}"
-
-    return field(default=default, metadata={_CHECK: check})
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-@dataclass(frozen=True)
-class Paper:
-    """Where the row was published. A task adds the figures its papers give, as ``float | None`` fields."""
+class Paper(Section):
+    """Where the row was published. A task adds the values that its papers report, as ``Real | None`` fields."""
 
-    source: str = ""
-    row: str = ""
+    source: str = Field("", description="the paper and its table")
+    row: str = Field("", description="the row's name in that table")
 
 
-@dataclass(frozen=True)
-class Nothing:
+class Nothing(Section):
     """A section without keys."""
 
 
-@dataclass(frozen=True)
-class Sections:
-    """The dataclasses of a task's own sections; all their fields have defaults."""
+class Posterior(Section):
+    """The posterior q(w) over the weights, and its prior."""
 
-    model: type
-    data: type
-    evaluate: type = Nothing
-    paper: type = Paper
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """q(w) over the weights and its prior. Sigmas start between fractions of the prior's standard deviation.
-
-    ``prior: normal`` is N(0, exp(log_sigma1)^2). Dropout is no kind of its own here: its rates are the model's.
-    """
-
-    kind: str = choice("none", "bayes_by_backprop", "sharpened")
-    prior: str = choice("mixture", "normal")
-    pi: float = number(0.25, above=0, below=1)
-    log_sigma1: float = number(-1.0, least=-40, most=40)
-    log_sigma2: float = number(-7.0, least=-40, most=40)
-    group: str = choice("input", "weight")
-    lstm_low: float = 0.25
-    lstm_high: float = 0.5
-    other_low: float = 0.5
-    other_high: float = 1.0
-    sigma0: float = positive(0.02)
-    init_eta: float | None = number(None, least=0)
-    eta_clip: float = positive(0.1)
+    kind: Literal["none", "bayes_by_backprop", "sharpened"] = Field(
+        "none", description="posterior over the weights; dropout is not one of these, its rates are in model"
+    )
+    prior: Literal["mixture", "normal"] = Field(
+        "mixture", description="scale mixture of two Gaussians, or N(0, exp(log_sigma1)^2)"
+    )
+    pi: Share = Field(0.25, description="weight of the mixture's first Gaussian")
+    log_sigma1: Real = Field(-1.0, ge=-40, le=40, description="log standard deviation of the first Gaussian")
+    log_sigma2: Real = Field(-7.0, ge=-40, le=40, description="log standard deviation of the second Gaussian")
+    group: Literal["input", "weight"] = Field(
+        "input", description="the mixture chooses a Gaussian once per input unit, or once per weight"
+    )
+    lstm_low: Real = Field(0.25, description="lowest initial sigma of recurrent weights, as a part of the prior's")
+    lstm_high: Real = Field(0.5, description="highest initial sigma of recurrent weights, as a part of the prior's")
+    other_low: Real = Field(0.5, description="lowest initial sigma of all other weights, as a part of the prior's")
+    other_high: Real = Field(1.0, description="highest initial sigma of all other weights, as a part of the prior's")
+    sigma0: Positive = Field(0.02, description="standard deviation of the sharpened posterior around its mean")
+    init_eta: NotNegative | None = Field(None, description="first step size of sharpening; null: chosen by the library")
+    eta_clip: Positive = Field(0.1, description="largest norm of the gradient of the step sizes of sharpening")
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(Section):
     """The optimiser and its schedule.
 
     The learning rate of epoch e (from 1) and step i (from 0, over the whole run) is
     lr * decay^max(0, e - decay_after) * (1 + inverse_gamma * i)^-inverse_power.
-
-    ``momentum`` is torch's: v = momentum * v + g, w -= lr * v. ``clip: null`` is no clipping. ``l2`` adds l2 * w to the
-    clipped gradient (torch's weight_decay); ``weight_decay`` takes weight_decay * w off after the step, not multiplied
-    by the learning rate (arXiv 1512.05287). With ``average_from`` the weights of all steps from that epoch on are
-    averaged, and the averages are validated and kept; ``average_decay`` makes that an exponential average.
-    ``save_every`` is in steps, ``patience`` in epochs without a better validation figure. ``shared_draw``: of several
-    processes that train together all use one draw per step; otherwise each has its own.
     """
 
-    epochs: int = positive(39)
-    optimizer: str = choice("sgd", "adam")
-    lr: float = positive(1.0)
-    momentum: float = number(0.0, least=0, below=1)
-    decay: float = number(1.0, above=0)
-    decay_after: int = number(0, least=0)
-    inverse_gamma: float = number(0.0, least=0)
-    inverse_power: float = positive(0.75)
-    clip: float | None = positive(5.0)
-    weight_decay: float = number(0.0, least=0)
-    l2: float = number(0.0, least=0)
-    average_from: int | None = positive(None)
-    average_decay: float | None = number(None, above=0, below=1)
-    patience: int | None = positive(None)
-    precision: str = choice("tf32", "fp32", "bf16")
-    save_every: int = number(0, least=0)
-    shared_draw: bool = False
+    epochs: Count = Field(39, description="passes over the training data")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="optimiser")
+    lr: Positive = Field(1.0, description="learning rate of the first epoch")
+    momentum: Rate = Field(0.0, description="momentum of sgd: v = momentum * v + g, w -= lr * v")
+    decay: Positive = Field(1.0, description="factor of the learning rate per epoch after decay_after, at most 1")
+    decay_after: Whole = Field(0, description="last epoch with the first learning rate")
+    inverse_gamma: NotNegative = Field(0.0, description="lr is multiplied by (1 + inverse_gamma * step)^-inverse_power")
+    inverse_power: Positive = Field(0.75, description="exponent of the inverse decay of lr, see inverse_gamma")
+    clip: Positive | None = Field(5.0, description="largest norm of the gradient; null: no clipping")
+    weight_decay: NotNegative = Field(
+        0.0, description="part of each weight subtracted after a step, not multiplied by lr (arXiv 1512.05287)"
+    )
+    l2: NotNegative = Field(0.0, description="l2 * w is added to the clipped gradient, like torch's weight_decay")
+    average_from: Count | None = Field(
+        None, description="average the weights of all steps from this epoch on; the averages are validated and kept"
+    )
+    average_decay: Share | None = Field(None, description="decay of an exponential average; null: a plain mean")
+    patience: Count | None = Field(None, description="stop after this many epochs without a better validation result")
+    precision: Literal["tf32", "fp32", "bf16"] = Field("tf32", description="arithmetic on a GPU; a CPU uses float32")
+    save_every: Whole = Field(0, description="steps between checkpoints inside an epoch; 0: only after epochs")
+    shared_draw: bool = Field(False, description="processes that train together use one draw of the weights per step")
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Train":
         if self.decay > 1:
             raise UserError(f"train.decay is {self.decay}; the learning rate is multiplied by it, so at most 1.")
         if self.optimizer == "adam" and self.momentum:
-            raise UserError("train.momentum is for sgd; adam has its own, leave it at 0.")
+            raise UserError("train.momentum is for sgd; adam has its own, so set it to 0.")
         if self.average_decay is not None and self.average_from is None:
             raise UserError("train.average_decay needs train.average_from, the first epoch to average over.")
+        return self
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One published row: the task, its model and data, how it is trained, and what the paper got.
+class Sections:
+    """The sections of a recipe that a task declares."""
 
-    The classes of ``paper``, ``model``, ``data`` and ``evaluate`` are the task's.
-    """
-
-    description: str
-    table: str
-    task: str
-    paper: Any
-    model: Any
-    posterior: Posterior
-    data: Any
-    train: Train
-    evaluate: Any
-
-    def __post_init__(self) -> None:
-        for part in dataclasses.fields(self):
-            section = getattr(self, part.name)
-            if dataclasses.is_dataclass(section):
-                _check(section, f"{part.name}.")
+    model: type[Section]
+    data: type[Section]
+    evaluate: type[Section] = Nothing
+    paper: type[Section] = Paper
 
 
-def _check(section: Any, prefix: str) -> None:
-    for item in dataclasses.fields(section):
-        key, value = f"{prefix}{item.name}", getattr(section, item.name)
-        if value is None:
-            continue
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{key} is {value}; it must be a finite number.")
-        check: Callable[[Any], str | None] | None = item.metadata.get(_CHECK)
-        most = _LAYERS if item.name == "layers" and isinstance(value, int) else _LARGEST
-        for each in value if isinstance(value, tuple) else (value,):
-            wrong = check(each) if check else None
-            if isinstance(each, int) and abs(each) > most:
-                wrong = f"it must be at most {most:,}"
-            wrong = wrong or too_many_draws(item.name, each)
-            if wrong:
-                raise UserError(f"{key} is {shown(each)}; {wrong}.")
+class Recipe(Section):
+    """One published row: the task, its model and data, how it is trained, and the paper's results."""
+
+    description: str = Field("", description="the system in one line")
+    table: str = Field("", description="published table that the row belongs to, for `bayesrnn reproduce`")
+    task: str = Field("language", description="what the model learns")
+    paper: Any = Field(description="published results; they cannot be overridden")
+    model: Any = Field(description="the network and its dropout rates")
+    posterior: Posterior = Field(Posterior(), description="posterior over the weights, and prior")
+    data: Any = Field(description="how the data is read and cut")
+    train: Train = Field(Train(), description="optimiser and schedule")
+    evaluate: Any = Field(description="defaults of `bayesrnn evaluate`")
 
 
-def too_many_draws(name: str, value: Any) -> str:
-    """What is wrong with a number of draws, of a setting or an option by that name; empty: nothing.
-
-    A run folder may be a stranger's, and each draw costs a pass over the data: the command would not end.
-    """
-    if not name.endswith("samples") or not isinstance(value, int) or value <= _DRAWS:
-        return ""
-    return f"it must be at most {_DRAWS:,}: each draw is a pass over all the data"
-
-
-def flatten(recipe: Recipe) -> dict[str, Any]:
-    """All values under dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in dataclasses.asdict(recipe).items():
-        if isinstance(value, dict):
-            flat.update({f"{name}.{key}": inner for key, inner in value.items()})
-        else:
-            flat[name] = value
-    return flat
-
-
-def from_dict(values: Any, *, where: str) -> Recipe:
-    """A recipe from parsed YAML or JSON; keys that do not exist are refused with the nearest that does."""
-    from bayesrnn.lab.tasks.base import task_class
-
-    if not isinstance(values, dict):
-        raise UserError(f"{where}: the recipe must be a set of keys and values.")
-    name = values.get("task", "language")
-    own = task_class(name if isinstance(name, str) and len(name) <= 60 else shown(name)).sections
-    kinds: dict[str, Any] = {
-        "description": str,
-        "table": str,
-        "task": str,
-        "paper": own.paper,
-        "model": own.model,
-        "posterior": Posterior,
-        "data": own.data,
-        "train": Train,
-        "evaluate": own.evaluate,
+@functools.cache
+def recipe_model(task: str, sections: Sections) -> type[Recipe]:
+    """The model of a task's recipes: :class:`Recipe` with the task's own sections."""
+    own: dict[str, Any] = {
+        name: (cls, Field(cls(), description=Recipe.model_fields[name].description))
+        for name, cls in vars(sections).items()
     }
-    made = {"description": "", "table": "", "task": name, **_values(kinds, values, where, "")}
-    for key, kind in kinds.items():
-        if key not in made:
-            made[key] = kind()
-    return Recipe(**made)
-
-
-def _values(kinds: dict[str, Any], values: Any, where: str, prefix: str) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise UserError(f"{where}: {prefix.rstrip('.') or 'the recipe'} must be a set of keys and values.")
-    made = {}
-    for key, value in values.items():
-        if key not in kinds:
-            name = key if isinstance(key, str) and len(key) <= 60 and key.isprintable() else shown(key)
-            raise UserError(_sentence(f"{where}: there is no key {prefix}{name}{_nearest(name, list(kinds), prefix)}"))
-        if dataclasses.is_dataclass(kinds[key]):
-            hints = typing.get_type_hints(kinds[key])
-            made[key] = kinds[key](**_values(hints, value, where, f"{prefix}{key}."))
-        else:
-            made[key] = _typed(value, kinds[key], f"{prefix}{key}", where)
-    return made
-
-
-def _nearest(key: str, names: list[str], prefix: str = "") -> str:
-    near = _near(key, names)
-    if near:
-        return f"; did you mean {prefix}{near}?"
-    where = prefix.rstrip(".") or "a recipe"
-    return f"; {where} has {', '.join(names) or 'no keys'}"
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith("?") else f"{text}."
-
-
-def _near(key: str, names: list[str]) -> str:
-    """The name that the key is a slip of; empty: none is that near."""
-    found = difflib.get_close_matches(key[:60], names, n=1, cutoff=0.65)
-    return found[0] if found else ""
-
-
-def _typed(value: Any, kind: Any, key: str, where: str) -> Any:
-    """The value as its field's type: int, float, bool, str, a tuple of one of them, or None where that is allowed."""
-    if isinstance(kind, types.UnionType):
-        if value is None:
-            return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)[0]
-        if not isinstance(value, list | tuple):
-            raise UserError(f"{where}: {key} must be a list, such as [{_NAMES[inner]}, …], got {shown(value)}.")
-        return tuple(_typed(each, inner, key, where) for each in value)
-    if kind is float and isinstance(value, str) and _FLOAT.fullmatch(value):  # YAML 1.1 reads 1e-7 as a word
-        value = float(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300:
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where}: {key} must be {_NAMES[kind]}, got {shown(value)}.")
-    return value
-
-
-def kind_of(recipe: Recipe, key: str) -> type:
-    """The type of a value by its full dotted key, None aside: int, float, bool, str or tuple."""
-    section, _, leaf = key.rpartition(".")
-    kind: Any = typing.get_type_hints(type(getattr(recipe, section) if section else recipe))[leaf]
-    if isinstance(kind, types.UnionType):
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    return typing.get_origin(kind) or kind
-
-
-def full_key(recipe: Recipe, key: str) -> str:
-    """The dotted key that ``key`` means: itself, or the only one that ends with it."""
-    known = list(flatten(recipe))
-    if key in known:
-        return key
-    ends = [k for k in known if k.rpartition(".")[2] == key]
-    if len(ends) > 1:
-        raise UserError(f"{key} is in several sections; write one of {', '.join(ends)}.")
-    if ends:
-        return ends[0]
-    name = key if len(key) <= 60 and key.isprintable() else shown(key)
-    raise UserError(_sentence(f"There is no key {name}{_known(recipe, key, known)}"))
-
-
-def _known(recipe: Recipe, key: str, known: list[str]) -> str:
-    """What may have been meant by an unknown dotted key: the nearest, if one is near, or what there is."""
-    sections = [name for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)]
-    there = f"sections are {', '.join(sections)}"
-    section, dot, leaf = key.partition(".")
-    if key in sections:
-        return f"; it is a section, and has {_names(recipe, key)}"
-    if not dot:
-        shorts = {k.rpartition(".")[2]: k for k in known}
-        near = _near(key, list(shorts))
-        return f"; did you mean {shorts[near]}?" if near else f"; keys are written SECTION.KEY, and {there}"
-    if elsewhere := [k for k in known if k.endswith(f".{leaf}") and not k.startswith("paper.")]:
-        return f"; did you mean {' or '.join(elsewhere)}?"
-    if section in sections:
-        near = _near(leaf, [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")])
-        return f"; did you mean {section}.{near}?" if near else f"; {section} has {_names(recipe, section)}"
-    return f"; {there}"
-
-
-def _names(recipe: Recipe, section: str) -> str:
-    return ", ".join(item.name for item in dataclasses.fields(getattr(recipe, section))) or "no keys"
-
-
-def override(recipe: Recipe, assignments: list[str]) -> Recipe:
-    """The recipe with ``key=value`` applied: dotted keys, or the last part alone where it is the only one."""
-    values = dataclasses.asdict(recipe)
-    for text in assignments:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"{shown(text)} is no override; write key=value, such as train.epochs=2.")
-        full = full_key(recipe, key)
-        if full == "task":
-            raise UserError("The task of a recipe cannot be overridden; choose a recipe of that task.")
-        section, _, leaf = full.rpartition(".")
-        if section == "paper":
-            raise UserError(f"{full} is what was published, and cannot be overridden.")
-        parsed = load_yaml(value, where=f"The value of {full} cannot be read: {shown(value)}")
-        (values[section] if section else values)[leaf] = parsed
-    return from_dict(values, where="override")
+    known = Recipe.model_fields["task"]
+    default = ... if task != known.default else task
+    own["task"] = (Literal[task], Field(default, description=known.description))
+    return create_model(f"{task.capitalize()}Recipe", __base__=Recipe, **own)

@@ -1,6 +1,5 @@
-"""Published tables, row by row. A row that is another paper's recipe has the figures of this one's table."""
+"""Published tables, row by row. A table may report other values than the paper that a recipe is from."""
 
-import dataclasses
 from typing import Any
 
 from bayesrnn.lab import recipes
@@ -25,22 +24,22 @@ _ALSO: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def rows(table: str) -> dict[str, Recipe]:
-    """The recipes of a table by name, each with the figures that this table has of it."""
+    """The recipes of a table by name, each with the values that this table reports."""
     also, found = _ALSO.get(table, {}), {}
     for name in recipes.names():
         recipe = recipes.load(name)
         if recipe.table == table:
             found[name] = recipe
         elif name in also:
-            found[name] = dataclasses.replace(recipe, paper=type(recipe.paper)(**also[name]))
+            found[name] = recipe.model_copy(update={"paper": type(recipe.paper)(**also[name])})
     return found
 
 
 def published(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures of the recipe's own paper, and what it lacks of another's table; for the latter, by key, the source."""
-    figures, others = dict(vars(recipes.load(name).paper)), {}
+    """The values of the recipe's own paper, completed from other tables; and by key the source of the latter."""
+    values, others = dict(vars(recipes.load(name).paper)), {}
     for also in _ALSO.values():
         for key, value in also.get(name, {}).items():
-            if figures[key] is None:
-                figures[key], others[key] = value, also[name]["source"]
-    return figures, others
+            if values[key] is None:
+                values[key], others[key] = value, also[name]["source"]
+    return values, others

@@ -338,7 +338,7 @@ def _listed(changes: Sequence[str], named: int) -> str:
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under dotted keys. Those that a record is too old to have are what they are where nobody sets them."""
-    from bayesrnn.lab.recipes.schema import flatten, from_dict
+    from bayesrnn.lab.recipes import flatten, from_dict
 
     own = flat(settings)
     try:

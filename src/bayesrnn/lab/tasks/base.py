@@ -29,7 +29,6 @@ A task with minibatches of independent examples gets 1 and 2 from :class:`Miniba
 
 import dataclasses
 import hashlib
-import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +41,8 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
+from bayesrnn.lab.registry import TASKS as TASKS
+from bayesrnn.lab.registry import task_class as task_class
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -78,7 +79,7 @@ class Task:
     """
 
     sections: ClassVar[Sections]
-    """The recipe's sections that are this task's own: frozen dataclasses, every field with a default."""
+    """The recipe's sections that are this task's own."""
     metric: ClassVar[str]
     """Which figure of :meth:`validate` says which epoch is best; lower is better. Such as ``valid_rmse``."""
     unit: ClassVar[str] = "examples"
@@ -230,34 +231,6 @@ class Task:
     def about(self) -> dict[str, Any]:
         """More keys for the record: what the data is made of."""
         return {}
-
-
-TASKS: dict[str, str | type[Task]] = {
-    "language": "bayesrnn.lab.tasks.language.task:Language",
-    "sentiment": "bayesrnn.lab.tasks.sentiment.task:Sentiment",
-    "digits": "bayesrnn.lab.tasks.digits.task:Digits",
-    "captioning": "bayesrnn.lab.tasks.captioning.task:Captioning",
-    "forecast": "bayesrnn.lab.tasks.forecast.task:Forecast",
-}
-"""Names to classes, or to ``module:class``, imported when asked for. ``TASKS["mine"] = Mine`` adds one; so does an
-entry point of the group ``bayesrnn.tasks`` in any installed package."""
-
-
-def task_class(name: str) -> type[Task]:
-    """The task of this name."""
-    found = TASKS.get(name)
-    if isinstance(found, str):
-        module, _, attribute = found.partition(":")
-        cls: type[Task] = getattr(importlib.import_module(module), attribute)
-        return cls
-    if found is not None:
-        return found
-    from importlib.metadata import entry_points
-
-    for entry in entry_points(group="bayesrnn.tasks", name=name):
-        loaded: type[Task] = entry.load()
-        return loaded
-    raise UserError(f"There is no task {name}; there are {', '.join(TASKS)}.")
 
 
 class Minibatches:

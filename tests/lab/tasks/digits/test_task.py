@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import struct
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -300,7 +299,7 @@ def test_sharpened_and_plain_recipes_differ_in_nothing_else(units):
 
 @pytest.mark.parametrize("kind", ["", "sharpened-"])
 def test_recipes_of_three_widths_differ_in_nothing_else(kind):
-    sizes = [asdict(recipes.load(f"digits-bbb-{kind}{n}")) for n in (400, 800, 1200)]
+    sizes = [recipes.load(f"digits-bbb-{kind}{n}").model_dump() for n in (400, 800, 1200)]
     for values in sizes:
         del values["description"], values["paper"], values["model"]["hidden"]
     assert sizes[0] == sizes[1] == sizes[2]

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes import schema
-from bayesrnn.lab.recipes.schema import Recipe, Sections, number, positive, rate
+from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
 from bayesrnn.lab.tasks.captioning.image_features import feature_file, features_of
 from bayesrnn.lab.tasks.captioning.model import Captioner
+from bayesrnn.lab.tasks.captioning.settings import SECTIONS
 from bayesrnn.lab.tasks.language.text import EOS, Vocabulary
 
 if TYPE_CHECKING:
@@ -30,71 +30,6 @@ if TYPE_CHECKING:
 
 PADDING = -100
 _VOCABULARY, _FEATURES = "vocabulary.txt", "features.json"
-
-
-@dataclass(frozen=True)
-class Paper(schema.Paper):
-    """Published figures: perplexity per word, BLEU and CIDEr in percent, on the paper's data set."""
-
-    test: float | None = None
-    bleu1: float | None = None
-    bleu2: float | None = None
-    bleu3: float | None = None
-    bleu4: float | None = None
-    cider: float | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """Embedding, LSTM layers and decoder of one width; rates of the noise in them and on the image's features.
-
-    ``image_scale`` is the size of an image's features, see :class:`Captioner`. ``bayesian_image: false`` leaves the
-    image's linear layer out of the posterior, as an ordinary layer. ``tied``: the decoder has the embedding's weights.
-    ``kl_weight`` multiplies the KL: 1 is the bound, less a "cold" posterior, sharper than Bayes'.
-    """
-
-    hidden: int = positive(512)
-    layers: int = positive(1)
-    tied: bool = False
-    init: float = positive(0.05)
-    image_scale: float = positive(8.0)
-    bayesian_image: bool = True
-    image_dropout: float = rate()
-    word_dropout: float = rate()
-    input_dropout: float = rate()
-    recurrent_dropout: float = rate()
-    output_dropout: float = rate()
-    step_dropout: float = rate()
-    kl_weight: float = number(1.0, above=0, most=1)
-
-
-@dataclass(frozen=True)
-class Data:
-    """A batch is that many captions. Longer captions are cut after ``max_words`` to learn from, never to be scored on.
-
-    ``features`` is a ``.npy`` file of image features; where it is not there yet, it is computed from the images and
-    kept there. Empty: the ``.npy`` in the data's folder, or else one under ``runs/features``.
-    """
-
-    batch_size: int = positive(100)
-    max_words: int = positive(20)
-    min_count: int = positive(5)
-    features: str = ""
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Defaults of ``bayesrnn evaluate``: every beam with every length penalty is tried on the validation images.
-
-    ``samples`` draws are averaged over for perplexities and for the doubt about words, ``decode_samples`` of them in
-    the search for captions; 0: captions of the posterior mean only.
-    """
-
-    samples: int = positive(30)
-    decode_samples: int = number(30, least=0)
-    beams: tuple[int, ...] = positive((3, 5, 10))
-    length_penalties: tuple[float, ...] = number((0.0, 0.5, 1.0), least=0)
-    max_words: int = positive(20)
 
 
 @dataclass(frozen=True)
@@ -142,7 +77,7 @@ def split_of(
 class Captioning(Task):
     """Captions of Flickr8k's or COCO's layout; one caption with its image is one example."""
 
-    sections = Sections(paper=Paper, model=Model, data=Data, evaluate=Evaluate)
+    sections = SECTIONS
     metric = "valid_perplexity"
     unit = "words"
     source = "images"

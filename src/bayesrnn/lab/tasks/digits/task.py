@@ -7,7 +7,6 @@ images are measured, and choose nothing. Errors are in percent.
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes.schema import Paper as AnyPaper
-from bayesrnn.lab.recipes.schema import Recipe, Sections, choice, number, positive, rate
+from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
+from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -103,59 +102,10 @@ def _noise(p: float, kind: str) -> nn.Module:
     return Dropout(p, noise=kind) if p else nn.Identity()
 
 
-@dataclass(frozen=True)
-class Paper(AnyPaper):
-    """Published test errors in percent."""
-
-    test_error: float | None = None
-    test_error_mc: float | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """The network and the rates of the noise in it.
-
-    ``layers`` and ``input_dropout`` are the MLP's, ``conv_dropout`` is LeNet's. ``weight_dropout`` is DropConnect on
-    all weights but the last layer's. ``kl_weight`` multiplies the KL of Bayes by Backprop: 1 is the bound, less a
-    "cold" posterior, sharper than Bayes'.
-    """
-
-    kind: str = choice("mlp", "lenet")
-    hidden: int = positive(400)
-    layers: int = positive(2)
-    dropout: float = rate()
-    input_dropout: float = rate()
-    conv_dropout: float = rate()
-    weight_dropout: float = rate()
-    noise: str = choice("bernoulli", "gaussian")
-    kl_weight: float = number(1.0, above=0, most=1)
-
-
-@dataclass(frozen=True)
-class Data:
-    """Batches, and what pixels are divided by.
-
-    ``kl_weighting``: how the KL is shared out over an epoch's M batches: "uniform", 1 / M each; "geometric": batch i
-    (from 1) has 2^(M-i) / (2^M - 1) of it (arXiv 1505.05424, section 3.4).
-    """
-
-    batch_size: int = positive(64)
-    valid: int = positive(10_000)
-    scale: float = positive(256.0)
-    kl_weighting: str = choice("uniform", "geometric")
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Defaults of ``bayesrnn evaluate``."""
-
-    samples: int = number(50, least=0)
-
-
 class Digits(Task):
     """Classification of digits; the epoch with the lowest validation error is kept."""
 
-    sections = Sections(model=Model, data=Data, evaluate=Evaluate, paper=Paper)
+    sections = SECTIONS
     metric = "valid_error"
     unit = "images"
     source = "images"

@@ -3,38 +3,15 @@
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.lab.recipes.schema import choice, number, positive, rate
+from bayesrnn.lab.tasks.forecast.settings import Model
 
 _ROOT = 0.5 * math.log(2 * math.pi)
 _ANY = draws.Noise(0.5, "gaussian")
-
-
-@dataclass(frozen=True)
-class Model:
-    """One LSTM, read at its last step. ``noise: varying``: sigma depends on the window, a head of its own says how.
-
-    ``linear`` adds a linear autoregression of the window to the means, so that the LSTM learns what is not linear.
-    ``prior_sigma`` is the standard deviation of the weights' prior in a dropout model: w^2 / (2 prior_sigma^2), summed,
-    counts like a KL, over the number of targets, so that short series hold weights tighter than long ones; 0: none.
-    ``components``: so many such networks, each with masks of its own, and a draw is one of them: see `Components`.
-    """
-
-    hidden: int = positive(32)
-    layers: int = positive(1)
-    linear: bool = True
-    noise: str = choice("same", "varying")
-    input_dropout: float = rate()
-    recurrent_dropout: float = rate()
-    output_dropout: float = rate()
-    linear_dropout: float = rate()
-    prior_sigma: float = number(0.0, least=0)
-    components: int = number(1, above=0, most=100)
 
 
 class ForecastModel(nn.Module):

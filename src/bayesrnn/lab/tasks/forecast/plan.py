@@ -17,7 +17,7 @@ from bayesrnn.lab.tasks.forecast.series import Series, parse_csv
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Files
-    from bayesrnn.lab.tasks.forecast.task import Data
+    from bayesrnn.lab.tasks.forecast.settings import Data
 
 FRAME, SERIES = "frame.json", "series.csv"
 _MOST = 10**9

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes.schema import Recipe, Sections, choice, number, positive
+from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, by_horizon, is_random, measures, reliability
 from bayesrnn.lab.tasks.forecast.frames import gather
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
-from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, Model, network, prior_cost
+from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
 from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, read_csv
+from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate, Model
 from bayesrnn.lab.tasks.forecast.tables import naming
 
 __all__ = [
@@ -39,42 +40,10 @@ MIXTURE = "valid_crps_mixture"
 _SHOWN = 500  # last forecasts of the test part that the record keeps
 
 
-@dataclass(frozen=True)
-class Data:
-    """Which columns, how they are transformed and cut.
-
-    ``window: 0`` is one season, at least 24 and at most 96 steps; ``season: 0`` is what the dates or the training part
-    suggest. ``difference``: targets are differences from the last value, or from the value a season before; auto: what
-    a linear model of the same window forecasts the validation part best with.
-    """
-
-    target: str = ""
-    covariates: str = ""
-    date: str = ""
-    max_gap: int = number(0, least=0)
-    window: int = number(0, least=0)
-    horizon: int = positive(6)
-    season: int = number(0, least=0)
-    difference: str = choice("auto", "none", "last", "season")
-    log: bool = False
-    valid: float = number(0.15, above=0, below=1)
-    test: float = number(0.15, above=0, below=1)
-    batch_size: int = positive(32)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Draws, level of the intervals, and how long errors count when widths are calibrated; ``memory: 0``: never."""
-
-    samples: int = positive(100)
-    level: float = number(0.95, above=0, below=1)
-    memory: float = number(50.0, least=0)
-
-
 class Forecast(Task):
     """A CSV file, or carbon dioxide at Mauna Loa, and forecasts of it for H steps ahead."""
 
-    sections = Sections(model=Model, data=Data, evaluate=Evaluate)
+    sections = SECTIONS
     metric = "valid_crps"
     unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0

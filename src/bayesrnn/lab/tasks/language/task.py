@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes import schema
-from bayesrnn.lab.recipes.schema import Recipe, Sections, positive, rate
+from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Bound, Files, Say, State, Task, posterior
 from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMState
+from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
 
@@ -25,59 +25,6 @@ if TYPE_CHECKING:
 EPOCH_STREAMS = 10
 _LOGITS = 1 << 25  # numbers in one evaluation window's logits
 _VOCABULARY = "vocabulary.txt"
-
-
-@dataclass(frozen=True)
-class Paper(schema.Paper):
-    """The published figures of this row; None where the paper has none. Perplexities, entropies in nats per word."""
-
-    valid: float | None = None
-    test: float | None = None
-    test_mc: float | None = None
-    valid_dynamic: float | None = None
-    test_dynamic: float | None = None
-    entropy_gap: float | None = None
-    entropy_gap_mean: float | None = None
-    words_per_second: float | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """Embedding, LSTM layers and decoder of one width; rates of the noise in them."""
-
-    hidden: int = positive(650)
-    layers: int = positive(2)
-    tied: bool = False
-    init: float = positive(0.05)
-    forget_bias: float = 0.0
-    one_bias: bool = False
-    word_dropout: float = rate()
-    input_dropout: float = rate()
-    recurrent_dropout: float = rate()
-    output_dropout: float = rate()
-    cell_dropout: float = rate()
-    weight_dropout: float = rate()
-    step_dropout: float = rate()
-    tied_masks: bool = True
-
-
-@dataclass(frozen=True)
-class Data:
-    """How the text is cut."""
-
-    batch_size: int = positive(20)
-    window: int = positive(35)
-    carry_state: bool = True
-    min_count: int = positive(1)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Defaults of ``bayesrnn evaluate``."""
-
-    samples: int = positive(50)
-    dynamic_lr: float = positive(0.1)
-    dynamic_window: int = positive(35)
 
 
 @dataclass(frozen=True)
@@ -206,7 +153,7 @@ class Language(Task):
     Per epoch the validation text is scored in a few streams, at the end both texts as one.
     """
 
-    sections = Sections(paper=Paper, model=Model, data=Data, evaluate=Evaluate)
+    sections = SECTIONS
     metric = "valid_perplexity"
     unit = "words"
     source = "text"

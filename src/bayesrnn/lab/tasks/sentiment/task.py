@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes.schema import choice, number, positive, rate
-from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, Sections, State, Task, posterior
+from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.sentiment import regression, reviews
+from bayesrnn.lab.tasks.sentiment.settings import SECTIONS
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -24,47 +23,6 @@ _WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
 _LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
 _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
-
-
-@dataclass(frozen=True)
-class Model:
-    """Embedding, one recurrent layer and a linear output; rates of the noise in them.
-
-    ``word_dropout`` is the papers' p_E, ``input_dropout`` p_W and ``recurrent_dropout`` p_U. ``step_dropout`` is naive
-    dropout: new masks at every step, on inputs and outputs only. ``noise`` is the standard deviation of the
-    likelihood, in units of the ratings' own: with the root of 1/2, -log p is the squared error and a constant.
-    ``kl_weight`` multiplies the KL of Bayes by Backprop: 1 is the bound, less a "cold" posterior, sharper than Bayes'.
-    """
-
-    cell: str = choice("lstm", "gru")
-    embedding: int = positive(128)
-    hidden: int = positive(128)
-    word_dropout: float = rate()
-    input_dropout: float = rate()
-    recurrent_dropout: float = rate()
-    output_dropout: float = rate()
-    step_dropout: float = rate()
-    noise: float = positive(math.sqrt(0.5))
-    kl_weight: float = number(1.0, above=0, most=1)
-
-
-@dataclass(frozen=True)
-class Data:
-    """How reviews are cut and divided, see :func:`bayesrnn.lab.tasks.sentiment.reviews.cut`."""
-
-    batch_size: int = positive(128)
-    length: int = positive(200)
-    words: int = positive(reviews.WORDS)
-    split: str = choice("review", "chunk")
-    valid: float = number(0.1, above=0, below=1)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Draws to average over: at the end, and after each epoch (0: none there)."""
-
-    samples: int = positive(50)
-    epoch_samples: int = number(10, least=0)
 
 
 class RatingModel(nn.Module):
@@ -154,7 +112,7 @@ def is_random(recipe: "Recipe") -> bool:
 class Sentiment(Task):
     """Ratings from pieces of reviews. The objective is on standardised ratings, all figures are in rating units."""
 
-    sections = Sections(model=Model, data=Data, evaluate=Evaluate)
+    sections = SECTIONS
     metric = "valid_rmse"
     unit = "chunks"
     source = "reviews"

@@ -16,7 +16,9 @@ from bayesrnn import kernels, pruning
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine.launch import describe, go_on, recorded
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.progress import Reporter
+from bayesrnn.lab.engine.resume import describe, go_on
 from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs import checkpoint
@@ -166,8 +168,8 @@ class _Run(engine.Run):
 
     task: Retraining
 
-    def _start_epoch(self) -> None:
-        super()._start_epoch()
+    def start_epoch(self) -> None:
+        super().start_epoch()
         self._hold()
 
     def resume(self) -> None:
@@ -178,15 +180,15 @@ class _Run(engine.Run):
         assert self.step.held is not None
         self.step.held.hold(self.task.held(cast(BayesByBackprop, self.model)))
 
-    def _validated(self) -> dict[str, Any]:
-        return {**super()._validated(), "removed": self.task.removed()}
+    def validated(self) -> dict[str, Any]:
+        return {**super().validated(), "removed": self.task.removed()}
 
-    def _counts(self, line: dict[str, Any]) -> bool:
+    def counts(self, line: dict[str, Any]) -> bool:
         return bool(line["epoch"] >= self.task.plan.steps)
 
-    def _save_best(self, line: dict[str, Any]) -> None:
+    def save_best(self, line: dict[str, Any]) -> None:
         with self.task.bare():
-            super()._save_best(line)
+            super().save_best(line)
 
 
 @kernels.float32_precision()  # as it was, after the run
@@ -196,7 +198,7 @@ def retrain(
     *,
     fraction: float,
     out: Path,
-    reporter: engine.Reporter,
+    reporter: Reporter,
     data: str | None = None,
     command: str = "",
     force: bool = False,
@@ -222,7 +224,7 @@ def retrain(
     task = Retraining(recipe, given, device, whole=whole, plan=plan, fraction=fraction)
     check_files(task, run.files, advice=f"name the {task.source} it was trained on with --data")
     files = task.files()
-    config = engine.config(
+    config = provenance.config(
         recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
     config["pruned"] = {
@@ -240,7 +242,9 @@ def retrain(
             if resume:
                 go_on(trained)
             _train(trained, fraction)
-            record = recorded(trained, config, overrides=overrides, command=command, started=started, measure=False)
+            record = provenance.record_of(
+                trained, config, overrides=overrides, command=command, started=started, measure=False
+            )
             folder.finish({**record, "pruned": config["pruned"]}, spare=checkpoint.SPARE)
     return checkpoint.load_own(out / checkpoint.BEST, identity(out))[0]
 

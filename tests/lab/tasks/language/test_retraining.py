@@ -12,13 +12,13 @@ import bayesrnn as br
 from bayesrnn import pruning
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.launch import launch
-from bayesrnn.lab.engine.retrain import Retraining, Schedule, retrain, schedule
 from bayesrnn.lab.engine.step import Held, Step
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder
 from bayesrnn.lab.runs.trained import open_run
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.retraining import Retraining, Schedule, retrain, schedule
 
 CPU = torch.device("cpu")
 CUDA = torch.cuda.is_available()
@@ -431,7 +431,7 @@ def test_done_is_not_done_again_and_another_one_is_refused(runs, tmp_path):
 def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
     with pytest.raises(InterruptedError):
         again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
-    with pytest.raises(UserError, match=r"begun with other weights, or removes .* bayesrnn prune"):
+    with pytest.raises(UserError, match=r"started with other weights, or removes .* bayesrnn prune"):
         again(runs / "brnn-medium", tmp_path / "r", fraction=0.7)
     settings = Schedule(4, 0.1).settings()
     with pytest.raises(UserError, match="begun with other weights"):

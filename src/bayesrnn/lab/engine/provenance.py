@@ -1,0 +1,109 @@
+"""The files that describe a run: config.json at its start, the record at its end."""
+
+import functools
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bayesrnn import kernels
+from bayesrnn._version import __version__
+from bayesrnn.lab.engine.loop import Run
+from bayesrnn.lab.reading import data_name
+from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.runs.folder import FORMAT
+from bayesrnn.lab.tasks.base import Files, evaluating, file_digests
+
+
+def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
+    """What a run folder says about itself, and what must be the same when it is resumed; ``digest`` is the data's."""
+    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
+    if digest:
+        about["data_digest"] = digest
+    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": recipe.model_dump()}
+
+
+def record_of(
+    run: Run,
+    config: dict[str, Any],
+    *,
+    overrides: list[str],
+    command: str,
+    started: float,
+    measure: bool = True,
+) -> dict[str, Any]:
+    """The record of a run that has ended; ``started``: when, in seconds since 1970."""
+    metrics = final_metrics(run, measure=measure)
+    wanted = kernels.asked()  # the first path to try, where one was named
+    return {
+        "recipe": config["recipe"],
+        "seed": config["seed"],
+        "commit": commit(),
+        **environment(run.step.device),
+        "command": command,
+        "data": data_name(config["data"]),
+        "overrides": overrides,
+        "ranks": run.ranks.count,
+        "cuda_graph": run.step.graph is not None,
+        **({"kernel": wanted[0]} if wanted else {}),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "settings": config["settings"],
+        **run.task.about(),
+        "curves": curves(run),
+        "metrics": metrics,
+    }
+
+
+def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
+    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: that of the epochs."""
+    best = run.load_best()
+    speed = f"{run.task.unit}_per_second"
+    speeds = sorted(line[speed] for line in run.history)
+    figures = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
+    if measure:
+        with evaluating(run.model):
+            figures = run.task.final()
+    return {
+        "best_epoch": best["epoch"],
+        **figures,
+        "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+        speed: speeds[len(speeds) // 2],
+        "train_seconds": sum(line["seconds"] for line in run.history),
+    }
+
+
+def curves(run: Run) -> dict[str, list[float]]:
+    """Every figure of the epochs that is a number with a fraction, the times aside."""
+    first = run.history[0]
+    times = ("seconds", f"{run.task.unit}_per_second")
+    keys = [key for key, value in first.items() if isinstance(value, float) and key not in times]
+    return {key: [line[key] for line in run.history] for key in keys}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Device and versions, for the record."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    versions = {"bayesrnn": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    return {"device": f"{device.type} ({name})", "versions": versions}
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of the source that runs, where it is a checkout: as it was when this was first asked."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("BAYESRNN_COMMIT")
+    return found.stdout.strip()

@@ -1,0 +1,160 @@
+"""Starts a run with the settings asked for, or continues one with its own."""
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine import loop as engine
+from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.reading import read_json
+from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.runs import checkpoint
+from bayesrnn.lab.runs.folder import RunFolder, check_format
+from bayesrnn.lab.runs.trained import check_digests, check_files
+from bayesrnn.lab.tasks.base import Task, task_class
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to train. ``moved_data``: ``data`` is the path that the run was started with, not one given now."""
+
+    name: str
+    recipe: Recipe
+    data: str | None
+    seed: int
+    note: str = ""
+    moved_data: bool = False
+
+
+def started(out: Path) -> dict[str, Any] | None:
+    """The config.json of the run in a folder; None: there is none that can be read."""
+    with suppress(UserError):
+        config = read_json(out / "config.json")
+        kinds = {"recipe": str, "seed": int, "data": str, "settings": dict}
+        if isinstance(config, dict) and all(isinstance(config.get(key), kind) for key, kind in kinds.items()):
+            return config
+    return None
+
+
+def request(
+    name: str | None,
+    overrides: list[str],
+    data: str | None,
+    seed: int | None,
+    before: dict[str, Any] | None,
+    out: Path,
+) -> Request:
+    """The run that is asked for; ``before`` is the config.json of the one to continue, whose settings are kept."""
+    if before is None:
+        if name is None:
+            raise UserError(f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`.")
+        recipe = recipes.override(recipes.load(name), overrides)
+        return Request(Path(name).stem, recipe, data, 1 if seed is None else seed)
+    check_format(before, out)
+    recipe = recipes.from_dict(before["settings"], where=str(out / "config.json"))
+    given = {"recipe": before["recipe"] if name is None else Path(name).stem}
+    given["seed"] = before["seed"] if seed is None else seed
+    _check_same(before, given, out)
+    moved = data is None and before["data"] != task_class(recipe.task).default_data
+    return Request(
+        name=before["recipe"],
+        recipe=recipes.override(recipe, overrides),
+        data=before["data"] if moved else data,
+        seed=before["seed"],
+        note="" if name is None else _differences(name, recipe),
+        moved_data=moved,
+    )
+
+
+def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    for key in ("recipe", "seed"):
+        if before.get(key) != now[key]:
+            raise UserError(f"{folder} was started with {key} {before.get(key)}, not {now[key]}.")
+
+
+def _differences(name: str, recipe: Recipe) -> str:
+    """A line on the settings of a run that are not those of its recipe."""
+    with suppress(UserError):  # the file may be gone; the run has all that it needs
+        own, theirs = recipes.flatten(recipe), recipes.flatten(recipes.load(name))
+        changed = [f"{key}={own[key]} (recipe: {theirs.get(key)})" for key in own if own[key] != theirs.get(key)]
+        if changed:
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            return f"Continued with the run's own settings: {', '.join(changed[:5])}{more}."
+    return ""
+
+
+def describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
+    """Write the files that describe the run; with ``resume``, check that they are the same."""
+    provenance.commit()  # now: the checkout may have changed when the run ends
+    files = task.files()
+    if resume and not _was_killed_at_birth(folder, files):
+        _check_resumed(folder, config, task)
+        folder.mark()
+        return
+    folder.write("config.json", json.dumps(config, indent=2) + "\n")
+    for file, content in files.items():
+        folder.write(file, content)
+
+
+def go_on(run: engine.Run) -> None:
+    """Continue from the folder's last checkpoint, or from the start where the run had written none."""
+
+    def saved() -> bool:
+        path = run.folder.path
+        found = checkpoint.any_saved(path)
+        with suppress(OSError):
+            if not found and (path / "metrics.jsonl").stat().st_size:
+                raise UserError(f"{path} has lost its checkpoints; start over with --force.")
+        return found
+
+    if run.ranks.from_first(saved):
+        run.resume()
+        run.reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
+    else:
+        run.reporter.say("Nothing was saved yet: started from the beginning.")
+
+
+def _was_killed_at_birth(folder: RunFolder, files: Iterable[str]) -> bool:
+    """Whether the run was stopped before all that describes it was written."""
+    there = all((folder.path / name).exists() for name in ("config.json", *files))
+    return not there and not checkpoint.any_saved(folder.path)
+
+
+def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> None:
+    files = task.files()
+    try:
+        before = read_json(folder.path / "config.json")
+        written = {name: (folder.path / name).read_bytes() for name in files}
+        if not isinstance(before, dict):
+            raise UserError("config.json holds no settings")
+    except (OSError, UserError):
+        names = " and ".join(["config.json", *files])
+        raise UserError(f"{folder.path} has no readable {names}; start over.") from None
+    check_format(before, folder.path)
+    _check_same(before, config, folder.path)
+    if before.get("pruned") != config.get("pruned"):
+        raise UserError(
+            f"{folder.path} was started with other weights, or removes them in other steps. Pruned weights are trained "
+            "by bayesrnn prune --retrain with the same run, fraction and epochs; continue with that command, or start "
+            "over with --force."
+        )
+    old = recipes.flatten(recipes.from_dict(before.get("settings"), where="config.json"))
+    new = recipes.flatten(recipes.from_dict(config["settings"], where="recipe"))
+    for key, value in new.items():
+        if old.get(key) != value:
+            raise UserError(
+                f"{folder.path} was started with {key}={old.get(key)}, not {value}; resume with the same, or start "
+                "over with --force."
+            )
+    check_digests(before, written, folder.path)
+    check_files(task, written, advice=f"resume with the {task.source} it was started on")
+    if before.get("data_digest", config["data_digest"]) != config["data_digest"]:  # earlier versions wrote none
+        raise UserError(
+            f"The data in {config['data']} are not those that the run in {folder.path} was started on; "
+            "name those with --data, or start over with --force."
+        )

@@ -1,0 +1,71 @@
+"""The settings of a captioning recipe."""
+
+from pydantic import Field
+
+from bayesrnn.lab.recipes import schema
+from bayesrnn.lab.recipes.schema import (
+    Count,
+    Counts,
+    Draws,
+    DrawsOrNone,
+    Layers,
+    NotNegatives,
+    Positive,
+    Rate,
+    Real,
+    Section,
+    Sections,
+)
+
+
+class Paper(schema.Paper):
+    """Published results on the paper's data set; BLEU and CIDEr in percent."""
+
+    test: Real | None = Field(None, description="test perplexity per word")
+    bleu1: Real | None = Field(None, description="BLEU-1 in percent")
+    bleu2: Real | None = Field(None, description="BLEU-2 in percent")
+    bleu3: Real | None = Field(None, description="BLEU-3 in percent")
+    bleu4: Real | None = Field(None, description="BLEU-4 in percent")
+    cider: Real | None = Field(None, description="CIDEr in percent")
+
+
+class Model(Section):
+    """Embedding, LSTM layers and decoder of one width, and their dropout rates."""
+
+    hidden: Count = Field(512, description="units of the embedding and of each layer")
+    layers: Layers = Field(1, description="LSTM layers")
+    tied: bool = Field(False, description="the decoder shares the embedding's weights")
+    init: Positive = Field(0.05, description="weights start in U(-init, init)")
+    image_scale: Positive = Field(8.0, description="length of an image's features; at 1 an image is as large as a word")
+    bayesian_image: bool = Field(True, description="the posterior includes the linear layer of the image")
+    image_dropout: Rate = Field(0.0, description="dropout rate of the image's features")
+    word_dropout: Rate = Field(0.0, description="rate at which word types are dropped per sequence (p_E)")
+    input_dropout: Rate = Field(0.0, description="dropout rate of each layer's input, one mask per sequence (p_W)")
+    recurrent_dropout: Rate = Field(0.0, description="dropout rate of h in the recurrent product (p_U)")
+    output_dropout: Rate = Field(0.0, description="dropout rate before the decoder, one mask per sequence")
+    step_dropout: Rate = Field(0.0, description="ordinary dropout of layers' inputs and outputs, new at each step")
+    kl_weight: Real = Field(1.0, gt=0, le=1, description="factor of the KL: 1 is the ELBO, less a cold posterior")
+
+
+class Data(Section):
+    """How captions and features are read."""
+
+    batch_size: Count = Field(100, description="captions per step")
+    max_words: Count = Field(20, description="longer captions are cut for training, never for scoring")
+    min_count: Count = Field(5, description="rarer words are unknown words")
+    features: str = Field(
+        "", description=".npy file of image features, made if missing; empty: in the data folder or runs/features"
+    )
+
+
+class Evaluate(Section):
+    """Defaults of ``bayesrnn evaluate``: each beam with each length penalty is tried on the validation images."""
+
+    samples: Draws = Field(30, description="draws to average over for perplexity and doubt about words")
+    decode_samples: DrawsOrNone = Field(30, description="draws in the search for captions; 0: the posterior mean")
+    beams: Counts = Field((3, 5, 10), description="beam widths to try")
+    length_penalties: NotNegatives = Field((0.0, 0.5, 1.0), description="length penalties to try")
+    max_words: Count = Field(20, description="longest caption that the search returns")
+
+
+SECTIONS = Sections(paper=Paper, model=Model, data=Data, evaluate=Evaluate)
