@@ -148,7 +148,9 @@ def test_what_a_frame_refuses():
         Frame.fit(flat, cut_of(), window=6, horizon=3)
     with pytest.raises(UserError, match=r"changes by so little that its variance is 0 .* multiply its values"):
         Frame.fit(values() * 1e-299, cut_of(), window=6, horizon=3)
-    with pytest.raises(UserError, match=r"data.log needs values above 0, and the series has -1"):
+    with pytest.raises(
+        UserError, match=r"data.log needs values above 0, and the series has 120 values that are not, down to -1; omit"
+    ):
         Frame.fit(flat - 2, cut_of(), window=6, horizon=3, log=True)
     with pytest.raises(UserError, match="12 training windows with differences at lag 52, and 20 are needed"):
         Frame.fit(values(), cut_of(), window=6, horizon=3, lag=52)
@@ -165,12 +167,12 @@ def test_gathered_windows():
 def test_the_season():
     steps, cut = torch.arange(200, dtype=torch.float64), Cut(140, 170, 200)
     wave = torch.sin(2 * math.pi * steps / 11) + 0.05 * steps
-    assert season_of(wave, cut, 1) == 11  # found under a trend
-    assert season_of(wave, cut, 12) == 12  # as the dates say
+    assert season_of(wave, cut, (1,)) == 11  # found under a trend
+    assert season_of(wave, cut, (12,)) == 12  # as the dates say
     noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert season_of(noise, cut, 1) == 1
-    assert season_of(2 * steps, cut, 1) == 1
-    assert season_of(torch.ones(200, dtype=torch.float64), cut, 1) == 1
+    assert season_of(noise, cut, (1,)) == 1
+    assert season_of(2 * steps, cut, (1,)) == 1
+    assert season_of(torch.ones(200, dtype=torch.float64), cut, (1,)) == 1
 
 
 def test_the_lag_that_a_linear_model_likes():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs.sizes import memory as machine_memory
-from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, gather
+from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, carried, gather
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale
 from bayesrnn.lab.tasks.forecast.model import Components
 
@@ -110,18 +110,22 @@ class Forecaster:
             scale = running_scale(raw.standardised(actual), memory=self.memory)
         return Walk(origins, raw, scale, raw.scaled(scale), actual)
 
-    def naive(self, lag: int) -> Walk:
-        """The value ``lag`` steps (or whole multiples) before, with Gaussian errors of the training part's size."""
-        plain = replace(self.frame, lag=lag, target_center=(0.0,) * self.frame.horizon)
-        levels = self.frame.levels(self.values)[:, 0]
+    def naive(self, lag: int, *, log: bool | None = None) -> Walk:
+        """The value ``lag`` steps (or whole multiples) before, with Gaussian errors of the training part's size.
+
+        With ``log`` errors are of the logarithm, so that they grow with the level; None: as the model has it.
+        """
+        log = self.frame.log if log is None else log
+        plain = replace(self.frame, lag=lag, log=log, target_center=(0.0,) * self.frame.horizon)
+        levels = plain.levels(self.values)[:, 0]
         train = self.cut.origins("train", first=lag, horizon=self.frame.horizon)
         ahead = torch.arange(1, self.frame.horizon + 1)
         before = torch.tensor(train).unsqueeze(1)
         errors = levels[before + ahead] - plain.known(self.values, before.squeeze(1))
         origins = self._after_training()
         means = plain.known(self.values, torch.tensor(origins))
-        sigmas = errors.square().mean(0).sqrt().clamp_min(1e-12).expand_as(means)
-        return self._walked(origins, Mixture(means.unsqueeze(0), sigmas.unsqueeze(0), self.frame.log))
+        sigmas = errors.square().nanmean(0).sqrt().nan_to_num(1.0).clamp_min(1e-12).expand_as(means)
+        return self._walked(origins, Mixture(means.unsqueeze(0), sigmas.unsqueeze(0), log))
 
     def ahead(self, steps: int, *, samples: int, seed: int, level: float = 0.95, mirrored: bool = True) -> Ahead:
         """What comes after the last step.
@@ -158,7 +162,8 @@ class Forecaster:
         count = samples if is_random(self.model) else 1
         paths = PATHS if count > 1 else PATHS * samples
         _check_memory(samples, count * paths * (1 + mirrored) * steps * 16)
-        known = frame.levels(self.values)[-(frame.lag + frame.window) :, 0]
+        known = frame.levels(self.values)[-(frame.lag + frame.window) :, 0].clone()
+        known[: frame.lag] = carried(frame.levels(self.values), frame.lag)[-len(known) :, 0][: frame.lag]
         bare = replace(frame, log=False)  # levels are logarithms already
         futures = []
         for k in range(count):
@@ -238,26 +243,30 @@ def one_draw_for_the_batch(model: nn.Module) -> Iterator[None]:
 
 
 def measures(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, float]:
-    """Scores of forecasts (S, N, H) of what came about (N, H), averaged over all."""
+    """Scores of forecasts (S, N, H), averaged over the actual values (N, H) that are known (not NaN)."""
     low, high = forecast.interval(level)
     error = forecast.mean - actual
     return {
-        "crps": float(forecast.crps(actual).mean()),
-        "coverage": float(((actual >= low) & (actual <= high)).double().mean()),
+        "crps": float(forecast.crps(actual).nanmean()),
+        "coverage": float(_inside(actual, low, high).nanmean()),
         "width": float((high - low).mean()),
-        "mae": float((forecast.quantile(0.5) - actual).abs().mean()),
-        "rmse": float(error.square().mean().sqrt()),
-        "nll": float(-forecast.log_density(actual).mean()),
+        "mae": float((forecast.quantile(0.5) - actual).abs().nanmean()),
+        "rmse": float(error.square().nanmean().sqrt()),
+        "nll": float(-forecast.log_density(actual).nanmean()),
     }
+
+
+def _inside(actual: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """1 where a value lies between two others, 0 where not, NaN where it is not known."""
+    return ((actual >= low) & (actual <= high)).double().masked_fill(actual.isnan(), math.nan)
 
 
 def by_horizon(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, list[float]]:
     """CRPS, coverage and mean width for each step ahead."""
     low, high = forecast.interval(level)
-    inside = ((actual >= low) & (actual <= high)).double()
     return {
-        "crps": forecast.crps(actual).mean(0).tolist(),
-        "coverage": inside.mean(0).tolist(),
+        "crps": forecast.crps(actual).nanmean(0).tolist(),
+        "coverage": _inside(actual, low, high).nanmean(0).tolist(),
         "width": (high - low).mean(0).tolist(),
     }
 
@@ -265,6 +274,7 @@ def by_horizon(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[s
 def reliability(forecast: Mixture, actual: Tensor) -> dict[str, list[float]]:
     """The histogram of probability integral transforms, and how much intervals of other levels cover."""
     pit = forecast.cdf(actual)
+    pit = pit[~pit.isnan()]
     levels = [0.5, 0.8, 0.9, 0.95]
     inside = [float(((pit >= (1 - p) / 2) & (pit <= (1 + p) / 2)).double().mean()) for p in levels]
     return {"pit": histogram(pit), "levels": levels, "coverage": inside}

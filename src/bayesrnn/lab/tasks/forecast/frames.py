@@ -73,10 +73,15 @@ class Frame:
     the difference is one for the level, moved. Inputs are differences at the same lag. All are scaled by means and
     standard deviations of the training part: inputs column by column, targets for each step ahead.
 
+    Missing values are NaN. A window has the scaled mean (0) in their place, and with ``masked`` a further column per
+    column, 1 where the value is missing. Targets that are missing are NaN. A difference from a missing value is one
+    from the last value that was known then, of the same phase if there is a season: nothing looks ahead.
+
     Args:
         window: steps the model looks back on, T. horizon: steps it looks ahead, H.
         log: the target's logarithm is modelled; covariates stay as they are.
         center, spread: of inputs, one per column. target_center, target_spread: one per step ahead.
+        masked: the series has missing values, and windows show where.
 
     Shapes: values (n, B, F) are B series side by side, target first; origins are steps t, forecast from t + 1 on.
     """
@@ -89,11 +94,12 @@ class Frame:
     spread: tuple[float, ...]
     target_center: tuple[float, ...]
     target_spread: tuple[float, ...]
+    masked: bool = False
 
     @classmethod
     def fit(cls, values: Tensor, cut: Cut, *, window: int, horizon: int, lag: int = 0, log: bool = False) -> "Frame":
         """Scales from the training part of ``values`` (n, 1, F), float64."""
-        columns = values.shape[-1]
+        columns, masked = values.shape[-1], bool(values.isnan().any())
         bare = cls(window, horizon, lag, log, (0.0,) * columns, (1.0,) * columns, (0.0,) * horizon, (1.0,) * horizon)
         train = cut.origins("train", first=bare.first, horizon=horizon)
         if len(train) < _LEAST:
@@ -102,21 +108,29 @@ class Frame:
                 f"{lag}, and {_LEAST} are needed; use a longer series, a smaller data.window, or another "
                 "data.difference."
             )
-        inputs = bare.features(values)[lag : cut.train, 0]
+        inputs = bare.differences(values)[lag : cut.train, 0]
         targets = bare.targets(values, _long(train))
-        center, spread = inputs.mean(0), inputs.std(0, correction=0)
-        if not bool(spread[0] > 0) or not bool((targets.std(0, correction=0) > 0).all()):
-            if any(bool((part == part[0]).all(0).any()) for part in (inputs[:, :1], targets)):
+        seen = int((~targets.isnan()).any(1).sum())
+        if seen < _LEAST:
+            raise UserError(
+                f"Only {counted(seen, 'training window')} of {len(train)} have a value to forecast, and {_LEAST} are "
+                "needed; use a series with fewer missing values, or fill them."
+            )
+        (center, spread), (target_center, target_spread) = _moments(inputs), _moments(targets)
+        if not bool(spread[0] > 0) or not bool((target_spread > 0).all()):
+            if any(
+                bool((p == p[~p.isnan()][0])[~p.isnan()].all())
+                for p in (inputs[:, 0], *targets.T)
+                if not p.isnan().all()
+            ):
                 raise UserError("The training part of the series is constant; there is nothing to learn from it.")
             raise UserError(
                 "The training part of the series changes by so little that its variance is 0 in double precision; "
                 "multiply its values by a large number."
             )
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))  # a constant covariate says nothing
-        return cls(
-            window, horizon, lag, log,
-            _floats(center), _floats(spread), _floats(targets.mean(0)), _floats(targets.std(0, correction=0)),
-        )  # fmt: skip
+        scales = [tuple(t.tolist()) for t in (center, spread, target_center, target_spread)]
+        return cls(window, horizon, lag, log, scales[0], scales[1], scales[2], scales[3], masked)
 
     @property
     def first(self) -> int:
@@ -137,19 +151,30 @@ class Frame:
         target = values[..., 0]
         if not self.log:
             return target
-        if not bool((target > 0).all()):
+        wrong = target[target <= 0]
+        if len(wrong):
             raise UserError(
-                f"data.log needs values above 0, and the series has {float(target.min()):g}; leave it out, or shift it."
+                f"data.log needs values above 0, and the series has {counted(len(wrong), 'value')} that are not, "
+                f"down to {float(wrong.min()):g}; omit data.log, or add a constant to the column first, such as 1 to counts."
             )
         return target.log()
 
-    def features(self, values: Tensor) -> Tensor:
-        """What the model sees of each step, (n, B, F); the first ``lag`` steps are zeros and not used."""
+    def differences(self, values: Tensor) -> Tensor:
+        """Differences at the lag, (n, B, F), not scaled; NaN where a value is missing, 0 in the first ``lag`` steps."""
         levels = torch.cat([self.levels(values).unsqueeze(-1), values[..., 1:]], -1)
-        seen = levels if self.lag == 0 else torch.zeros_like(levels)
-        if self.lag:
-            seen[self.lag :] = levels[self.lag :] - levels[: -self.lag]
-        return (seen - seen.new_tensor(self.center)) / seen.new_tensor(self.spread)
+        if self.lag == 0:
+            return levels
+        seen = torch.zeros_like(levels)
+        seen[self.lag :] = levels[self.lag :] - carried(levels, self.lag)[: -self.lag]
+        return seen
+
+    def features(self, values: Tensor) -> Tensor:
+        """What the model sees of each step, (n, B, F), or (n, B, 2 F) if masked; the first ``lag`` are not used."""
+        seen = self.differences(values)
+        scaled = (seen - seen.new_tensor(self.center)) / seen.new_tensor(self.spread)
+        if not self.masked:
+            return scaled
+        return torch.cat([scaled.nan_to_num(nan=0.0), values.isnan().to(scaled)], -1)
 
     def windows(self, values: Tensor, origins: Tensor) -> Tensor:
         """Inputs (T, N, F) of the first series at N origins."""
@@ -160,14 +185,16 @@ class Frame:
         center = values.new_tensor(self.target_center)
         if self.lag == 0:
             return center.expand(len(origins), -1)
-        return self.levels(values)[:, 0][origins.unsqueeze(1) + self._offsets(origins.device)] + center
+        return (
+            carried(self.levels(values), self.lag)[:, 0][origins.unsqueeze(1) + self._offsets(origins.device)] + center
+        )
 
     def known_at_end(self, values: Tensor) -> Tensor:
         """The same at the last step of B series side by side, (B, H)."""
         center = values.new_tensor(self.target_center)
         if self.lag == 0:
             return center.expand(values.shape[1], -1)
-        return self.levels(values)[len(values) - 1 + self._offsets(values.device)].T + center
+        return carried(self.levels(values), self.lag)[len(values) - 1 + self._offsets(values.device)].T + center
 
     def _offsets(self, device: torch.device) -> Tensor:
         """From the origin to the values that the H steps ahead are compared with: 0 or before."""
@@ -175,13 +202,33 @@ class Frame:
         return ahead - -(-ahead // self.lag) * self.lag  # whole seasons back
 
     def targets(self, values: Tensor, origins: Tensor) -> Tensor:
-        """Scaled targets (N, H); steps beyond the end are NaN."""
+        """Scaled targets (N, H); NaN where missing or beyond the end."""
         levels = self.levels(values)[:, 0]
         ahead = torch.arange(1, self.horizon + 1, device=origins.device)
         steps = origins.unsqueeze(1) + ahead
         future = levels[steps.clamp(max=len(levels) - 1)]
         future = future.masked_fill(steps >= len(levels), math.nan)
         return (future - self.known(values, origins)) / values.new_tensor(self.target_spread)
+
+
+def carried(levels: Tensor, lag: int) -> Tensor:
+    """Missing values of levels (n, ...) replaced by the last one known then: a season (``lag``) before, else the step
+    before. What is missing from the first step on is 0 where nothing is known."""
+    if not bool(levels.isnan().any()):
+        return levels
+    known = levels.clone()
+    for t in levels.isnan().flatten(1).any(1).nonzero().flatten().tolist():
+        before = known[t - lag] if t >= lag > 1 else known[t - 1] if t else torch.zeros_like(known[0])
+        known[t] = torch.where(known[t].isnan(), before, known[t])
+    return known
+
+
+def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each column, of the values that are not missing."""
+    if not bool(columns.isnan().any()):
+        return columns.mean(0), columns.std(0, correction=0)
+    mean = columns.nanmean(0)
+    return mean.nan_to_num(), (columns - mean).square().nanmean(0).sqrt().nan_to_num()
 
 
 def gather(features: Tensor, origins: Tensor, window: int) -> Tensor:
@@ -191,14 +238,17 @@ def gather(features: Tensor, origins: Tensor, window: int) -> Tensor:
     return features.index_select(0, steps.flatten()).view(window, len(origins), features.shape[1])
 
 
-def season_of(target: Tensor, cut: Cut, suggested: int) -> int:
+def season_of(target: Tensor, cut: Cut, suggested: Sequence[int]) -> int:
     """The season in steps: as the dates suggest, else the highest peak of the training part's autocorrelation.
 
-    A peak counts if it is above 0.3 and lies within a quarter of the part; 1: there is no season.
+    Of several that the dates suggest (a week and a year of days), the one whose autocorrelation rises most above the
+    lowest at shorter lags, if the training part holds it twice. Without a suggestion a peak counts if it is above 0.3
+    and lies within a quarter of the part; 1: there is no season.
     """
-    if suggested > 1:
-        return suggested
-    part = target[: cut.train]
+    possible = [s for s in suggested if 2 * s <= cut.train]
+    if suggested[0] > 1 and len(possible) < 2:
+        return suggested[0]
+    part = carried(target[: cut.train], 1)
     steps = torch.arange(len(part), dtype=part.dtype)
     steps = steps - steps.mean()
     part = part - part.mean()
@@ -206,8 +256,11 @@ def season_of(target: Tensor, cut: Cut, suggested: int) -> int:
     power = float(part @ part)
     if power == 0:
         return 1
-    lags = range(1, min(len(part) // 4, 1000))
+    lags = range(1, max(min(len(part) // 4, 1000), max(possible, default=0) + 1))
     found = [1.0, *(float(part[:-k] @ part[k:]) / power for k in lags)]
+    if len(possible) > 1:
+        even = [a * len(part) / (len(part) - k) for k, a in enumerate(found)]  # as many products at every lag
+        return max(possible, key=lambda s: even[s] - min(even[1 : s + 1]))
     peaks = [k for k in range(2, len(found) - 1) if found[k - 1] < found[k] >= found[k + 1] and found[k] > 0.3]
     return max(peaks, key=lambda k: found[k], default=1)
 
@@ -258,9 +311,11 @@ def _linear_error(values: Tensor, cut: Cut, frame: Frame, ridge: float) -> float
     train = _long(cut.origins("train", first=frame.first, horizon=frame.horizon))
     train = train[:: -(-len(train) // _RIDGE_WINDOWS)]
     valid = _long(cut.origins("valid", first=frame.first, horizon=frame.horizon))
-    weights = ridge_weights(frame.windows(values, train), frame.targets(values, train), ridge)
+    targets = frame.targets(values, train)
+    seen = ~targets.isnan().any(1)
+    weights = ridge_weights(frame.windows(values, train)[:, seen], targets[seen], ridge)
     error = frame.targets(values, valid) - linear(frame.windows(values, valid), weights)
-    return float((error * values.new_tensor(frame.target_spread)).square().mean())
+    return float((error * values.new_tensor(frame.target_spread)).square().nanmean())
 
 
 def ridge_weights(x: Tensor, y: Tensor, ridge: float) -> Tensor:
@@ -282,7 +337,3 @@ def _rows(x: Tensor) -> Tensor:
 
 def _long(origins: range) -> Tensor:
     return torch.arange(origins.start, origins.stop)
-
-
-def _floats(tensor: Tensor) -> tuple[float, ...]:
-    return tuple(tensor.tolist())

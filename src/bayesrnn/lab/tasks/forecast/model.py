@@ -133,15 +133,20 @@ def _merged(found: Tensor) -> Tensor:
 
 
 class GaussianHeads(nn.Module):
-    """N(y; mean, sigma^2) with both from the model. Shapes: output (..., 2), mean and log sigma; target (...)."""
+    """N(y; mean, sigma^2) with both from the model. Shapes: output (..., 2), mean and log sigma; target (...).
+
+    Targets that are NaN (missing) do not count.
+    """
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Sum of -log p(target)."""
         mean, log_sigma = output.unbind(-1)
-        return (0.5 * ((target - mean) * torch.exp(-log_sigma)).square() + log_sigma + _ROOT).sum()
+        known = ~target.isnan()
+        error = torch.where(known, target, mean) - mean
+        return ((0.5 * (error * torch.exp(-log_sigma)).square() + log_sigma + _ROOT) * known).sum()
 
-    def count(self, target: Tensor) -> int:
-        return target.numel()
+    def count(self, target: Tensor) -> Tensor:
+        return (~target.isnan()).sum()
 
 
 def network(inputs: int, window: int, horizon: int, settings: Model) -> nn.Module:

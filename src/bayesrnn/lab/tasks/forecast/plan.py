@@ -36,8 +36,8 @@ class Plan:
     def of(cls, series: Series, settings: "Data") -> "Plan":
         values = torch.from_numpy(series.values).unsqueeze(1)
         length, horizon = len(series), settings.horizon
-        suggested = settings.season or series.grid.season
-        window = settings.window or min(max(24, suggested), 96)
+        suggested = (settings.season,) if settings.season else series.grid.seasons
+        window = settings.window or min(max(24, suggested[0]), 96)
         cut = Cut.of(length, valid=settings.valid, test=settings.test, window=window, horizon=horizon)
         season = season_of(values[:, 0, 0], cut, suggested)
         lags = {"none": [0], "last": [1], "season": [season], "auto": sorted({0, 1, season})}[settings.difference]
@@ -111,15 +111,16 @@ def _wrong(about: Any) -> str:
         return "cut should be three steps, one after the other"
     if not _is_whole(season) or season < 1:
         return f"season should be a number of steps, not {shown(season)}"
-    if not isinstance(frame, dict) or frame.keys() != {field.name for field in fields(Frame)}:
+    if not isinstance(frame, dict) or frame.keys() | {"masked"} != {field.name for field in fields(Frame)}:
         return f"frame should have {', '.join(field.name for field in fields(Frame))}"
     for key, least in (("window", 1), ("horizon", 1), ("lag", 0)):
         if not _is_whole(frame[key]) or frame[key] < least:
             return f"frame.{key} should be a whole number of at least {least}, not {shown(frame[key])}"
     if frame["lag"] + frame["window"] + frame["horizon"] > steps[0]:
         return "frame.window, frame.lag and frame.horizon together are longer than the training part"
-    if not isinstance(frame["log"], bool):
-        return "frame.log should be true or false"
+    for key in ("log", "masked"):
+        if not isinstance(frame.get(key, False), bool):
+            return f"frame.{key} should be true or false"
     lengths = {"center": len(columns), "spread": len(columns)}
     lengths |= {"target_center": frame["horizon"], "target_spread": frame["horizon"]}
     for key, length in lengths.items():

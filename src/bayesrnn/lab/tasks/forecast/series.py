@@ -1,4 +1,4 @@
-"""Time series from CSV files, put on an even grid of steps. `frames` cuts them into windows.
+"""Time series from CSV files, read by pandas and put on an even grid of steps. `frames` cuts them into windows.
 
 series = read_csv("sales.csv", target="sales")     # or mauna_loa()
 """
@@ -7,40 +7,38 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.tasks.forecast import dates as when
 from bayesrnn.lab.tasks.forecast.dates import Grid
-from bayesrnn.lab.tasks.forecast.tables import (
-    LOOK,
-    MAX_ROWS,
-    MISSING,
-    Table,
-    naming,
-    number,
-    read_bytes,
-    table_of,
-    text_of,
-)
 
+MAX_BYTES = 50_000_000
+MAX_ROWS = 1_000_000
+MAX_COLUMNS = 1_000
+_LOOK = 200  # rows that decide on delimiter, header and date column
+_MISSING = ("", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?")
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
-_COUNTERS = {"", "row", "index", "unnamed: 0"}
-_LARGEST = math.sqrt(3.4028234e38)  # of values whose square is a float32
+_COUNTERS = _NAMES | {"", "row", "unnamed: 0"}
+_LARGEST = math.sqrt(3.4028234e38)  # its square is still a float32
 _PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
 
 Array = np.ndarray
+Table = Any  # a DataFrame of text, with the rows' lines in the file as index
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values on an even grid, without gaps.
+    """Values on an even grid; NaN where the file has none.
 
     ``values`` has shape (n, columns), the target first and covariates after it; ``notes`` say what was done to the
     file's rows, one sentence each.
@@ -64,271 +62,371 @@ class Series:
         return self.grid.label(step)
 
     def to_csv(self) -> str:
-        """The series as it is used: evenly spaced, gaps filled, target first."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["row" if self.grid.unit == "row" else "date", *self.columns])
-        for step, row in enumerate(self.values):
-            writer.writerow([self.label(step), *(repr(float(v)) for v in row)])
-        return out.getvalue()
+        """The series as it is used: evenly spaced, target first, empty cells where values are missing."""
+        labels = pd.Index(map(self.label, range(len(self))), name="row" if self.grid.unit == "row" else "date")
+        return pd.DataFrame(self.values, index=labels, columns=self.columns).to_csv(lineterminator="\n")
 
 
 def mauna_loa() -> Series:
-    """Monthly carbon dioxide at Mauna Loa, 1958 to 2001: the series that comes with the library (public domain)."""
-    return read_csv(Path(__file__).with_name("mauna_loa.csv"))
+    """Monthly carbon dioxide at Mauna Loa, 1958 to 2001 (public domain); its 5 missing months are filled."""
+    return read_csv(Path(__file__).with_name("mauna_loa.csv"), max_gap=3)
 
 
-def read_csv(
-    path: str | Path,
-    *,
-    target: str = "",
-    covariates: str = "",
-    date: str = "",
-    max_gap: int = 0,
-) -> Series:
+def read_csv(path: str | Path, **options: str | int) -> Series:
     """A series from a CSV file: one column of dates, one or more of numbers, in any order of rows.
 
     Delimiter (comma, semicolon, tab, bar), header, decimal comma and the form of the dates are found by looking. Rows
-    are sorted by date; dates that are missing between the first and the last count as gaps.
+    are sorted by date. Steps between the first and the last date that have no row or no value are NaN.
 
     Args:
-        target: the column to forecast; empty: the first with numbers.
-        covariates: further columns that the model sees, separated by commas; "all": every other; empty: none.
-        date: the column of dates; empty: found. Without one the rows are taken as evenly spaced.
-        max_gap: gaps of up to this many steps are filled by straight lines; 0: 1% of the series, at least 3.
+        options: as :func:`parse_csv` has them.
     """
     path = Path(path)
-    return parse_csv(read_bytes(path), name=path.name, target=target, covariates=covariates, date=date, max_gap=max_gap)
+    try:
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.suffix.lower() == ".csv")
+            such = f", such as {inside[0]}" if inside else ""
+            raise UserError(f"{path} is a folder; --data names a CSV file{such}.")
+        if not path.is_file():
+            raise UserError(f"{path} cannot be read (there is no such file); --data names a CSV file.")
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its name is not one"
+        raise UserError(f"{path} cannot be read ({reason}); --data names a CSV file.") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
+    return parse_csv(content, name=path.name, **options)  # type: ignore[arg-type]
 
 
 def parse_csv(
-    content: bytes, *, name: str, target: str = "", covariates: str = "", date: str = "", max_gap: int = 0
-) -> Series:
-    """As :func:`read_csv`, of a file's content; ``name`` is what errors call it."""
-    table = table_of(text_of(content, name), name)
-    notes: list[str] = []
+    content: bytes, *, name: str, target: str = "", covariates: str = "", date: str = "", date_format: str = "",
+    max_gap: int = 0,
+) -> Series:  # fmt: skip
+    """Like :func:`read_csv`, from a file's content.
+
+    Args:
+        name: what errors call the file.
+        target: the column to forecast; empty: the first with numbers.
+        covariates: further columns that the model sees, separated by commas; "all": every other; empty: none.
+        date: the column of dates; empty: found; "none": rows are evenly spaced, in the order of the file.
+        date_format: how dates are written, as strptime has it (%d/%m/%Y); empty: found.
+        max_gap: gaps of up to this many steps are filled by straight lines, which look ahead; 0: none. What is not
+            filled stays NaN.
+    """
     with naming(name):
-        dated, table = _dated(table, date, notes)
-        names = _chosen(table, target, covariates, notes)
-    values = np.column_stack([_numbers(table, column, name) for column in names])
-    with naming(name):
-        grid, values = _placed(table, dated, values, notes)
-        grid, values = _trimmed(grid, values, names[0], notes)
-        values = _filled(values, names, grid, max_gap, notes)
+        table, comma = _table(_text(content))
+        notes: list[str] = []
+        dates, table = _dated(table, date, date_format, notes)
+        names = _chosen(table, target, covariates, comma, notes)
+        values = np.column_stack([_numbers(table[column], comma) for column in names])
+        grid, values = _placed(table.index, dates, values, notes)
+        grid, values = _trimmed(grid, values, names, notes)
+        values = _filled(values, names, max_gap, notes)
     return Series(Path(name).stem, names, values, grid, notes)
 
 
-def _dated(table: Table, given: str, notes: list[str]) -> tuple[list[datetime] | None, Table]:
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Errors inside the block begin with the file's name."""
+    try:
+        yield
+    except UserError as error:
+        mark = ", " if str(error).startswith("line ") else ": "
+        raise UserError(f"{file}{mark}{error}") from None
+
+
+def _text(content: bytes) -> str:
+    """UTF-8, or UTF-16 with its mark, without lines of comments."""
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UserError(f"it is not UTF-8 text (byte {error.start}); save it as CSV in UTF-8.") from None
+    if "\0" in text:
+        raise UserError("it is a binary file; save the series as CSV.")
+    return re.sub(r"(?m)^[^\S\n]*#.*$", "", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _table(text: str) -> tuple[Table, bool]:
+    """Cells as text, the rows' lines in the file as index; and whether numbers have a decimal comma."""
+    useful = [line for line in text.split("\n", 5 * _LOOK)[: 5 * _LOOK] if line.strip()][:_LOOK]
+    if not useful:
+        raise UserError("it is empty; a series needs a column of dates and a column of numbers.")
+    mark = _delimiter(useful)
+    width = len(next(csv.reader(useful, delimiter=mark, skipinitialspace=True)))
+    if width > MAX_COLUMNS:
+        raise UserError(f"it has {width:,} columns; at most {MAX_COLUMNS:,} are read.")
+    try:
+        table: Table = pd.read_csv(  # one column more than the first line has shows lines that are longer
+            io.StringIO(text), sep=mark, header=None, names=range(width + 1), dtype=str, keep_default_na=False,
+            na_values=[], skip_blank_lines=False, skipinitialspace=True, index_col=False, engine="python",
+        )  # fmt: skip
+    except (pd.errors.ParserError, csv.Error) as error:
+        found = re.search(r"in line (\d+), saw (\d+)", str(error))
+        if found is not None:
+            raise _uneven(int(found[1]), int(found[2]), width) from None
+        raise UserError(f"it cannot be read as CSV ({str(error).splitlines()[0]}).") from None
+    table.index = table.index + 1
+    table = table.apply(lambda cells: cells.str.strip())
+    table = table[(table.fillna("") != "").any(axis=1)]
+    for line in table.index[table[width].fillna("") != ""][:1]:
+        raise _uneven(line, width + 1, width)
+    table = table.drop(columns=width)
+    for line, cells in table[table.isna().any(axis=1)][:1].iterrows():
+        raise _uneven(int(str(line)), int(cells.notna().sum()), width)
+    while width > 1 and (table[width - 1] == "").all():  # lines that end with a delimiter
+        width -= 1
+        table = table.drop(columns=width)
+    comma = mark != "," and bool(table.iloc[1:_LOOK].apply(lambda c: c.str.fullmatch(r"[+-]?\d+,\d+")).any(axis=None))
+    named = any(not _is_data(cell, comma) for cell in table.iloc[0])
+    names = [_printable(cell) for cell in table.iloc[0]] if named else [f"column {i + 1}" for i in range(width)]
+    for twice in [name for name in names if names.count(name) > 1][:1]:
+        raise UserError(f"it has two columns called {twice!r}; give each its own name.")
+    table.columns = pd.Index(names)
+    table = table.iloc[1:] if named else table
+    if len(table) < 2:
+        raise UserError(f"it has {counted(len(table), 'row')} of data; a series needs many more.")
+    if len(table) > MAX_ROWS:
+        raise UserError(f"it has {len(table):,} rows; at most {MAX_ROWS:,} are read.")
+    return table, comma
+
+
+def _uneven(line: int, cells: int, width: int) -> UserError:
+    return UserError(
+        f"line {line}, has {cells} cells where line 1 has {width}; put quotes around cells that hold the "
+        "delimiter, or correct the line."
+    )
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """The mark that cuts the first line and most others into equally many cells; a comma, which may be a decimal one,
+    only where no other mark does."""
+    for mark in ";\t|":
+        try:
+            widths = [len(row) for row in csv.reader(lines, delimiter=mark, skipinitialspace=True)]
+        except csv.Error:
+            continue
+        if widths[0] > 1 and widths.count(widths[0]) >= 0.8 * len(widths):
+            return mark
+    return ","
+
+
+def _is_data(cell: str, comma: bool) -> bool:
+    return cell.lower() in _MISSING or not math.isnan(_to_numbers([cell], comma)[0]) or bool(when.forms_of([cell]))
+
+
+def _printable(name: str) -> str:
+    """Without what a terminal would act on; whatever is like a space is one."""
+    return "".join(" " if c.isspace() else c for c in name if c.isprintable() or c.isspace()).strip()
+
+
+def _dated(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.DatetimeIndex | None, Table]:
     """The dates of the rows, and the table without the columns they came from."""
-    table = _without_row_numbers(table)
-    name, form = _date_column(table, given)
-    if name is None or form is None:
+    if given == "none" and given not in table:
+        return None, table
+    table = _uncounted(table)
+    name = given or _date_column(table, form)
+    if not name:
         notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
         return None, table
-    used, cells = [name], table.cells[name]
-    part = next((c for c in table.cells if c.lower() in _PARTS and c != name), None)
-    if form == "YYYY" and part is not None:
+    if name not in table:
+        raise UserError(f"There is no column {name!r} for the dates; there are {_listed(table)}.")
+    used, cells = [name], table[name].tolist()
+    forms = [] if form else when.forms_of(cells[:_LOOK])
+    if not forms and not form:
+        raise UserError(
+            f"The column {name!r} holds no dates (its first cell is {cells[0]!r}); write them as YYYY-MM-DD, YYYY-MM "
+            "or YYYY, or say with data.date_format how they are written (%d/%m/%Y)."
+        )
+    part = next((c for c in table if c.lower() in _PARTS and c != name), None)
+    if forms == ["%Y"] and part is not None:
         used.append(part)
-        cells, form = _joined(cells, table.cells[part], _PARTS[part.lower()], table.lines, part), "YYYY-MM"
-    dates = when.parse(cells, form, table.lines, notes)
-    rest = {column: values for column, values in table.cells.items() if column not in used}
-    return dates, Table(rest, table.lines, table.comma)
+        cells = _joined(cells, table[part], _PARTS[part.lower()])
+    return when.parse(cells, list(table.index), name, notes, form), table.drop(columns=used)
 
 
-def _without_row_numbers(table: Table) -> Table:
-    """A first column that only counts the rows says nothing; programs write one without a name."""
-    first, *rest = table.cells
-    if not rest or first.lower() not in _COUNTERS:
-        return table
-    count = len(table.lines)
-    counted = any(table.cells[first] == [str(i) for i in range(k, count + k)] for k in (0, 1))
-    return replace(table, cells={name: table.cells[name] for name in rest}) if counted else table
+def _uncounted(table: Table) -> Table:
+    """Without a column that counts the rows (as programs write one without a name), and sorted by it."""
+    for name in [c for c in table if c.lower() in _COUNTERS][: len(table.columns) - 1]:
+        whole = pd.to_numeric(table[name], errors="coerce")
+        if set(whole) in (set(range(len(table))), set(range(1, len(table) + 1))):
+            return table.loc[whole.sort_values(kind="stable").index].drop(columns=name)
+    return table
 
 
-def _joined(years: list[str], parts: list[str], most: int, lines: list[int], name: str) -> list[str]:
+def _joined(years: Sequence[str], parts: pd.Series, most: int) -> list[str]:
     """Years of one column and months or quarters of another, as year and month."""
-    joined = []
-    for year, part, line in zip(years, parts, lines, strict=True):
-        digits = part.removesuffix(".0")
-        if not digits.isdecimal() or not 1 <= int(digits) <= most:
-            raise UserError(f"The {name} in line {line} is {part!r}; it must be a whole number from 1 to {most}.")
-        month = int(digits) if most == 12 else 3 * int(digits) - 2
-        joined.append(f"{year.split('.')[0]}-{month:02}")
-    return joined
+    whole = pd.to_numeric(parts, errors="coerce")
+    for line in parts.index[~whole.isin(range(1, most + 1))][:1]:
+        raise UserError(
+            f"The {parts.name} in line {line} is {parts[line]!r}; it must be a whole number from 1 to {most}."
+        )
+    months = whole.astype(int) * (12 // most) - (12 // most - 1)
+    return [f"{year.split('.')[0]}-{month:02}" for year, month in zip(years, months, strict=True)]
 
 
-def _date_column(table: Table, given: str) -> tuple[str | None, str | None]:
-    if given:
-        if given not in table.cells:
-            raise UserError(f"There is no column {given!r} for the dates; there are {_listed(table.cells)}.")
-        form = when.form_of(table.cells[given][:LOOK])
-        if form is None:
-            raise UserError(
-                f"The column {given!r} holds no dates (its first cell is {table.cells[given][0]!r}); "
-                "write them as YYYY-MM-DD, YYYY-MM or YYYY."
-            )
-        return given, form
-    forms = {name: when.form_of(cells[:LOOK]) for name, cells in table.cells.items()}
-    found = [(name, form) for name, form in forms.items() if form is not None]
-    first = next(iter(table.cells))
-    for name, form in found:  # by name, then by form, then a first column of years or the like
-        if name.lower() in _NAMES:
-            return name, form
-    for name, form in found:
-        if form not in when.NUMERIC:
-            return name, form
-    cells = table.cells[first]
-    return (first, forms[first]) if forms[first] and len(set(cells)) == len(cells) > 2 else (None, None)
+def _date_column(table: Table, form: str) -> str:
+    """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
+
+    Raises:
+        UserError: a column looks like dates, and they are not understood.
+    """
+    first = table.columns[0]
+    named = [c for c in table if c.lower() in _NAMES]
+    if form:
+        return named[0] if named else first
+    forms = {c: when.forms_of(table[c].iloc[:_LOOK].tolist()) for c in table}
+    plain = {c: bool(table[c].iloc[:_LOOK].str.fullmatch(r"[+-]?\d*\.?\d*").all()) for c in table}
+    for column in [*(c for c in named if forms[c]), *(c for c in table if forms[c] and not plain[c])]:
+        return column
+    if forms[first] and table[first].is_unique and len(table) > 2:
+        return first
+    digits = {c: table[c].iloc[:_LOOK].str.contains(r"\d").mean() > 0.9 and table[c].is_unique for c in table}
+    text = [c for c in table if digits[c] and np.isnan(_to_numbers(table[c].iloc[:_LOOK], True)).mean() > 0.5]
+    for column in [*named, *text][: 1 if len(table.columns) > 1 else 0]:
+        raise UserError(
+            f"The column {column!r} was taken for the dates, and they are not understood (the first is "
+            f"{table[column].iloc[0][:60]!r}); write them as YYYY-MM-DD, say how they are written with "
+            "data.date_format (such as %d/%m/%Y), name another column with data.date, or set data.date=none where the "
+            "rows are evenly spaced, oldest first."
+        )
+    return ""
 
 
-def _listed(names: Sequence[str] | dict[str, list[str]]) -> str:
+def _listed(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
-def _chosen(table: Table, target: str, covariates: str, notes: list[str]) -> list[str]:
+def _chosen(table: Table, target: str, covariates: str, comma: bool, notes: list[str]) -> list[str]:
     """The target's column and those of the covariates."""
-    numeric = [name for name, cells in table.cells.items() if _looks_numeric(cells, table.comma)]
-    if target and target not in table.cells:
-        raise UserError(f"There is no column {target!r} to forecast; there are {_listed(table.cells)}.")
+    numeric = [c for c in table if _looks_numeric(table[c], comma)]
+    if target and target not in table:
+        raise UserError(f"There is no column {target!r} to forecast; there are {_listed(table)}.")
     if not target and not numeric:
         raise UserError(f"No column holds numbers; {_why_not(table)}")
     name = target or numeric[0]
+    wanted = [c.strip() for c in covariates.split(",") if c.strip() not in ("", "none")]
     others = [c for c in numeric if c != name]
-    if covariates in ("", "none"):
-        if others:
-            notes.append(
-                f"{name} is forecast from its own past; {_listed(others)} can be used with data.covariates=all."
-            )
-        return [name]
     if covariates == "all":
-        return [name, *others]
-    wanted = [c.strip() for c in covariates.split(",") if c.strip()]
+        wanted = others
+    elif others and not wanted:
+        notes.append(f"{name} is forecast from its own past; {_listed(others)} can be used with data.covariates=all.")
     for c in wanted:
-        if c not in table.cells:
-            raise UserError(f"There is no column {c!r} for a covariate; there are {_listed(table.cells)}.")
+        if c not in table:
+            raise UserError(f"There is no column {c!r} for a covariate; there are {_listed(table)}.")
         if c == name:
             raise UserError(f"{c} is the series to forecast; it cannot be a covariate as well.")
+    text = [c for c in table if c not in (*numeric, name, *wanted) and (table[c] != "").any()]
+    if text:
+        notes.append(f"{_listed(text)} {'holds' if len(text) == 1 else 'hold'} text and cannot be used.")
     return [name, *wanted]
 
 
 def _why_not(table: Table) -> str:
     """What to do about a table without numbers: the first cell with a digit tells how they are written instead."""
-    for i, line in enumerate(table.lines):
-        for name, cells in table.cells.items():
-            if re.search(r"\d", cells[i]):
+    for line, cells in table.iterrows():
+        for column, cell in cells.items():
+            if re.search(r"\d", cell):
                 return (
-                    f"{cells[i][:60]!r} in line {line}, column {name}, is none: write them as 12345.67 or, where the "
+                    f"{cell[:60]!r} in line {line}, column {column}, is none: write them as 12345.67 or, where the "
                     "delimiter is no comma, as 12345,67; without separators of thousands, percent signs and units."
                 )
     return "a series needs a column of dates and a column of numbers."
 
 
-def _looks_numeric(cells: list[str], comma: bool) -> bool:
-    some = [c for c in cells[:LOOK] if c.lower() not in MISSING]
-    return bool(some) and sum(number(c, comma) is not None for c in some) > 0.5 * len(some)
+def _looks_numeric(cells: pd.Series, comma: bool) -> bool:
+    some = [c for c in cells.iloc[:_LOOK] if c.lower() not in _MISSING]
+    return bool(some) and float(np.isnan(_to_numbers(some, comma)).mean()) < 0.5
 
 
-def _numbers(table: Table, name: str, file: str) -> Array:
-    values = np.empty(len(table.lines))
-    for i, (cell, line) in enumerate(zip(table.cells[name], table.lines, strict=True)):
-        value = float("nan") if cell.lower() in MISSING else number(cell, table.comma)
-        if value is None:
-            raise UserError(
-                f"{file}, line {line}: {cell[:60]!r} in column {name} is no number; correct it or leave it empty."
-            )
-        if np.isinf(value):
-            raise UserError(
-                f"{file}, line {line}: {cell[:60]!r} in column {name} is infinite; correct it or leave it empty."
-            )
-        if abs(value) > _LARGEST:
-            raise UserError(
-                f"{file}, line {line}: {cell[:60]!r} in column {name} is too large, its square is beyond single "
-                "precision; give the series in a larger unit."
-            )
-        values[i] = value
+def _to_numbers(cells: Iterable[str], comma: bool) -> Array:
+    """NaN where a cell is no number."""
+    text = pd.Series(list(cells), dtype=str)
+    text = text.str.replace(",", ".", regex=False) if comma else text
+    return np.asarray(pd.to_numeric(text, errors="coerce"), dtype=float)
+
+
+def _numbers(cells: pd.Series, comma: bool) -> Array:
+    values = _to_numbers(cells, comma)
+    wrong = {
+        "is no number; correct it or leave it empty": np.isnan(values) & ~cells.str.lower().isin(_MISSING).to_numpy(),
+        "is infinite; correct it or leave it empty": np.isinf(values),
+        "is too large, its square is beyond single precision; give the series in a larger unit": abs(values) > _LARGEST,
+    }
+    for what, rows in wrong.items():
+        for i in np.flatnonzero(rows)[:1]:
+            raise UserError(f"line {cells.index[i]}: {cells.iloc[i][:60]!r} in column {cells.name} {what}.")
     return values
 
 
-def _placed(table: Table, dated: list[datetime] | None, values: Array, notes: list[str]) -> tuple[Grid, Array]:
+def _placed(lines: pd.Index, dates: pd.DatetimeIndex | None, values: Array, notes: list[str]) -> tuple[Grid, Array]:
     """Rows on the even grid; steps without a row are NaN."""
-    if dated is None:
+    if dates is None:
         return Grid("row", 1, datetime(1, 1, 1)), values
-    lines = table.lines
-    order = sorted(range(len(dated)), key=lambda i: dated[i])
-    if order != list(range(len(dated))):
-        what = "in reverse order" if order == list(range(len(dated)))[::-1] else "not in order"
+    if not dates.is_monotonic_increasing:
+        what = "in reverse order" if dates.is_monotonic_decreasing else "not in order"
         notes.append(f"The dates are {what} in the file; the rows were sorted by date.")
-    kept: list[int] = []
-    doubled = 0
-    for i in order:
-        if kept and dated[kept[-1]] == dated[i]:
-            if not np.array_equal(values[kept[-1]], values[i], equal_nan=True):
-                raise UserError(
-                    f"Lines {lines[kept[-1]]} and {lines[i]} have the same date and different values; "
-                    "keep one of them, or their mean."
-                )
-            doubled += 1
-        else:
-            kept.append(i)
-    if doubled:
-        rows = "1 row that repeats" if doubled == 1 else f"{doubled} rows that repeat"
-        notes.append(f"{rows} a date and its values {'was' if doubled == 1 else 'were'} left out.")
-    if len(kept) < 3:
-        are = "is 1 date" if len(kept) == 1 else f"are {len(kept)} different dates"
+    order = np.argsort(dates, kind="stable")
+    dates, lines, values = dates[order], lines[order], values[order]
+    again = np.flatnonzero(dates[1:] == dates[:-1]) + 1
+    for i in again.tolist():
+        if not np.array_equal(values[i - 1], values[i], equal_nan=True):
+            raise UserError(
+                f"Lines {lines[i - 1]} and {lines[i]} have the same date and different values; keep one of them, or "
+                "their mean."
+            )
+    if len(again):
+        rows = "1 row that repeats" if len(again) == 1 else f"{len(again)} rows that repeat"
+        notes.append(f"{rows} a date and its values {'was' if len(again) == 1 else 'were'} left out.")
+    dates, lines, values = dates.delete(again), lines.delete(again), np.delete(values, again, 0)
+    if len(dates) < 3:
+        are = "is 1 date" if len(dates) == 1 else f"are {len(dates)} different dates"
         raise UserError(f"There {are}; a series needs many more.")
-    grid, steps = when.grid_of([dated[i] for i in kept], [lines[i] for i in kept])
-    if steps[-1] + 1 > MAX_ROWS or steps[-1] + 1 > 2 * len(kept):
+    grid, steps = when.grid_of(dates, list(lines))
+    if steps[-1] + 1 > MAX_ROWS or steps[-1] + 1 > 2 * len(dates):
         raise UserError(
-            f"Only {len(kept):,} of the {steps[-1] + 1:,} steps of {grid.size} between the first and the last date "
+            f"Only {len(dates):,} of the {steps[-1] + 1:,} steps of {grid.size} between the first and the last date "
             "have a row; resample the series to longer steps."
         )
     placed = np.full((steps[-1] + 1, values.shape[1]), np.nan)
-    placed[steps] = values[kept]
+    placed[steps] = values
     return grid, placed
 
 
-def _trimmed(grid: Grid, values: Array, name: str, notes: list[str]) -> tuple[Grid, Array]:
+def _trimmed(grid: Grid, values: Array, names: list[str], notes: list[str]) -> tuple[Grid, Array]:
     """Without the steps at both ends that have no target."""
+    for name, column in zip(names, values.T, strict=True):
+        if np.isnan(column).all():
+            raise UserError(f"The column {name} has no numbers.")
     known = np.flatnonzero(~np.isnan(values[:, 0]))
-    if len(known) == 0:
-        raise UserError(f"The column {name} has no numbers.")
     first, last = int(known[0]), int(known[-1])
-    if first or last + 1 < len(values):
-        lost = first + len(values) - 1 - last
-        notes.append(f"{counted(lost, 'step')} without {name} at the ends {'was' if lost == 1 else 'were'} left out.")
-        start = grid.start if grid.unit == "row" else grid.date(first)
-        grid = replace(grid, start=start)
+    lost = first + len(values) - 1 - last
+    if lost:
+        notes.append(
+            f"{counted(lost, 'step')} without {names[0]} at the ends {'was' if lost == 1 else 'were'} left out."
+        )
+        grid = replace(grid, start=grid.start if grid.unit == "row" else grid.date(first))
     return grid, values[first : last + 1]
 
 
-def _filled(values: Array, names: list[str], grid: Grid, max_gap: int, notes: list[str]) -> Array:
-    """Small gaps filled by straight lines, large ones refused."""
-    limit = max_gap or max(3, len(values) // 100)
-    filled = values.copy()
-    for j, name in enumerate(names):
-        missing = np.isnan(values[:, j])
-        if not missing.any():
-            continue
-        if missing.all():
-            raise UserError(f"The column {name} has no numbers.")
-        start, length = _longest(missing)
-        if length > limit:
-            raise UserError(
-                f"{name} has no value for {counted(length, 'step')} from {grid.label(start)} on, and gaps of up to "
-                f"{limit} are filled; cut the series there, fill it yourself, or allow it with data.max_gap={length}."
-            )
-        steps = np.arange(len(values))
-        filled[missing, j] = np.interp(steps[missing], steps[~missing], values[~missing, j])
-        many = int(missing.sum())
-        lines = "was filled by a straight line" if many == 1 else "were filled by straight lines"
-        notes.append(f"{counted(many, 'missing value')} of {name} (longest gap: {length}) {lines}.")
-    return filled
-
-
-def _longest(missing: Array) -> tuple[int, int]:
-    """Start and length of the longest run."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], missing.astype(np.int8), [0]])))
-    starts, ends = edges[::2], edges[1::2]
-    i = int(np.argmax(ends - starts))
-    return int(starts[i]), int(ends[i] - starts[i])
+def _filled(values: Array, names: list[str], max_gap: int, notes: list[str]) -> Array:
+    """Gaps of up to ``max_gap`` steps filled by straight lines; longer ones stay NaN."""
+    columns = []
+    for name, column in zip(names, values.T, strict=True):
+        missing = pd.Series(np.isnan(column))
+        lengths = missing.groupby((~missing).cumsum()).transform("sum").where(missing, 0)
+        filled = pd.Series(column).interpolate(limit_direction="both").where(lengths <= max_gap, np.nan)
+        columns.append(filled.to_numpy())
+        for many, rest in ((int((lengths > 0).sum()), filled.isna().sum()),):
+            longest = int(lengths.max())
+            if many > rest:
+                lines = "was filled by a straight line" if many - rest == 1 else "were filled by straight lines"
+                found = counted(int(many - rest), "missing value")
+                notes.append(f"{found} of {name} (longest gap: {min(longest, max_gap)}) {lines}.")
+            if rest:
+                found = counted(int(rest), "missing value")
+                are = "is masked: it is" if rest == 1 else "are masked: they are"
+                notes.append(f"{found} of {name} (longest gap: {longest}) {are} neither learnt from nor scored.")
+    return np.column_stack(columns)

@@ -31,8 +31,9 @@ class Data(Section):
 
     target: str = Field("", description="column to forecast; empty: the first with numbers")
     covariates: str = Field("", description="further columns for the model, separated by commas; all: every other")
-    date: str = Field("", description="column of dates; empty: found by its content")
-    max_gap: Whole = Field(0, description="longest gap, in steps, to fill in; 0: 1% of the series, at least 3")
+    date: str = Field("", description="column of dates; empty: found by its content; none: rows are evenly spaced")
+    date_format: str = Field("", description="how dates are written, such as %d/%m/%Y; empty: found by their content")
+    max_gap: Whole = Field(0, description="longest gap, in steps, to fill by straight lines; missing values are masked")
     window: Whole = Field(0, description="steps that the model sees; 0: one season, 24 to 96 steps")
     horizon: Count = Field(6, description="steps ahead to forecast")
     season: Whole = Field(0, description="steps per season; 0: from the dates or the training part")

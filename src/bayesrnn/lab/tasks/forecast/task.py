@@ -19,9 +19,8 @@ from bayesrnn.lab.tasks.forecast.frames import gather
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
 from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
-from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, read_csv
+from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, naming, read_csv
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate, Model
-from bayesrnn.lab.tasks.forecast.tables import naming
 
 __all__ = [
     "Components",
@@ -63,17 +62,21 @@ class Forecast(Task):
         train = torch.tensor(self.cut.origins("train", first=self.frame.first, horizon=self.frame.horizon))
         self.features = self.frame.features(self.values)[:, 0].float().to(device)
         targets = self.frame.targets(self.values, train).float()
+        some = (~targets.isnan()).any(1)
+        train, targets = train[some], targets[some]
         self.minibatches = Minibatches(
             train.to(device), targets.to(device), batch_size=min(settings.batch_size, len(train)), last="wrap"
         )
         self.steps, self.batch_size = self.minibatches.steps, self.minibatches.batch_size
-        self.examples_per_step = self.batch_size * self.frame.horizon
-        self.num_data = targets.numel()
+        self.num_data = int((~targets.isnan()).sum())
+        self.examples_per_step = round(self.batch_size * self.num_data / len(train))
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
         plan = Plan.from_json(files[FRAME])
-        plain = network(len(plan.columns), plan.frame.window, plan.frame.horizon, recipe.model)
+        plain = network(
+            len(plan.columns) * (1 + plan.frame.masked), plan.frame.window, plan.frame.horizon, recipe.model
+        )
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
 
     @classmethod
@@ -137,7 +140,7 @@ class Forecast(Task):
             return one.distribution(origins, samples=1, seed=0)
 
         def crps(raw: Mixture) -> float:
-            return float(raw.crps(actual).mean())
+            return float(raw.crps(actual).nanmean())
 
         found = {}
         if isinstance(self.model, Components):
@@ -146,7 +149,7 @@ class Forecast(Task):
             whole = together([said(network) for network in self.model.kept])
             found = {"valid_crps": float(self.model.best.mean()), MIXTURE: crps(whole)}
         raw = said(self.model)
-        own = {"valid_crps": crps(raw), "valid_nll": float(-raw.log_density(actual).mean())}
+        own = {"valid_crps": crps(raw), "valid_nll": float(-raw.log_density(actual).nanmean())}
         return {**own, **found}
 
     def final(self) -> dict[str, Any]:
@@ -226,7 +229,7 @@ class Forecast(Task):
         season = f"a season of {self.plan.season}" if self.plan.season > 1 else "no season"
         lines = [
             f"{series.columns[0]}: {len(series):,} steps of one {series.grid.name}, {season}: {spans}.",
-            f"{counted(self.num_data // frame.horizon, 'training window')} of {counted(frame.window, 'step')} on "
+            f"{counted(self.minibatches.count, 'training window')} of {counted(frame.window, 'step')} on "
             f"{self.device}; "
             f"{counted(frame.horizon, 'step')} ahead, {change}{', in logarithms' if frame.log else ''}.",
         ]
@@ -264,6 +267,7 @@ def read_series(data: str | None, settings: Data) -> Series:
         target=settings.target,
         covariates=settings.covariates,
         date=settings.date,
+        date_format=settings.date_format,
         max_gap=settings.max_gap,
     )
 
