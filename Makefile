@@ -17,7 +17,7 @@ BOUNDS ?= .bounds
 .PHONY: help demo test test-fast test-bounds lint bench clean
 
 help:
-	@echo "make demo   create $(VENV), install, run 'bayesrnn quickstart' (about 3 minutes on 2 cores)"
+	@echo "make demo   create $(VENV), install, run 'bayesrnn quickstart' (about a minute on 2 cores)"
 	@echo "make test   create $(VENV), install, lint, type-check, run all tests with coverage"
 	@echo "make test-fast    the same without the tests marked slow, and without coverage: about 2 minutes"
 	@echo "make test-bounds  the fast tests with the oldest and with the newest dependencies allowed, in $(BOUNDS)/"

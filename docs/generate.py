@@ -5,7 +5,7 @@
 
 A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record is written by a program:
 
-    quickstart   results/quickstart/record.json, curves.png   bayesrnn quickstart --out results/quickstart --force
+    quickstart   results/quickstart/record.json, calibration.png   bayesrnn quickstart --out results/quickstart --force
     cpu*         results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gal2016, fortunato2017   results/RECIPE/SEED.json         bayesrnn reproduce TABLE --data ptb
     beyond, glance, further   results/RECIPE/SEED.json        bayesrnn train, then evaluate
@@ -46,8 +46,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # docs.build is not installed
 
-from bayesrnn.lab.cli.quickstart import COLUMNS, MEANING
 from bayesrnn.lab.cli.reproduce import compared, records_of
+from bayesrnn.lab.quickstart import COLUMNS, Quickstart
 from bayesrnn.lab.recipes.tables import rows as published_rows
 from bayesrnn.lab.report.tables import Column, markdown_table
 from bayesrnn.lab.tasks.forecast import plots as forecast
@@ -84,25 +84,23 @@ def _environment(versions: dict[str, Any], threads: int) -> str:
 
 
 def _quickstart(root: Path, page: Path) -> str:
-    record = _read(root / "results/quickstart/record.json", "bayesrnn quickstart --out results/quickstart --force")
-    if record["fast"]:
+    content = _read(root / "results/quickstart/record.json", "bayesrnn quickstart --out results/quickstart --force")
+    record = Quickstart.model_validate(content)
+    if record.fast:
         raise SystemExit("results/quickstart/record.json is of a --fast run, which compares nothing: run it in full")
-    picture = root / "results/quickstart/curves.png"
+    picture = root / "results/quickstart/calibration.png"
     if not picture.is_file():
         raise SystemExit(f"{picture.relative_to(root)} is missing: it is written with the record, commit both")
-    environment = record["environment"]
-    versions = {name: environment[name] for name in ("bayesrnn", "python", "torch")}
     address = os.path.relpath(picture, page.parent).replace(os.sep, "/")
     return "\n".join(
         [
-            markdown_table(record["table"], COLUMNS),
-            *(f"- {sentence}" for sentence in record["findings"]),
+            markdown_table([row.model_dump() for row in record.table], COLUMNS),
+            *(f"- {sentence}" for sentence in record.findings),
             "",
-            f"![Training and validation perplexity of the three models per epoch]({address})",
+            f"![How often each model is right, against how sure it is]({address})",
             "",
-            *(f"*{term}*: {meaning}  " for term, meaning in MEANING),
-            f"Written by `{record['command']}` in {record['seconds']:.0f} seconds "
-            f"({_environment(versions, environment['threads'])}).",
+            f"Written by `{record.command}` in {record.cpu_seconds:.0f} CPU seconds "
+            f"({_environment(record.versions, 1)} per model).",
         ]
     )
 

@@ -1,19 +1,27 @@
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from safetensors import safe_open
 from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
+from bayesrnn.lab.quickstart import MODELS, Quickstart
 
-METHODS = ["plain", "variational", "bayes_by_backprop"]
+CODE = "from bayesrnn.lab.cli import main; main()"
 
 
 def quickstart(*arguments):
     return CliRunner().invoke(app, ["quickstart", *map(str, arguments)])
+
+
+def started(out, **options):
+    arguments = [sys.executable, "-c", CODE, "quickstart", "--fast", "--seed", "3", "--out", str(out)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -26,50 +34,50 @@ def run(tmp_path_factory):
 
 def test_prints_the_table_and_where_to_look(run):
     out, stdout = run
-    for name in ("plain LSTM", "variational LSTM", "Bayes by Backprop"):
-        assert name in stdout
-    for heading in ("entropy gap", "can go", "seconds"):
+    for name in MODELS.values():
+        assert f"{name}: epoch 2/2, validation perplexity" in stdout
+    for heading in ("perplexity", "calibration error", "when sure, says"):
         assert heading in stdout
     assert "a smoke run" in stdout
     assert str(out / "index.html") in stdout
 
 
-def test_what_is_printed_is_what_is_recorded(run):
+def test_the_record_is_typed_and_the_runs_are_those_of_the_engine(run):
     out, stdout = run
-    record = json.loads((out / "record.json").read_text())
-    assert record["seed"] == 3
-    assert record["fast"] is True
-    assert {"bayesrnn", "python", "torch", "device", "threads"} <= set(record["environment"])
+    record = Quickstart.model_validate_json((out / "record.json").read_text())
+    assert (record.seed, record.fast) == (3, True)
+    assert [row.model for row in record.table[:3]] == list(MODELS.values()) == list(record.curves)
+    assert record.table[3].model == "plain LSTM at epoch 2"
+    for row in record.table:
+        assert f"{row.perplexity:.1f}" in stdout
+        assert sum(b.count for b in row.reliability) == sum(b.count for b in record.table[0].reliability) > 1000
+    for key, name in MODELS.items():
+        own = json.loads((out / key / "record.json").read_text())
+        assert own["recipe"] == f"quickstart-{key}"
+        assert own["curves"]["valid_perplexity"] == record.curves[name]
+        assert own["settings"] == record.settings[name]
+    texts = [[word.text for word in words] for words in record.sentence.values()]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_the_page_opens_with_the_finding_and_the_picture(run):
+    out, _ = run
+    record = Quickstart.model_validate_json((out / "record.json").read_text())
     page = (out / "index.html").read_text()
-    for row in record["table"]:
-        for key in ("train_end", "valid_end", "train_best", "valid_best", "test_best"):
-            assert f"{row[key]:.1f}" in stdout
-            assert f"{row[key]:.1f}" in page
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    for method in METHODS:
-        own = [line["valid"] for line in lines if line["model"] == method]
-        assert own == record["curves"][method]["valid"]
-        row = next(row for row in record["table"] if row["method"] == method)
-        assert row["valid_end"] == own[-1]
-        assert row["valid_best"] == min(own)
+    title, picture = page.index(f"<h1>{record.findings[0]}</h1>"), page.index("<img src=")
+    assert title < picture < page.index("<h2>")
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
+    for words in record.sentence.values():
+        for word in words:
+            assert f"{100 * word.confidence:.0f}%</small>" in page
 
 
 def test_the_folder_is_whole(run):
     out, _ = run
-    assert {p.name for p in out.iterdir()} == {
-        "config.json",
-        "metrics.jsonl",
-        "record.json",
-        "vocabulary.txt",
-        "curves.png",
-        "index.html",
-        *(f"{method}.safetensors" for method in METHODS),
-    }
-    words = (out / "vocabulary.txt").read_text().splitlines()
-    with safe_open(out / "plain.safetensors", "pt") as weights:
-        assert weights.get_slice("decoder.weight").get_shape()[0] == len(words)
-    page = (out / "index.html").read_text()
-    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", page)
+    assert {p.name for p in out.iterdir()} == {"config.json", "record.json", "calibration.png", "index.html", *MODELS}
+    result = CliRunner().invoke(app, ["predict", str(out / "variational")], input="the value of the\n")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[0])["word"] == "the"
 
 
 def test_an_earlier_run_is_not_overwritten(run):
@@ -83,35 +91,64 @@ def test_an_earlier_run_is_not_overwritten(run):
     assert (out / "record.json").read_bytes() == before
 
 
-def test_a_killed_run_is_recognised(tmp_path):
+def test_a_stopped_run_of_another_kind_is_recognised(tmp_path):
     (tmp_path / ".unfinished").write_text("1\n")
     result = quickstart("--fast", "--out", tmp_path)
     assert result.exit_code == 2
     assert "unfinished run; start it over with --force" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": '{"program": "bayesrnn", "recipe": "x"}', "record.json": '{"program": "bayesrnn"}'},
+        {"config.json": '{"program": "bayesrnn", "recipe": "x"}', ".unfinished": "1", "index.html": "theirs"},
+        {"config.json": "not JSON", "record.json": '{"program": "bayesrnn"}'},
+        {"plain/record.json": '{"program": "bayesrnn"}'},
+    ],
+)
+def test_force_replaces_no_other_kind_of_run(tmp_path, files):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    result = quickstart("--fast", "--out", tmp_path, "--force")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "not of a quickstart" in result.stderr
+    found = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    assert found == files
+
+
 @pytest.mark.slow
-def test_as_a_command_piped_and_forced_gives_the_same_numbers(run, tmp_path):
+def test_killed_and_started_again_it_begins_anew_with_the_same_numbers(run, tmp_path):
+    """Killed without a chance to clean up, its processes end too; the same command then needs no --force."""
     out, _ = run
-    (tmp_path / ".unfinished").write_text("1\n")
-    (tmp_path / "plain.safetensors").write_text("torn")
-    code = "from bayesrnn.lab.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code, "quickstart", "--fast", "--seed", "3", "--out", str(tmp_path), "--force"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert not re.search(r"[\x00-\x08\x0b-\x1f]", result.stdout)
-    assert len(result.stdout.splitlines()) < 60
-    tables = [json.loads((folder / "record.json").read_text())["table"] for folder in (out, tmp_path)]
-    for one, other in zip(*tables, strict=True):
-        one.pop("seconds")
-        other.pop("seconds")
-        assert one == pytest.approx(other)
+    with started(tmp_path / "run") as first:
+        while "epoch" not in (line := first.stdout.readline()):
+            assert line
+        first.kill()
+        first.communicate()  # which waits for the end of every process that has the pipes
+    assert (tmp_path / "run" / ".unfinished").exists()
+    with started(tmp_path / "run") as second:
+        stdout, stderr = second.communicate(timeout=120)
+    assert (second.returncode, stderr) == (0, "")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", stdout)
+    records = [Quickstart.model_validate_json((f / "record.json").read_text()) for f in (out, tmp_path / "run")]
+    assert records[0].table == records[1].table
+    assert records[0].sentence == records[1].sentence
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_one_line(tmp_path):
+    """The terminal sends the interrupt to all processes of the group."""
+    with started(tmp_path / "run", start_new_session=True) as process:
+        assert "Three LSTMs" in process.stdout.readline()
+        time.sleep(1)  # its processes are being started
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr == "bayesrnn: interrupted.\n"
+    assert "Traceback" not in stdout
 
 
 @pytest.mark.parametrize("arguments", [("--seed", "-1"), ("--seed", "x"), ("--nonsense",)])
