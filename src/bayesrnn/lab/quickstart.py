@@ -232,7 +232,11 @@ def typical_sentence(texts: Mapping[str, list[Word]]) -> dict[str, list[Word]]:
     spans = [slice(a + 1, b) for a, b in pairwise(ends) if b > a + 1] or [slice(0, len(words))]
     whole = [s for s in spans if s.stop - s.start in LENGTH and UNK not in words[s]] or spans
     surplus: list[list[float]] = [[w.confidence - (w.guess == w.text) for w in text] for text in texts.values()]
-    chosen = min(whole, key=lambda s: fmean(abs(fmean(each[s]) - fmean(each)) for each in surplus))
+
+    def unusual(span: slice) -> float:
+        return fmean([abs(fmean(each[span]) - fmean(each)) for each in surplus])
+
+    chosen = min(whole, key=unusual)
     return {name: text[chosen] for name, text in texts.items()}
 
 

@@ -21,7 +21,8 @@ LANGUAGE = [name for name in names() if load(name).task == "language"]
 def test_every_recipe_opens_with_its_command(name):
     text = recipe_files()[name].read_text("utf-8")
     assert text.startswith(f"# bayesrnn train {name} ")
-    assert name not in LANGUAGE or text.startswith(f"# bayesrnn train {name} --data ")
+    own_data = name.startswith("quickstart-")  # on the text that Python carries
+    assert own_data or name not in LANGUAGE or text.startswith(f"# bayesrnn train {name} --data ")
     recipe = load(name)
     assert from_dict(json.loads(json.dumps(recipe.model_dump())), where="copy") == recipe
 

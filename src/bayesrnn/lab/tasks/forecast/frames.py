@@ -155,7 +155,7 @@ class Frame:
         if len(wrong):
             raise UserError(
                 f"data.log needs values above 0, and the series has {counted(len(wrong), 'value')} that are not, "
-                f"down to {float(wrong.min()):g}; omit data.log, or add a constant to the column first, such as 1 to counts."
+                f"down to {float(wrong.min()):g}; omit data.log, or add a constant to the column first."
             )
         return target.log()
 
