@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws, kernels
-from bayesrnn.draws.torch_noise import differentiable_in_eval
+from bayesrnn.draws import differentiable_in_eval
 from bayesrnn.kernels.gaussian import fused, plan
 from bayesrnn.kernels.gaussian.seeded import Seeded
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, Eps, ParameterTree
