@@ -159,10 +159,10 @@ def test_gap_arguments():
             br.entropy_gap(model, stream)
     tokens = torch.zeros(5).long()
     for samples in (-1, 1.5, True, None):
-        with pytest.raises(ValueError, match=r"samples must be 0 \(posterior mean\) or a number of draws"):
+        with pytest.raises(ValueError, match=r"samples must be a whole number of draws"):
             br.entropy_gap(model, tokens, samples=samples)
     for window in (0, -3, 2.0, "35"):
-        with pytest.raises(ValueError, match="window must be a number of steps per call, a whole number"):
+        with pytest.raises(ValueError, match="window must be a whole number of steps per call"):
             br.entropy_gap(model, tokens, window=window)
     with pytest.raises(ValueError, match="seed must be a whole number"):
         br.entropy_gap(model, tokens, samples=1, seed=0.5)
@@ -243,7 +243,7 @@ def test_calibration_values_are_checked(function):
     with pytest.raises(ValueError, match="probabilities must be real numbers"):
         function(torch.eye(4).long(), torch.arange(4))
     for bins in (0, -1, 2.5, True, "15"):
-        with pytest.raises(ValueError, match="bins must be a number of bins, a whole number of at least 1"):
+        with pytest.raises(ValueError, match="bins must be a whole number of bins, at least 1"):
             function(p, y, bins=bins)
 
 

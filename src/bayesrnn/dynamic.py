@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.compilation import copied
-from bayesrnn.draws.torch_noise import differentiable_in_eval
+from bayesrnn.draws import differentiable_in_eval
 from bayesrnn.likelihoods import Categorical, Likelihood
 from bayesrnn.nn.recurrence import clear_about_states
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.compilation import copied
-from bayesrnn.draws import _SLOT
+from bayesrnn.draws import release
 from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
 from bayesrnn.posteriors import Bayesian, PosteriorSharpening
 
@@ -52,10 +52,8 @@ def to_torch(model: nn.Module) -> nn.Module:
     for part in list(made.modules()):
         for attribute in _wrapped(part):
             setattr(part, attribute, _unwrapped(getattr(part, attribute)))
+    release(made)  # a copy made inside br.draw or br.mean is outside of it
     for name, part in made.named_modules():
-        part.__dict__.pop(_SLOT, None)  # made inside br.draw or br.mean: the copy is outside
-        if type(part.__dict__.get("forward")).__module__.startswith("bayesrnn."):
-            del part.__dict__["forward"]
         _make_plain(name, part)
     return made.eval()
 

@@ -13,7 +13,6 @@ import torch
 import bayesrnn as br
 from bayesrnn import draws, kernels
 from bayesrnn.lab import recipes
-from bayesrnn.lab.tasks.base import HeldNoise
 from bayesrnn.lab.tasks.language.task import Language
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks/differences.py"
@@ -182,7 +181,7 @@ def test_new_masks_in_every_window(script, text):
     assert script.new_masks_perplexity(model, stream, window=len(stream) - 1, **options) == whole
     assert not model.training
     torch.manual_seed(5)
-    with draws.bind(model.train(), HeldNoise()), torch.no_grad():
+    with draws.bind(model.train(), draws.HeldNoise()), torch.no_grad():
         logits = model(stream[:-1].expand(-1, 3), None)[0]
     logs = logits.log_softmax(-1).gather(-1, stream[1:].expand(-1, 3).unsqueeze(-1)).squeeze(-1).double()
     assert whole == pytest.approx(math.exp(-float((logs.logsumexp(1) - math.log(3)).mean())), rel=1e-4)

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import draws
+from bayesrnn.checks import check_probability
 
 V, T, B = 20, 5, 3
 
@@ -316,7 +317,7 @@ def test_noise_at_rate_one_is_zero_as_in_torch():
 
 @pytest.mark.parametrize("p", [0, 0.0, 0.999, np.float32(0.25), np.float64(0.25)])
 def test_probabilities_that_are(p):
-    assert draws.check_probability("p", p) == p
+    assert check_probability("p", p) == p
 
 
 @pytest.mark.parametrize("p", [-1e-9, 1, 1.0, math.nan, math.inf, None, "0.5", True, torch.tensor(0.5)])
@@ -324,12 +325,12 @@ def test_probabilities_that_are_not(p):
     with pytest.raises(
         ValueError, match=r"^rate must be a number in \[0, 1\), got .+: it is the probability of dropping$"
     ):
-        draws.check_probability("rate", p)
+        check_probability("rate", p)
 
 
 def test_a_block_that_cannot_begin_leaves_nothing_open():
-    from bayesrnn import draws
+    from bayesrnn.draws import binding
 
     with pytest.raises(AttributeError), br.draw("no module"):
         pass
-    assert not draws._any_open
+    assert not binding._any_open

@@ -8,9 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayesrnn as br
-from bayesrnn.draws import Draw, Stacked, Unfoldable, bind
-from bayesrnn.draws import torch_noise as plain
-from bayesrnn.draws.torch_noise import folded_torch_noise, torch_noise_layers
+from bayesrnn.draws import Draw, Stacked, Unfoldable, bind, differentiable_in_eval
+from bayesrnn.draws.torch_noise import torch_noise_layers
 
 LAYERS = {
     "Dropout": (nn.Dropout(0.5), (6, 40)),
@@ -145,19 +144,33 @@ def test_which_layers_are_noisy():
     assert [name for name, _ in torch_noise_layers(model)] == ["drop", "rnn", "attention"]
 
 
-@pytest.mark.parametrize("name", ["Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "LSTM", "GRU", "ours"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Dropout",
+        "Dropout1d",
+        "Dropout2d",
+        "Dropout3d",
+        "AlphaDropout",
+        "FeatureAlphaDropout",
+        "RReLU",
+        "LSTM",
+        "GRU",
+        "ours",
+    ],
+)
 def test_folded_draws_have_a_mask_each(name):
     """Rows s * B .. (s + 1) * B of the folded batch belong to draw s: what it gives there, it gives alone."""
     layer, shape = LAYERS[name]
     model = Wrapped(layer).eval()
     axis = 1 if isinstance(layer, nn.RNNBase) else 0
-    x = torch.ones(shape)
+    x = -torch.ones(shape)
     rows = shape[axis]
 
     def folded(seeds):
-        many = Stacked([Draw(s) for s in seeds])
+        many = Stacked([Draw(s) for s in seeds], rows=len(seeds) * rows, batch_dim=axis)
         wide = torch.cat([x] * len(seeds), dim=axis)
-        with bind(model, many), folded_torch_noise(model, many, rows=len(seeds) * rows, batch_dim=axis):
+        with bind(model, many, torchs=many):
             return model(wide).split(rows, dim=axis)
 
     together, alone = folded([1, 2, 3]), [folded([s])[0] for s in (1, 2, 3)]
@@ -165,25 +178,21 @@ def test_folded_draws_have_a_mask_each(name):
     assert not torch.equal(together[0], together[1])
 
 
-def test_what_cannot_be_folded_says_so():
-    many = Stacked([Draw(1), Draw(2)])
-    model = Wrapped(nn.Dropout(0.5))
-    with (
-        folded_torch_noise(model, many, rows=8, batch_dim=0),
-        pytest.raises(Unfoldable, match="layer has no batch axis of 8 rows"),
-    ):
-        model(torch.ones(5, 3))
-    model = Wrapped(nn.Dropout2d(0.5))
-    with (
-        folded_torch_noise(model, many, rows=8, batch_dim=0),
-        pytest.raises(Unfoldable, match="layer sees unbatched input"),
-    ):
-        model(torch.ones(8, 3, 3))
-    with (
-        pytest.raises(Unfoldable, match=r"layer \(AlphaDropout\) has noise that cannot be folded"),
-        folded_torch_noise(Wrapped(nn.AlphaDropout(0.5)), many, rows=8, batch_dim=0),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (nn.Dropout(0.5), (5, 3), "layer has no batch axis of 8 rows"),
+        (nn.Dropout1d(0.5), (8, 3), "layer sees unbatched input"),
+        (nn.MultiheadAttention(4, 2, dropout=0.5), (3, 8, 4), "layer has no batch axis of 8 rows"),
+    ],
+)
+def test_what_cannot_be_folded_says_so(layer, shape, message):
+    many = Stacked([Draw(1), Draw(2)], rows=8)
+    model, x = Wrapped(layer), torch.ones(shape)
+    if isinstance(layer, nn.MultiheadAttention):
+        model.forward = lambda x: layer(x, x, x)
+    with bind(model, many, torchs=many), pytest.raises(Unfoldable, match=message):
+        model(x)
 
 
 def test_gradients_in_eval_mode_keep_a_held_draw_and_bring_no_noise_without_one():
@@ -192,9 +201,9 @@ def test_gradients_in_eval_mode_keep_a_held_draw_and_bring_no_noise_without_one(
     x = torch.randn(3, 2, 4)
     with br.draw(layer, seed=1):
         noisy = layer(x)[0]
-    with br.draw(layer, seed=1), plain.differentiable_in_eval(layer):
+    with br.draw(layer, seed=1), differentiable_in_eval(layer):
         assert_close(layer(x)[0], noisy)
-    with plain.differentiable_in_eval(layer):
+    with differentiable_in_eval(layer):
         assert_close(layer(x)[0], layer.eval()(x)[0])
     assert not layer[0].training
     assert layer[0].dropout == 0.5

@@ -20,6 +20,7 @@ from bayesrnn.kernels.gpu import paths
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.language.model import LanguageModel
 from bayesrnn.nn import recurrence as layered
+from bayesrnn.nn import routing
 
 NOISE = {"input_dropout": 0.3, "recurrent_dropout": 0.2}
 
@@ -294,10 +295,12 @@ def test_a_layer_that_could_take_torch_s_kernel_is_chosen_once(inside, kind, mon
 
     monkeypatch.setattr(kernels, "kernel", noted)
     monkeypatch.setattr(layered, "beats_torch", lambda module, input: True)
+    monkeypatch.setattr(routing, "_taken", lambda function, args: True)
     x = torch.randn(5, 2, 3)
     with kernels.recording() if inside else nullcontext():
         if kind == "torch's":
-            layered.run_recurrent(torch.nn.LSTM(3, 4), x)
+            with routing.FastRecurrence():
+                torch.nn.LSTM(3, 4)(x)
         else:
             br.LSTM(3, 4, **({"weight_dropout": 0.3} if kind == "shared noise" else {}))(x)
     assert [fact for fact in asked if fact[0] == "LSTM"] == [("LSTM", True, inside)]

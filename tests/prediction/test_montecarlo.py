@@ -13,6 +13,7 @@ import bayesrnn as br
 from bayesrnn.draws import Draw
 from bayesrnn.prediction import memory as footprint
 from bayesrnn.prediction import montecarlo
+from bayesrnn.prediction.calls import first_of
 
 
 class Tagger(nn.Module):
@@ -364,9 +365,7 @@ def test_batched_weight_draws_equal_sequential_ones(module, x):
             torch.testing.assert_close(batched[k], out[0] if isinstance(out, tuple) else out, rtol=1e-4, atol=1e-5)
     assert not any("forward" in m.__dict__ for m in q.modules())
     plain = q(x)  # and the fused kernels are back
-    torch.testing.assert_close(
-        plain[0] if isinstance(plain, tuple) else plain, montecarlo.first_of(q.mean_module().eval()(x))
-    )
+    torch.testing.assert_close(plain[0] if isinstance(plain, tuple) else plain, first_of(q.mean_module().eval()(x)))
 
 
 def test_keep_samples_false_keeps_the_averages():
@@ -598,7 +597,7 @@ def test_users_do_not_see_what_vmap_says_about_its_speed(monkeypatch):
         warnings.simplefilter("error")
         many = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(1), Draw(2)])
     monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: False)
-    one = montecarlo._one(q, x, montecarlo.Rest(), Draw(1))
+    one = montecarlo.one_draw(q, x, montecarlo.Rest(), Draw(1))
     torch.testing.assert_close(many[0], one)
 
 

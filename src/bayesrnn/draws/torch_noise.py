@@ -1,29 +1,32 @@
-"""torch's own noise (`nn.Dropout*`, `nn.LSTM(dropout=…)`, …) under a draw: switched on, and seeded."""
+"""torch's own noise (`nn.Dropout`, `nn.LSTM(dropout=…)`, `F.dropout`, …) inside a draw: switched on, and seeded.
+
+`TorchNoise` sees every call of a noisy function of torch, whoever makes it, and gives it noise of the draw. Modules
+stay as they are, so a subclass runs its own `forward`. It cannot see noise that a module switches off by itself in
+eval mode (`F.scaled_dot_product_attention(..., dropout_p=0.0)`), nor inside TorchScript.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from bayesrnn.draws import Bound, Draw, Noise, Stacked, Unfoldable, bind, name_before_compiling, source
-from bayesrnn.nn import recurrence as layered
+from bayesrnn.draws.noise import Distribution, Noise, Uniform
+from bayesrnn.draws.sources import Source, Stacked, Unfoldable
 
-_UNIT_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_CHANNEL_DIMS = {nn.Dropout1d: 2, nn.Dropout2d: 3, nn.Dropout3d: 4}  # dims of one unbatched input
-_OTHER_NOISE = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+_UNIT_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def torch_noise_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of `model` whose randomness is torch's, by name."""
     found = []
     for name, module in model.named_modules():
-        active = isinstance(module, _UNIT_DROPOUT + _OTHER_NOISE[:2]) and module.p > 0
+        active = isinstance(module, _UNIT_DROPOUT) and module.p > 0
         active |= isinstance(module, nn.RReLU)
         active |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
         if active:
@@ -31,175 +34,215 @@ def torch_noise_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-Change = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+def name_before_compiling(name: str) -> str:
+    """The module's name without the part that `torch.compile` adds, so that a seed gives the same draw."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-class _Forward:
-    """A module's forward inside a block. Copies of the module get one of their own; it ends with the block."""
+class Owner(NamedTuple):
+    """The module that is running: its name in the model, and the source of its noise (None: no noise)."""
 
-    def __init__(self, module: nn.Module, change: Change, block: list[bool], outer: Callable[..., Any] | None) -> None:
-        self.module, self.change, self.block, self.outer = module, change, block, outer
-        self.after: Callable[..., Any] = partial(type(module).forward, module) if outer is None else outer
-        self.own: Callable[..., Any] = outer.own if isinstance(outer, _Forward) else self.after
-        self.changed = change(module, self.own)  # of nested blocks the innermost rules
+    name: str
+    source: Source | None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.changed if self.block else self.after)(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        module = memo.get(id(self.module), self.module)
-        return _Forward(module, self.change, self.block, copy.deepcopy(self.outer, memo))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial, (type(self.module).forward, self.module)  # a saved module is outside the block
+    def noise(self, kind: Distribution, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Noise of this shape, new at every call."""
+        assert self.source is not None
+        key, axis = f"{self.name}.units", None
+        if isinstance(self.source, Stacked):
+            axis = self.source.batch_axis(self.name, shape)
+        return self.source.steps(key, kind, shape, like, batch_dim=axis)
 
 
-@contextmanager
-def _changed(changes: list[tuple[nn.Module, Change]]) -> Iterator[None]:
-    """Put the changed forwards in place for the length of the block."""
-    block, before = [True], [(m, m.__dict__.get("forward")) for m, _ in changes]
-    # torch's fused transformer layers, taken in eval mode, would not ask their dropout layers
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        if changes:
-            torch.backends.mha.set_fastpath_enabled(False)
-        for (module, change), (_, outer) in zip(changes, before, strict=True):
-            module.__dict__["forward"] = _Forward(module, change, block, outer)
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        block.clear()
-        for module, forward in before:
-            module.__dict__.pop("forward", None)
-            if forward is not None:
-                module.__dict__["forward"] = forward
+class TorchNoise(TorchFunctionMode):
+    """Gives torch's noisy functions the noise of the module that runs them; `owner` finds that module."""
+
+    def __init__(self, owner: Callable[[], Owner | None]) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is None:
+            return func(*args, **kwargs)
+        owner = self.owner()
+        if owner is None:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # written in Python: its own dropout comes here again
+                return _attention_layer(*args, **{**kwargs, "training": owner.source is not None})
+        return handler(owner, func, *args, **kwargs)
 
 
-@contextmanager
-def _set(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    kept = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, kept)
+def _undispatched(function: Any) -> Any:
+    """A function of `torch.nn.functional` that does not hand itself over to function modes, only what it calls."""
+    scope = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    made = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
-@contextmanager
-def no_torch_noise(model: nn.Module) -> Iterator[None]:
-    """torch's noise layers off, also in train mode."""
-
-    def off(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        # by the rate where there is one: cuDNN's recurrent kernels have no backward in eval mode
-        name, value = ("dropout", 0.0) if hasattr(module, "dropout") else ("training", False)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _set(module, name, value):
-                return forward(*args, **kwargs)
-
-        return call
-
-    with _changed([(m, off) for _, m in torch_noise_layers(model) if not hasattr(m, "rates")]):
-        yield
+_attention_layer = _undispatched(F.multi_head_attention_forward)
 
 
-@contextmanager
-def seeded_torch_noise(model: nn.Module, draw: Draw) -> Iterator[None]:
-    """torch's noise layers on, each with random numbers of its own from the draw's seed."""
-
-    def seeded(name: str) -> Change:
-        def change(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
-                generator = draw.stream(f"{name}.torch", device)
-                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                    _set_state(generator, device)
-                    with _set(module, "training", True):
-                        out = forward(*args, **kwargs)
-                    _keep_state(generator, device)
-                return out
-
-            return call
-
-        return change
-
-    theirs = [(n, m) for n, m in torch_noise_layers(model) if not hasattr(m, "rates")]
-    with _changed([(m, seeded(n)) for n, m in theirs]):
-        yield
+def _apply(input: Tensor, factor: Tensor, inplace: bool) -> Tensor:
+    return input.mul_(factor) if inplace else input * factor
 
 
-def _set_state(generator: torch.Generator, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(generator.get_state(), device)
+def _dropout(
+    owner: Owner, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **more: Any
+) -> Tensor:
+    """`F.dropout`, and with one mask per channel `F.dropout1d`, `F.dropout2d`, `F.dropout3d`."""
+    inplace = inplace or func in _IN_PLACE
+    if owner.source is None or not 0 < p <= 1:
+        return F.dropout(input, p, False, inplace)  # torch refuses a p that is none
+    shape = list(input.shape)
+    if func in _CHANNELS:
+        shape = _channel_shape(owner, func, input)
+    return _apply(input, owner.noise(Noise(float(p)), shape, input), inplace)
+
+
+def _channel_shape(owner: Owner, func: Any, input: Tensor) -> list[int]:
+    """Of masks over channels: (N, C, 1, …), or (C, 1, …) for one example, which torch takes where it is clear."""
+    lead = 1 if input.dim() == _CHANNELS[func] else 2
+    if lead == 1 and isinstance(owner.source, Stacked):
+        raise Unfoldable(f"{owner.name} sees unbatched input")
+    return [*input.shape[:lead], *[1] * (input.dim() - lead)]
+
+
+_ALPHA = -1.7580993408473766  # the value that SELU saturates at: -alpha * scale (arXiv 1706.02515)
+
+
+def _alpha_dropout(
+    owner: Owner, func: Any, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False, **more: Any
+) -> Tensor:
+    """x -> a (x m + alpha' (1 - m)) + b, with a and b that keep mean and variance (arXiv 1706.02515, section 3)."""
+    inplace = inplace or func in _IN_PLACE
+    if owner.source is None or not 0 < p < 1:
+        return F.alpha_dropout(input, p, owner.source is not None and p == 1, inplace)
+    shape = _channel_shape(owner, func, input) if func in _CHANNELS else input.shape
+    kept = (owner.noise(Noise(float(p)), shape, input) != 0).to(input.dtype)
+    a = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5
+    made = _apply(input, a * kept, inplace)
+    shift = a * _ALPHA * (1 - kept) - a * _ALPHA * p
+    return made.add_(shift) if inplace else made + shift
+
+
+def _rrelu(
+    owner: Owner,
+    func: Any,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+    **more: Any,
+) -> Tensor:
+    inplace = inplace or func in _IN_PLACE
+    if owner.source is None:
+        return F.rrelu(input, lower, upper, False, inplace)
+    slope = owner.noise(Uniform(lower, upper), input.shape, input)
+    return _apply(input, torch.where(input >= 0, torch.ones_like(slope), slope), inplace)
+
+
+def _attention(
+    owner: Owner,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(Q K^T * scale + mask), dropped out, times V: torch's kernels take no mask for the dropout."""
+    if owner.source is None or dropout_p == 0:
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **options)  # type: ignore[arg-type]
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    weights = scores.softmax(-1)
+    return (weights * owner.noise(Noise(dropout_p), weights.shape, weights)) @ value
+
+
+def _recurrent(owner: Owner, func: Any, *args: Any) -> Any:
+    """`dropout` between the layers of torch's fused recurrent functions: one call per layer, noise in between."""
+    packed = isinstance(args[2], (tuple, Tensor)) and not isinstance(args[2], list)
+    if packed:
+        x, sizes, hx, weights, bias, layers, dropout, train, bidirectional = args
     else:
-        torch.set_rng_state(generator.get_state())
-
-
-def _keep_state(generator: torch.Generator, device: torch.device) -> None:
-    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    generator.set_state(state)
-
-
-def _batch_axis(x: Tensor, rows: int, preferred: int) -> int | None:
-    """The axis of `x` that holds the batch: the model input's own, else the first or second, if of the right size."""
-    for axis in (preferred, 0, 1):
-        if axis < x.dim() and x.shape[axis] == rows:
-            return axis
-    return None
-
-
-@contextmanager
-def folded_torch_noise(model: nn.Module, folded: Draw | Stacked, *, rows: int, batch_dim: int) -> Iterator[None]:
-    """torch's dropout on, with a mask of its own for every draw of a folded batch of `rows` rows.
-
-    Raises `Unfoldable` inside, where a layer's input has no recognisable batch axis, or for noise of other kinds.
-    """
-
-    def unit_dropout(name: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        noise = Noise(float(module.p))  # type: ignore[arg-type]
-        channel_dims = next((d for kind, d in _CHANNEL_DIMS.items() if isinstance(module, kind)), None)
-
-        def call(x: Tensor) -> Tensor:
-            axis = _batch_axis(x, rows, batch_dim)
-            if axis is None:
-                raise Unfoldable(f"{name} has no batch axis of {rows} rows")
-            shape = list(x.shape)
-            if channel_dims is not None:
-                if x.dim() <= channel_dims:
-                    raise Unfoldable(f"{name} sees unbatched input")
-                shape[2:] = [1] * (x.dim() - 2)
-            return x * folded.steps(f"{name}.units", noise, shape, x, batch_dim=axis)
-
-        return call
-
-    def between_layers(name: str, module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        assert isinstance(module, nn.RNNBase)
-        bound = Bound(folded, name)
-        return lambda input, hx=None: layered.run(module, layered.Rates(), input, hx, bound)
-
-    changes: list[tuple[nn.Module, Change]] = []
-    for name, module in torch_noise_layers(model):
-        if isinstance(module, _UNIT_DROPOUT):
-            changes.append((module, partial(unit_dropout, name)))
-        elif isinstance(module, nn.RNNBase):
-            if not hasattr(module, "rates"):
-                changes.append((module, partial(between_layers, name)))
+        x, hx, weights, bias, layers, dropout, train, bidirectional, batch_first = args
+    if dropout == 0 or layers == 1:
+        return func(*args)
+    if owner.source is None:  # by the rate: cuDNN has no backward unless `train` is set
+        return func(*args[: 6 if packed else 5], 0.0, *args[7 if packed else 6 :])
+    directions, each = 2 if bidirectional else 1, len(weights) // layers
+    states = hx if func is torch.lstm else (hx,)
+    last = []
+    for layer in range(layers):
+        own = [s[layer * directions : (layer + 1) * directions].contiguous() for s in states]
+        own_hx = own if func is torch.lstm else own[0]
+        own_weights = weights[layer * each : (layer + 1) * each]
+        if packed:
+            out, *state = func(x, sizes, own_hx, own_weights, bias, 1, 0.0, train, bidirectional)
         else:
-            raise Unfoldable(f"{name} ({type(module).__name__}) has noise that cannot be folded")
-    with _changed(changes):
-        yield
+            out, *state = func(x, own_hx, own_weights, bias, 1, 0.0, train, bidirectional, batch_first)
+        last.append(state)
+        x = out
+        if layer < layers - 1:
+            by_time = out.transpose(0, 1) if not packed and batch_first else out
+            key, noise = f"{owner.name}.between_l{layer}", Noise(float(dropout))
+            mask = owner.source.steps(key, noise, by_time.shape, out, batch_dim=None if packed else 1)
+            x = out * (mask.transpose(0, 1) if by_time is not out else mask)
+    return (x, *(torch.cat(parts) for parts in zip(*last, strict=True)))
 
 
-@contextmanager
-def differentiable_in_eval(model: nn.Module) -> Iterator[None]:
-    """Let gradients be taken in eval mode: cuDNN's recurrent kernels have a backward in train mode only."""
-    layers = [m for m in model.modules() if isinstance(m, nn.RNNBase) and not m.training]
-    quiet = source(model) is None
-    with ExitStack() as stack:
-        if quiet:
-            stack.enter_context(bind(model, None))  # so that train mode brings no noise
-        for layer in layers:
-            stack.enter_context(_set(layer, "training", True))
-            if quiet:
-                stack.enter_context(_set(layer, "dropout", 0.0))
-        yield
+_CHANNELS = {  # dims of one example without a batch axis; torch takes 3-D input of dropout2d for a batch
+    F.dropout1d: 2,
+    F.dropout2d: -1,
+    F.dropout3d: 4,
+    F.feature_alpha_dropout: -1,
+    torch.feature_dropout: -1,
+    torch.feature_dropout_: -1,
+    torch.feature_alpha_dropout: -1,
+    torch.feature_alpha_dropout_: -1,
+}
+_IN_PLACE = frozenset(
+    [torch.dropout_, torch.feature_dropout_, torch.alpha_dropout_, torch.feature_alpha_dropout_, torch.rrelu_, F.rrelu_]
+)
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    F.dropout: _dropout,
+    F.dropout1d: _dropout,
+    F.dropout2d: _dropout,
+    F.dropout3d: _dropout,
+    torch.dropout: _dropout,
+    torch.dropout_: _dropout,
+    torch.feature_dropout: _dropout,
+    torch.feature_dropout_: _dropout,
+    F.alpha_dropout: _alpha_dropout,
+    F.feature_alpha_dropout: _alpha_dropout,
+    torch.alpha_dropout: _alpha_dropout,
+    torch.alpha_dropout_: _alpha_dropout,
+    torch.feature_alpha_dropout: _alpha_dropout,
+    torch.feature_alpha_dropout_: _alpha_dropout,
+    F.rrelu: _rrelu,
+    F.rrelu_: _rrelu,
+    torch.rrelu: _rrelu,
+    torch.rrelu_: _rrelu,
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _attention,
+    torch.lstm: _recurrent,
+    torch.gru: _recurrent,
+    torch.rnn_tanh: _recurrent,
+    torch.rnn_relu: _recurrent,
+}

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from bayesrnn import draws
+from bayesrnn.checks import check_probability
+from bayesrnn.nn.base import NoisyLayer
 
-_MANY = 1 << 15  # word types from which on a mask over all of them costs more than the tokens that occur
+_MANY = 1 << 15  # word types: above this, a mask over all of them costs more than the tokens that occur
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as a signed number
 
 
@@ -21,7 +23,7 @@ def _hash(x: Tensor) -> Tensor:
     return (x >> 11) & ((1 << 53) - 1)
 
 
-class Embedding(torch.nn.Embedding):
+class Embedding(NoisyLayer, torch.nn.Embedding):
     """`torch.nn.Embedding` that drops word *types*: whole rows of the matrix, anew for every sequence.
 
     Within one sequence every occurrence of a word shares its fate: "the dog and the cat" may become
@@ -44,8 +46,16 @@ class Embedding(torch.nn.Embedding):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, *args, **kwargs)
-        self.word_dropout = draws.check_probability("word_dropout", word_dropout)
+        self.word_dropout = check_probability("word_dropout", word_dropout)
         self.batch_first = batch_first
+
+    @property
+    def noisy(self) -> bool:
+        return self.word_dropout > 0
+
+    @property
+    def input_batch_dim(self) -> int:
+        return 0 if self.batch_first else 1
 
     def forward(self, input: Tensor) -> Tensor:
         out = super().forward(input)
@@ -71,16 +81,16 @@ class Embedding(torch.nn.Embedding):
             keep = source.units("words", draws.Noise(p), (self.num_embeddings,), like, rows=rows)  # (B, V)
             return keep.gather(1, tokens.t().long()).t()
         # Two normal numbers are a row's seed, and the fate of a type is a hash of it and the type.
-        plain = torch.empty(0, device=like.device)
+        plain = torch.empty(0, device=like.device, dtype=torch.float32)  # 64 bits a pair, in any default dtype
         seeds = source.units("words", draws.Noise(0.5, "gaussian"), (2,), plain, rows=rows).view(torch.int64)[:, 0]
         kept = _hash(tokens.long() * _STEP + seeds) < round((1 - p) * 2**53)
         return kept.to(like.dtype) / (1 - p)
 
-    def dropped_weights(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
-        """The matrix, with the probability of keeping a row (for `bayesrnn.kl`)."""
-        weight = self._parameters["weight"]
-        if self.word_dropout > 0 and isinstance(weight, torch.nn.Parameter):
-            yield weight, 1 - self.word_dropout
+    def dropped_weights(self) -> Iterator[tuple[Tensor, float]]:
+        """The matrix, with the probability of keeping a row (for `br.kl`)."""
+        drawn = "weight" in self._parameters and not isinstance(self._parameters["weight"], torch.nn.Parameter)
+        if self.word_dropout > 0 and not drawn:
+            yield self.weight, 1 - self.word_dropout
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", word_dropout={self.word_dropout}" if self.word_dropout else "")

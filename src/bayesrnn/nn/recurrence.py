@@ -1,12 +1,11 @@
-"""Run any `torch.nn.RNNBase` layer by layer, so that noise and sampled weights can act where they must."""
+"""Run recurrent layers: layer by layer with masks of their own, or in torch's fused kernel on noisy weights."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,284 +13,74 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import kernels
 from bayesrnn.compilation import uncompiled
-from bayesrnn.draws import Noise, Source, source
+from bayesrnn.draws import Noise, Source
 from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
 
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"
+MODES = {torch.lstm: "LSTM", torch.gru: "GRU", torch.rnn_tanh: "RNN_TANH", torch.rnn_relu: "RNN_RELU"}
+_FUNCTIONS = {mode: function for function, mode in MODES.items()}
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Which noise acts where in a recurrent layer; all zero for torch's own layers."""
+class Stack:
+    """A stack of recurrent layers: its sizes, and its weights by the names that torch gives them."""
 
-    input_dropout: float = 0.0
-    recurrent_dropout: float = 0.0
-    weight_dropout: float = 0.0
-    cell_dropout: float = 0.0
-    tied: bool = True
-    noise: str = "bernoulli"
-    share: str = "sequence"
-
-    def noise_of(self, p: float) -> Noise:
-        return Noise(p, self.noise)
+    mode: str
+    weights: Mapping[str, Tensor]
+    num_layers: int
+    bidirectional: bool
+    hidden_size: int
+    proj_size: int
+    dropout: float
 
     @property
-    def units(self) -> bool:
-        return self.input_dropout > 0 or self.recurrent_dropout > 0
+    def cell(self) -> str:
+        return "RNN" if self.mode.startswith("RNN") else self.mode
 
     @property
-    def any(self) -> bool:
-        return self.units or self.weight_dropout > 0 or self.cell_dropout > 0
+    def suffixes(self) -> list[str]:
+        return names(self.num_layers, self.bidirectional)
 
-    @property
-    def folds_into_weights(self) -> bool:
-        """Whether one set of weights serves the whole batch, so that torch's fused kernel can run it."""
-        return self.cell_dropout == 0 and (self.share == "batch" or not self.units)
-
-
-def cell_of(module: nn.RNNBase) -> str:
-    return "RNN" if module.mode.startswith("RNN") else module.mode
+    @staticmethod
+    def of(module: nn.RNNBase) -> Stack:
+        return Stack(
+            module.mode, weights_of(module), module.num_layers, bool(module.bidirectional), module.hidden_size,
+            module.proj_size, float(module.dropout),
+        )  # fmt: skip
 
 
-def names(module: nn.RNNBase) -> list[str]:
-    """The suffixes of the parameters' names, layer by layer: `_l0`, `_l0_reverse`, `_l1`, …"""
-    directions = ("", "_reverse") if module.bidirectional else ("",)
-    return [f"_l{layer}{suffix}" for layer in range(module.num_layers) for suffix in directions]
+class Prepared(NamedTuple):
+    """A layer's input as torch's functions take it."""
+
+    x: Tensor
+    """(T, B, F), or the rows of a packed batch."""
+    states: tuple[Tensor, ...]
+    """Each (layers * directions, B, size), in the order of the rows."""
+    sizes: list[int]
+    """Sequences at every step."""
+    packed: PackedSequence | None
+    unbatched: bool
 
 
-@dataclass
-class LayerNoise:
-    """The noise of one direction of one layer, and the weights it leaves."""
-
-    w_ih: Tensor
-    w_hh: Tensor
-    z_x: Tensor | None = None
-    z_h: Tensor | None = None
-    z_c: Tensor | None = None
-    cell_scale: float = 1.0
-    """What the outputs of kept cells are multiplied with."""
+def rows_of(module: nn.RNNBase, input: Any) -> int:
+    """The number of sequences in an input."""
+    if isinstance(input, PackedSequence):
+        return int(input.batch_sizes[0])
+    return 1 if input.dim() < 3 else int(input.shape[0 if module.batch_first else 1])
 
 
-def _scaled(weight: Tensor, mask: Tensor) -> Tensor:
-    """Unit noise (F,) or (G, F), one set for the batch, folded into the weight's columns."""
-    if mask.ndim == 1:
-        return weight * mask
-    return (weight.view(mask.shape[0], -1, weight.shape[1]) * mask.unsqueeze(1)).view_as(weight)
-
-
-def layer_noise(
-    module: nn.RNNBase,
-    rates: Rates,
-    suffix: str,
-    source: Source | None,
-    rows: int,
-    sorted_indices: Tensor | None = None,
-) -> LayerNoise:
-    w_ih: Tensor = getattr(module, f"weight_ih{suffix}")
-    w_hh: Tensor = getattr(module, f"weight_hh{suffix}")
-    out = LayerNoise(w_ih, w_hh)
-    if source is None:
-        return out
-    gates = () if rates.tied else (GATES[cell_of(module)],)
-    shared = rates.share == "batch"
-
-    def units(key: str, p: float, shape: tuple[int, ...], like: Tensor, shared: bool) -> Tensor:
-        z = source.units(key + suffix, rates.noise_of(p), shape, like, rows=rows, shared=shared)
-        per_sequence = z.ndim > len(shape)
-        return z.index_select(0, sorted_indices) if per_sequence and sorted_indices is not None else z
-
-    if rates.weight_dropout > 0:
-        noise = rates.noise_of(rates.weight_dropout)
-        mask = source.weights(f"weight{suffix}", lambda g: noise.sample(w_hh.shape, w_hh, g), w_hh.device)
-        out.w_hh = w_hh * mask.to(w_hh)
-    if rates.input_dropout > 0:
-        z = units("input", rates.input_dropout, (*gates, w_ih.shape[1]), w_ih, shared)
-        if z.ndim == 1 + len(gates):
-            out.w_ih = _scaled(w_ih, z)
-        else:
-            out.z_x = z
-    if rates.recurrent_dropout > 0:
-        z = units("recurrent", rates.recurrent_dropout, (*gates, w_hh.shape[1]), w_hh, shared)
-        if z.ndim == 1 + len(gates):
-            out.w_hh = _scaled(out.w_hh, z)
-        else:
-            out.z_h = z
-    if rates.cell_dropout > 0:
-        z = units("cell", rates.cell_dropout, (module.hidden_size,), w_hh, shared)
-        out.z_c = z if z.ndim == 2 else z.expand(rows, -1)
-        if rates.noise == "bernoulli":
-            # c_t * z / (1 - p) would grow by that factor at every step: kept cells stay as they are, and 1 / (1 - p)
-            # goes on what leaves them, h = o * tanh(c) / (1 - p), so that the mean network is the plain one
-            out.cell_scale = 1 / (1 - rates.cell_dropout)
-            out.z_c = (out.z_c != 0).to(out.z_c.dtype)
-    return out
-
-
-@uncompiled
-def flat_weights(module: nn.RNNBase, rates: Rates, source: Source, rows: int) -> list[Tensor]:
-    """The module's weights with noise that the whole batch shares folded in, in torch's order."""
-    replaced: dict[str, Tensor] = {}
-    for suffix in names(module):
-        noise = layer_noise(module, rates, suffix, source, rows)
-        replaced[f"weight_ih{suffix}"], replaced[f"weight_hh{suffix}"] = noise.w_ih, noise.w_hh
-    flat: list[Any] = [
-        replaced.get(n, w) for n, w in zip(module._flat_weights_names, module._flat_weights, strict=True)
-    ]
-    return flat
-
-
-def _direction(
-    module: nn.RNNBase,
-    x: Tensor,
-    state: Sequence[Tensor],
-    noise: LayerNoise,
-    suffix: str,
-    sizes: list[int],
-    plain: bool,
-) -> tuple[Tensor, ...]:
-    cell = cell_of(module)
-    b_ih = getattr(module, f"bias_ih{suffix}") if module.bias else None
-    b_hh = getattr(module, f"bias_hh{suffix}") if module.bias else None
-    reverse = suffix.endswith("reverse")
-    b_hn = None
-    if cell == "GRU" and b_hh is not None:
-        size = module.hidden_size
-        b_hn = b_hh[2 * size :]
-        b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
-    bias = None if b_ih is None else b_ih + b_hh
-    gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
-    run = kernels.kernel(cell, x.device.type, plain=plain, **_facts(module, state, noise, sizes))
-    with _in_full(x.device.type):
-        kind = state[0].dtype
-        gx, w_hh = gx.to(kind), noise.w_hh.to(kind)
-        z_h, z_c = (None if z is None else z.to(kind) for z in (noise.z_h, noise.z_c))
-        if cell == "LSTM":
-            w_hr = getattr(module, f"weight_hr{suffix}").to(kind) if module.proj_size else None
-            scale = noise.cell_scale
-            h, c = (state[0] / scale, state[1]) if scale != 1 else state
-            w_hh = w_hh * scale if scale != 1 else w_hh  # the recurrence runs on h / scale
-            rows, h, c = run(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=sizes, reverse=reverse)
-            out = (rows * scale, h * scale, c) if scale != 1 else (rows, h, c)
-        elif cell == "GRU":
-            b_hn = None if b_hn is None else b_hn.to(kind)
-            out = run(gx, *state, w_hh, b_hn, z_h, batch_sizes=sizes, reverse=reverse)
-        else:
-            function = "tanh" if module.mode == "RNN_TANH" else "relu"
-            out = run(gx, *state, w_hh, z_h, nonlinearity=function, batch_sizes=sizes, reverse=reverse)
-    return tuple(out)
-
-
-def _facts(module: nn.RNNBase, state: Sequence[Tensor], noise: LayerNoise, sizes: list[int]) -> dict[str, Any]:
-    """What the choice of a kernel depends on, the device aside."""
-    device, z_h = state[0].device.type, noise.z_h
-    return {
-        "dtype": state[0].dtype,
-        "autocast": _autocast(device),
-        "batch": sizes[0],
-        "hidden": module.hidden_size,
-        "steps": len(sizes),
-        "ragged": sizes[0] != sizes[-1],
-        "projection": bool(module.proj_size),
-        "recurrent_mask": None if z_h is None else "tied" if z_h.ndim == 2 else "untied",
-        "cell_mask": noise.z_c is not None,
-        "graph": kernels.is_recording(),
-    }
-
-
-def _autocast(device: str) -> torch.dtype | None:
-    """The lower precision that is allowed now, if any."""
-    return torch.get_autocast_dtype(device) if lowered(device) else None
-
-
-def _in_full(device: str) -> AbstractContextManager[Any]:
-    """Without autocast, on devices that have it: "meta" has not."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-
-
-def _dtype(given: torch.dtype, device: str) -> torch.dtype:
-    """What a recurrence computes in: under autocast float32, since only products outside of it are lowered."""
-    return torch.float32 if given == _autocast(device) else given
-
-
-def beats_torch(module: nn.RNNBase, input: Any) -> bool:
-    """Whether a path of ours is faster on this input than torch's own kernel, for a layer that could take either."""
-    packed = isinstance(input, PackedSequence)
-    x = input.data if packed else input
-    if module.mode not in ("LSTM", "GRU") or torch.compiler.is_compiling():
-        return False
-    if not isinstance(x, Tensor) or not x.is_cuda:
-        return False
-    weight: Any = module.weight_hh_l0
-    dtype = _dtype(x.dtype, "cuda")
-    if dtype != _dtype(weight.dtype, "cuda") or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
-        return False
-    rows = int(input.batch_sizes[0]) if packed else 1 if x.dim() == 2 else x.shape[0 if module.batch_first else 1]
-    steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
-    case = kernels.Case(
-        module.mode,
-        "cuda",
-        dtype,
-        batch=rows,
-        hidden=module.hidden_size,
-        steps=steps,
-        autocast=_autocast("cuda"),
-        projection=module.proj_size > 0,
-        plain=True,
-        graph=kernels.is_recording(),
-    )
-    return kernels.choose(case)[0].name in ("persistent", "cells")
-
-
-def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    """`module(input, hx)`; a plain layer of torch's own takes a path of ours where that is faster."""
-    plain = type(module) in (nn.LSTM, nn.GRU, nn.RNN) and "forward" not in module.__dict__
-    result: tuple[Any, Any] = torch_forward(module, input, hx) if plain else module(input, hx)  # type: ignore[arg-type]
-    return result
-
-
-def torch_forward(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    """The forward of a layer of torch's own; on a path of ours where that is faster, or forced."""
-    forced = not torch.compiler.is_dynamo_compiling() and kernels.forced()
-    if forced or beats_torch(module, input):
-        held = source(module) if module.dropout > 0 else None
-        return run(module, Rates(), input, hx, held, plain=not forced)
-    if not torch.compiler.is_compiling():
-        _leave_advice_out(module)
-    result: tuple[Any, Any] = type(module).forward(module, input, hx)
-    return result
-
-
-def in_one_piece(weights: Sequence[Tensor | None]) -> bool:
-    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if not all(w is not None and w.is_cuda for w in weights):
-        return False
-    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
-
-
-_ADVICE = "RNN module weights are not part of single contiguous chunk of memory"
-
-
-def _leave_advice_out(module: nn.RNNBase) -> None:
-    """Without torch's advice to call `flatten_parameters`, where weights of a posterior cannot be in one block.
-
-    The filter is set once: `warnings.catch_warnings` at every call would show all other warnings at every call too.
-    """
-    weights: Any = module._flat_weights
-    if not any(isinstance(w, Tensor) and w.is_cuda for w in weights) or in_one_piece(weights):
+def check_state(module: nn.RNNBase, input: Any, hx: Any) -> None:
+    """Check the kind and the batch of a state."""
+    if hx is None:
         return
-    if all(getattr(known, "pattern", "") != _ADVICE for _, known, *_ in warnings.filters):
-        warnings.filterwarnings("ignore", message=_ADVICE)
-
-
-def check_kind_of_state(module: nn.RNNBase, hx: Any) -> None:
     if module.mode == "LSTM":
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
             raise TypeError("an LSTM's state is a pair of tensors (h, c): pass what the layer returned, or nothing")
     elif not isinstance(hx, Tensor):
         raise TypeError(f"the state of a {cell_of(module)} is one tensor h: pass what the layer returned, or nothing")
+    if isinstance(input, PackedSequence):  # torch would sort the state's rows before it counts them
+        module.check_forward_args(input.data, hx, input.batch_sizes)
 
 
 @contextmanager
@@ -305,24 +94,54 @@ def clear_about_states() -> Iterator[None]:
         raise
 
 
-def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) -> tuple[Tensor, ...]:
+def prepare(module: nn.RNNBase, input: Any, hx: Any, *, dtype: torch.dtype | None = None) -> Prepared:
+    """Check what a layer was called with; `dtype` is that of a state of zeros (None: the input's)."""
+    if isinstance(input, PackedSequence):
+        sizes = input.batch_sizes.tolist()
+        states = _states(module, hx, input.data, sizes[0], False, dtype)
+        module.check_forward_args(input.data, _as_torchs(module, states), input.batch_sizes)
+        if input.sorted_indices is not None:
+            states = tuple(s.index_select(1, input.sorted_indices) for s in states)
+        return Prepared(input.data, states, sizes, input, False)
+    if input.dim() not in (2, 3):
+        raise ValueError(
+            f"{cell_of(module)}: expected 2-D (unbatched) or 3-D input, got {input.dim()}-D: "
+            "shapes are (T, B, F), or (B, T, F) with batch_first=True"
+        )
+    if unbatched := input.dim() == 2:
+        input = input.unsqueeze(0 if module.batch_first else 1)
+    rows = input.shape[0 if module.batch_first else 1]
+    states = _states(module, hx, input, rows, unbatched, dtype)
+    module.check_forward_args(input, _as_torchs(module, states), None)  # type: ignore[arg-type]
+    x = input.transpose(0, 1) if module.batch_first else input
+    if x.shape[0] == 0:
+        raise RuntimeError("expected a sequence of at least one step, got T=0")
+    return Prepared(x, states, [rows] * x.shape[0], None, unbatched)
+
+
+def _as_torchs(module: nn.RNNBase, states: tuple[Tensor, ...]) -> Any:
+    return states if module.mode == "LSTM" else states[0]
+
+
+def _states(
+    module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool, dtype: torch.dtype | None
+) -> tuple[Tensor, ...]:
     """The initial state as a tuple of (layers * directions, rows, size), zeros where none was given."""
     count = module.num_layers * (2 if module.bidirectional else 1)
     if hx is None:
-        out_size, dtype = module.proj_size or module.hidden_size, _dtype(x.dtype, x.device.type)
-        h = torch.zeros(count, rows, out_size, dtype=dtype, device=x.device)
-        if module.mode != "LSTM":
-            return (h,)
-        return h, torch.zeros(count, rows, module.hidden_size, dtype=dtype, device=x.device)
-    check_kind_of_state(module, hx)
-    states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in (hx if module.mode == "LSTM" else (hx,)))
-    weight: Any = module.weight_hh_l0
-    expected = _dtype(weight.dtype, x.device.type)
-    for s in states:
-        if s.dtype != expected:
-            raise RuntimeError(
-                f"the state has dtype {s.dtype} but the layer {expected}: convert the state with .to({expected})"
-            )
+        sizes = [module.proj_size or module.hidden_size, module.hidden_size][: 2 if module.mode == "LSTM" else 1]
+        return tuple(torch.zeros(count, rows, n, dtype=dtype or x.dtype, device=x.device) for n in sizes)
+    check_state(module, None, hx)
+    states: tuple[Tensor, ...] = tuple(hx) if module.mode == "LSTM" else (hx,)
+    if dtype is not None:
+        states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in states)
+        weight: Any = module.weight_hh_l0
+        expected = _dtype(weight.dtype, x.device.type)
+        for s in states:
+            if s.dtype != expected:
+                raise RuntimeError(
+                    f"the state has dtype {s.dtype} but the layer {expected}: convert the state with .to({expected})"
+                )
     if unbatched:
         if any(s.dim() != 2 for s in states):
             raise RuntimeError("for unbatched 2-D input the state must be 2-D too: (layers * directions, size)")
@@ -330,76 +149,255 @@ def _states(module: nn.RNNBase, hx: Any, x: Tensor, rows: int, unbatched: bool) 
     return states
 
 
-@uncompiled
-def run(
-    module: nn.RNNBase, rates: Rates, input: Any, hx: Any, source: Source | None, *, plain: bool = False
-) -> tuple[Any, Any]:
-    """`module(input, hx)` layer by layer, with noise from `source` (None: without noise).
-
-    Takes and returns exactly what the torch module does: (T, B, F), batch_first, unbatched or PackedSequence.
-    `plain`: torch's own kernel could run it too, and `beats_torch` was asked.
-    """
-    packed = input if isinstance(input, PackedSequence) else None
-    unbatched = False
-    if packed is not None:
-        x, sizes = packed.data, packed.batch_sizes.tolist()
-        states = _states(module, hx, x, sizes[0], False)
-        given: Any = states if module.mode == "LSTM" else states[0]
-        module.check_forward_args(x, given, packed.batch_sizes)
-        if packed.sorted_indices is not None:
-            states = tuple(s.index_select(1, packed.sorted_indices) for s in states)
-    else:
-        if input.dim() not in (2, 3):
-            raise ValueError(
-                f"{cell_of(module)}: expected 2-D (unbatched) or 3-D input, got {input.dim()}-D: "
-                "shapes are (T, B, F), or (B, T, F) with batch_first=True"
-            )
-        if unbatched := input.dim() == 2:
-            input = input.unsqueeze(0 if module.batch_first else 1)
-        rows = input.shape[0 if module.batch_first else 1]
-        states = _states(module, hx, input, rows, unbatched)
-        given = states if module.mode == "LSTM" else states[0]
-        module.check_forward_args(input, given, None)
-        x = input.transpose(0, 1) if module.batch_first else input
-        if x.shape[0] == 0:
-            raise RuntimeError("expected a sequence of at least one step, got T=0")
-        sizes = [rows] * x.shape[0]
-        x = x.reshape(-1, x.shape[-1])
-    rows = sizes[0]
-    order = packed.sorted_indices if packed is not None else None
-    last: list[tuple[Tensor, ...]] = []
-    directions = 2 if module.bidirectional else 1
-    for layer in range(module.num_layers):
-        outs = []
-        for suffix in names(module)[layer * directions : (layer + 1) * directions]:
-            noise = layer_noise(module, rates, suffix, source, rows, order)
-            out, *state = _direction(module, x, [s[len(last)] for s in states], noise, suffix, sizes, plain)
-            outs.append(out)
-            last.append(tuple(state))
-        x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)
-        if module.dropout > 0 and layer < module.num_layers - 1 and source is not None:
-            x = _between_layers(module, x, sizes, packed is not None, source, layer)
-    final = tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+def finish(module: nn.RNNBase, given: Prepared, x: Tensor, final: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    """Rows or (T, B, F) of outputs and the last states, in the form that the layer was called with."""
+    packed = given.packed
     if packed is not None:
         if packed.unsorted_indices is not None:
             final = tuple(s.index_select(1, packed.unsorted_indices) for s in final)
         result: Any = PackedSequence(x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
     else:
-        result = x.view(len(sizes), rows, x.shape[-1])
-        if module.batch_first:
-            result = result.transpose(0, 1)
-        if unbatched:
+        result = x.transpose(0, 1) if module.batch_first else x
+        if given.unbatched:
             result = result.squeeze(0 if module.batch_first else 1)
             final = tuple(s.squeeze(1) for s in final)
-    return result, final if module.mode == "LSTM" else final[0]
+    return result, _as_torchs(module, final)
 
 
-def _between_layers(
-    module: nn.RNNBase, x: Tensor, sizes: list[int], packed: bool, source: Source, layer: int
-) -> Tensor:
+def fused(module: nn.RNNBase, input: Any, hx: Any, weights: list[Tensor]) -> tuple[Any, Any]:
+    """The layer in torch's fused kernel, on these weights in place of its parameters."""
+    given = prepare(module, input, hx)
+    weights = _in_one_buffer(module, weights)
+    state = given.states if module.mode == "LSTM" else given.states[0]
+    rest = (weights, module.bias, module.num_layers, module.dropout, module.training, module.bidirectional)
+    function: Any = _FUNCTIONS[module.mode]
+    if given.packed is not None:
+        x, *final = function(given.x, given.packed.batch_sizes, state, *rest)
+    else:
+        x, *final = function(given.x, state, *rest, False)
+    return finish(module, given, x, tuple(final))
+
+
+def _in_one_buffer(module: nn.RNNBase, weights: list[Tensor]) -> list[Tensor]:
+    """On a GPU, copies of the weights in the one buffer that cuDNN wants; parameters stay where they are."""
+    plain = torch._C._functorch.peek_interpreter_stack() is None
+    if not plain or not all(w.is_cuda and torch.backends.cudnn.is_acceptable(w) for w in weights):
+        return weights
+    if not torch._use_cudnn_rnn_flatten_weight() or len({w.dtype for w in weights}) > 1:
+        return weights
+    import torch.backends.cudnn.rnn as cudnn
+
+    made = [w.clone() if isinstance(w, nn.Parameter) else w for w in weights]
+    per_direction = len(made) // (module.num_layers * (2 if module.bidirectional else 1))
+    with torch.cuda.device_of(made[0]), torch.no_grad():
+        torch._cudnn_rnn_flatten_weight(
+            made, per_direction, module.input_size, cudnn.get_cudnn_mode(module.mode), module.hidden_size,
+            module.proj_size, module.num_layers, module.batch_first, bool(module.bidirectional),
+        )  # fmt: skip
+    return made
+
+
+@uncompiled
+def run(
+    module: nn.RNNBase,
+    input: Any,
+    hx: Any,
+    source: Source | None,
+    noise: Mapping[str, LayerNoise] | None = None,
+    *,
+    plain: bool = False,
+) -> tuple[Any, Any]:
+    """`module(input, hx)` layer by layer, in our kernels.
+
+    Takes and returns exactly what the torch module does: (T, B, F), batch_first, unbatched or PackedSequence.
+
+    Args:
+        source: of the noise between layers (torch's `dropout`); None: no noise.
+        noise: by the suffix of the weights' names; None: no noise.
+        plain: torch's own kernel could run it too, and `beats_torch` was asked.
+    """
+    x = input.data if isinstance(input, PackedSequence) else input
+    given = prepare(module, input, hx, dtype=_dtype(x.dtype, x.device.type))
+    rows = given.x.reshape(-1, given.x.shape[-1])
+    packed = given.packed is not None
+    out, final = _layers(Stack.of(module), rows, given.sizes, given.states, source, noise, packed, plain)
+    if not packed:
+        out = out.view(len(given.sizes), given.sizes[0], out.shape[-1])
+    return finish(module, given, out, final)
+
+
+def run_function(
+    function: Any, args: Sequence[Any], source: Source | None = None, *, plain: bool = False
+) -> tuple[Tensor, ...]:
+    """A call of `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`, in our kernels; see `run`."""
+    batch_first = False
+    if packed := isinstance(args[3], (list, tuple)):
+        x, sizes, hx, weights, bias, layers, dropout, _, bidirectional = args
+        steps = sizes.tolist()
+    else:
+        x, hx, weights, bias, layers, dropout, _, bidirectional, batch_first = args
+        x = x.transpose(0, 1) if batch_first else x
+        steps = [x.shape[1]] * x.shape[0]
+    stack = stack_of_call(function, weights, bias, layers, dropout, bidirectional)
+    states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in (hx if stack.mode == "LSTM" else (hx,)))
+    out, final = _layers(stack, x.reshape(-1, x.shape[-1]), steps, states, source, None, packed, plain)
+    if not packed:
+        out = out.view(*x.shape[:2], out.shape[-1])
+        out = out.transpose(0, 1) if batch_first else out
+    return out, *final
+
+
+def stack_of_call(
+    function: Any, weights: Sequence[Tensor], bias: bool, layers: int, dropout: float, bidirectional: bool
+) -> Stack:
+    """The layers that one of torch's recurrent functions is called for."""
+    kinds = ["weight_ih", "weight_hh", *["bias_ih", "bias_hh"][: 2 * bias]]
+    suffixes = names(layers, bidirectional)
+    if len(weights) > len(kinds) * len(suffixes):
+        kinds.append("weight_hr")
+    by_name = dict(zip((k + s for s in suffixes for k in kinds), weights, strict=True))
+    hidden = by_name["weight_hr_l0"].shape[1] if "weight_hr_l0" in by_name else by_name["weight_hh_l0"].shape[1]
+    proj = by_name["weight_hr_l0"].shape[0] if "weight_hr_l0" in by_name else 0
+    return Stack(MODES[function], by_name, layers, bool(bidirectional), hidden, proj, float(dropout))
+
+
+def _layers(
+    stack: Stack,
+    x: Tensor,
+    sizes: list[int],
+    states: Sequence[Tensor],
+    source: Source | None,
+    noise: Mapping[str, LayerNoise] | None,
+    packed: bool,
+    plain: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Rows (sum of sizes, F) through all layers: rows of outputs, and the last states."""
+    last: list[tuple[Tensor, ...]] = []
+    directions = 2 if stack.bidirectional else 1
+    with ExitStack() as context:
+        if torch._C._len_torch_dispatch_stack() > 0:  # operations are recorded: calls into C would be left out
+            context.enter_context(kernels.force("reference"))
+        for layer in range(stack.num_layers):
+            outs = []
+            for suffix in stack.suffixes[layer * directions : (layer + 1) * directions]:
+                own = noise[suffix] if noise else LayerNoise(
+                    stack.weights[f"weight_ih{suffix}"], stack.weights[f"weight_hh{suffix}"]
+                )  # fmt: skip
+                out, *state = _direction(stack, x, [s[len(last)] for s in states], own, suffix, sizes, plain)
+                outs.append(out)
+                last.append(tuple(state))
+            x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)
+            if stack.dropout > 0 and layer < stack.num_layers - 1 and source is not None:
+                x = _between_layers(stack, x, sizes, packed, source, layer)
+    return x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+
+
+def _between_layers(stack: Stack, x: Tensor, sizes: list[int], packed: bool, source: Source, layer: int) -> Tensor:
     """torch's `dropout` argument: new noise at every step, on the output of every layer but the last."""
-    noise, key = Noise(float(module.dropout)), f"between_l{layer}"
+    noise, key = Noise(stack.dropout), f"between_l{layer}"
     if packed:
         return x * source.steps(key, noise, x.shape, x, batch_dim=None)
     shape = (len(sizes), sizes[0], x.shape[-1])
     return x * source.steps(key, noise, shape, x, batch_dim=1).reshape(x.shape)
+
+
+def _direction(
+    stack: Stack,
+    x: Tensor,
+    state: Sequence[Tensor],
+    noise: LayerNoise,
+    suffix: str,
+    sizes: list[int],
+    plain: bool,
+) -> tuple[Tensor, ...]:
+    """One direction of one layer: the products with the input for all steps, then the recurrence."""
+    cell, weights = stack.cell, stack.weights
+    b_ih, b_hh = weights.get(f"bias_ih{suffix}"), weights.get(f"bias_hh{suffix}")
+    reverse = suffix.endswith("reverse")
+    b_hn = None
+    if cell == "GRU" and b_hh is not None:
+        size = stack.hidden_size
+        b_hn = b_hh[2 * size :]
+        b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
+    bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+    gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
+    run = kernels.kernel(cell, x.device.type, plain=plain, **_facts(stack, state, noise, sizes))
+    with _in_full(x.device.type):
+        kind = state[0].dtype
+        gx, w_hh = gx.to(kind), noise.w_hh.to(kind)
+        z_h, z_c = (None if z is None else z.to(kind) for z in (noise.z_h, noise.z_c))
+        if cell == "LSTM":
+            w_hr = weights[f"weight_hr{suffix}"].to(kind) if stack.proj_size else None
+            scale = noise.cell_scale
+            h, c = (state[0] / scale, state[1]) if scale != 1 else state
+            w_hh = w_hh * scale if scale != 1 else w_hh  # the recurrence runs on h / scale
+            rows, h, c = run(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=sizes, reverse=reverse)
+            out = (rows * scale, h * scale, c) if scale != 1 else (rows, h, c)
+        elif cell == "GRU":
+            b_hn = None if b_hn is None else b_hn.to(kind)
+            out = run(gx, *state, w_hh, b_hn, z_h, batch_sizes=sizes, reverse=reverse)
+        else:
+            function = "tanh" if stack.mode == "RNN_TANH" else "relu"
+            out = run(gx, *state, w_hh, z_h, nonlinearity=function, batch_sizes=sizes, reverse=reverse)
+    return tuple(out)
+
+
+def _facts(stack: Stack, state: Sequence[Tensor], noise: LayerNoise, sizes: list[int]) -> dict[str, Any]:
+    """What the choice of a kernel depends on, the device aside."""
+    device, z_h = state[0].device.type, noise.z_h
+    return {
+        "dtype": state[0].dtype,
+        "autocast": _autocast(device),
+        "batch": sizes[0],
+        "hidden": stack.hidden_size,
+        "steps": len(sizes),
+        "ragged": sizes[0] != sizes[-1],
+        "projection": bool(stack.proj_size),
+        "recurrent_mask": None if z_h is None else "tied" if z_h.ndim == 2 else "untied",
+        "cell_mask": noise.z_c is not None,
+        "graph": kernels.is_recording(),
+    }
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    """The lower precision that is allowed now, if any."""
+    return torch.get_autocast_dtype(device) if lowered(device) else None
+
+
+def _in_full(device: str) -> AbstractContextManager[Any]:
+    """Without autocast, on devices that have it; "meta" lacks it."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def _dtype(given: torch.dtype, device: str) -> torch.dtype:
+    """What a recurrence computes in: under autocast float32, since only products outside of it are lowered."""
+    return torch.float32 if given == _autocast(device) else given
+
+
+def call_beats_torch(mode: str, weight: Tensor, x: Any, *, rows: int, steps: int, hidden: int, proj: int) -> bool:
+    """Whether a path of ours is faster than torch's own kernel, for layers that could take either: on GPUs alone."""
+    if mode not in ("LSTM", "GRU") or torch.compiler.is_compiling():
+        return False
+    if not isinstance(x, Tensor) or not x.is_cuda or x.numel() == 0:
+        return False
+    dtype = _dtype(x.dtype, "cuda")
+    if dtype != _dtype(weight.dtype, "cuda"):
+        return False
+    case = kernels.Case(
+        mode, "cuda", dtype, batch=rows, hidden=hidden, steps=steps, autocast=_autocast("cuda"), projection=proj > 0,
+        plain=True, graph=kernels.is_recording(),
+    )  # fmt: skip
+    return kernels.choose(case)[0].name in ("persistent", "cells")
+
+
+def beats_torch(module: nn.RNNBase, input: Any) -> bool:
+    """`call_beats_torch` for a layer and its input."""
+    packed = isinstance(input, PackedSequence)
+    x = input.data if packed else input
+    if not isinstance(x, Tensor) or not x.is_cuda or (not packed and (x.dim() not in (2, 3) or x.numel() == 0)):
+        return False
+    rows = rows_of(module, input)
+    steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
+    weight: Any = module.weight_hh_l0
+    sizes = {"hidden": module.hidden_size, "proj": module.proj_size}
+    return call_beats_torch(module.mode, weight, x, rows=rows, steps=steps, **sizes)

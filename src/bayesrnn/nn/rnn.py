@@ -1,8 +1,22 @@
-"""`RNN`, `GRU` and `LSTM`: torch.nn's layers with noise that is held for the whole sequence.
+r"""`RNN`, `GRU` and `LSTM`: torch.nn's layers with noise that is held for the whole sequence.
 
-Variational dropout (arXiv 1512.05287), DropConnect on the recurrent weights (Wan et al. 2013), and dropout of
-the LSTM's cell state (Moon et al. 2015). With every rate at zero, and in eval mode, the layers give torch.nn's
-numbers, on a CPU from torch.nn's kernels.
+The layers compute torch.nn's equations. With sigma the logistic function and * the product of elements:
+
+    RNN    h_t = tanh(W x_t + b + U h_{t-1})          (or ReLU)
+
+    GRU    r, z = sigma(W x_t + b + U h_{t-1})        of gates r and z
+           n    = tanh(W_n x_t + b_n + r * (U_n h_{t-1} + c_n))
+           h_t  = (1 - z) * n + z * h_{t-1}
+
+    LSTM   i, f, o = sigma(W x_t + b + U h_{t-1})     of gates i, f and o
+           g   = tanh(W_g x_t + b_g + U_g h_{t-1})
+           c_t = f * c_{t-1} + i * g,   h_t = o * tanh(c_t)
+
+Variational dropout replaces x_t by x_t * z_x and the h_{t-1} of the products by h_{t-1} * z_h, with masks drawn once
+per sequence: one for all gates (arXiv 1512.05287, Eq. 7), or one per gate (Eq. 5). DropConnect draws a mask over the
+weights U (Wan et al. 2013), and cell dropout sets cells c_t to zero (Moon et al. 2015). `nn/masks.py` makes the masks,
+`nn/recurrence.py` runs the steps. With every rate at zero, and in eval mode, the layers give torch.nn's numbers, on a
+CPU from torch.nn's kernels.
 """
 
 from __future__ import annotations
@@ -16,25 +30,35 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import draws, kernels
-from bayesrnn.nn import recurrence as layered
+from bayesrnn.checks import check_choice, check_probability
+from bayesrnn.compilation import uncompiled
+from bayesrnn.nn import masks, recurrence
+from bayesrnn.nn.base import NoisyLayer
 
 _NOISE_DOC = """
     All arguments of `torch.nn.{name}`, the same parameters and the same `state_dict`; then, keyword-only:
 
     Args:
         input_dropout: rate of the noise on each layer's input, one mask per sequence, the same at every step.
-        recurrent_dropout: rate of the noise on h_{{t-1}} in the recurrent product (arXiv 1512.05287, Eq. 7).
-        weight_dropout: DropConnect rate of the recurrent weights W_hh, one weight mask per draw.{cell}
-        tied: True: the gates share a mask (Eq. 7). False: every gate has its own (Eq. 5).
+        recurrent_dropout: rate of the noise on h_{{t-1}} in the recurrent product.
+        weight_dropout: DropConnect rate of the recurrent weights, one weight mask per draw.{cell}
+        tied: True: the gates share a mask (arXiv 1512.05287, Eq. 7). False: every gate has its own (Eq. 5).
         noise: "bernoulli", or "gaussian" for multipliers N(1, p / (1 - p)) of the same variance.
         share: "sequence": every sequence of the batch has its own masks. "batch": one set for all, folded
             into the weights, at the speed of the plain layer.
 
     Shapes: as in torch.nn: input (T, B, F), (B, T, F) with `batch_first`, (T, F) unbatched, or PackedSequence.
+
+    Example::
+
+        layer = br.{name}(10, 20, input_dropout=0.2, recurrent_dropout=0.2)
+        output, state = layer(torch.randn(35, 8, 10))       # (35, 8, 20): new masks at every call
+        with br.draw(layer, seed=1):
+            output, state = layer(torch.randn(35, 8, 10))   # the masks of draw 1 at every call
 """
 _CELL_DOC = """
         cell_dropout: rate of dropping cells: c_t = 0 for the whole sequence (Moon et al. 2015). Kept cells keep
-            their state, and 1 / (1 - p) goes on what leaves them, not on c_t, where it would grow with every step;
+            their state, and their output is scaled by 1 / (1 - p); a factor on c_t would grow with every step.
             Gaussian noise does multiply c_t, and is for short sequences."""
 
 
@@ -45,7 +69,7 @@ else:
 
 
 def _setting(name: str) -> Any:
-    """A keyword of the constructor as an attribute: it can be read, and set to another value that is checked alike."""
+    """A keyword of the constructor as an attribute: read it, or set it to another value, which is checked alike."""
 
     def set_it(layer: Any, value: Any) -> None:
         layer._set_rates(**{**asdict(layer.rates), name: value})
@@ -53,10 +77,10 @@ def _setting(name: str) -> Any:
     return property(lambda layer: getattr(layer.rates, name), set_it, doc=f"`{name}` of the constructor.")
 
 
-class _Noisy(_Base):
+class NoisyRNN(NoisyLayer, _Base):
     """What the three layers share. A mixin before torch.nn's class."""
 
-    rates: layered.Rates
+    rates: masks.Rates
     input_dropout = _setting("input_dropout")
     recurrent_dropout = _setting("recurrent_dropout")
     weight_dropout = _setting("weight_dropout")
@@ -67,71 +91,74 @@ class _Noisy(_Base):
 
     def _set_rates(self, *, cell_dropout: float = 0.0, **rates: Any) -> None:
         for name in ("input_dropout", "recurrent_dropout", "weight_dropout"):
-            rates[name] = draws.check_probability(name, rates[name])
-        draws.check_choice("noise", rates["noise"], ("bernoulli", "gaussian"))
-        draws.check_choice("share", rates["share"], ("sequence", "batch"))
-        draws.check_choice("tied", rates["tied"], (True, False))
-        rates["cell_dropout"] = draws.check_probability("cell_dropout", cell_dropout)
+            rates[name] = check_probability(name, rates[name])
+        check_choice("noise", rates["noise"], ("bernoulli", "gaussian"))
+        check_choice("share", rates["share"], ("sequence", "batch"))
+        check_choice("tied", rates["tied"], (True, False))
+        rates["cell_dropout"] = check_probability("cell_dropout", cell_dropout)
         if cell_dropout and self.mode != "LSTM":
-            raise ValueError(f"cell_dropout is of br.LSTM: a {layered.cell_of(self)} has no cell state")
-        self.rates = layered.Rates(**rates)
+            raise ValueError(f"cell_dropout is an option of br.LSTM: a {masks.cell_of(self)} has no cell state")
+        self.rates = masks.Rates(**rates)
+
+    @property
+    def noisy(self) -> bool:
+        return self.rates.any
+
+    @property
+    def draws_weights(self) -> bool:
+        return self.rates.weight_dropout > 0
+
+    @property
+    def input_batch_dim(self) -> int:
+        return 0 if self.batch_first else 1
 
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:  # type: ignore[override]
-        if hx is not None:
-            layered.check_kind_of_state(self, hx)
-            if isinstance(input, PackedSequence):  # torch would sort the state's rows before it counts them
-                self.check_forward_args(input.data, hx, input.batch_sizes)
+        """Noise that the weights can hold leaves the layer to torch's fused kernel; other masks need our steps."""
+        recurrence.check_state(self, input, hx)
         source = draws.source(self)
-        noisy = source is not None and (self.rates.any or (self.dropout > 0 and source is not draws.FRESH))
-        if not torch.compiler.is_dynamo_compiling() and kernels.forced():
-            return layered.run(self, self.rates, input, hx, source)
-        if (source is None or not noisy or self.rates.folds_into_weights) and layered.beats_torch(self, input):
-            return layered.run(self, self.rates, input, hx, source, plain=True)
-        if source is None or not noisy:
-            return self._fused(input, hx, None, quiet=source is None)
-        plain_dropout = self.dropout == 0 or source is draws.FRESH
-        stacked = isinstance(getattr(source, "source", None), draws.Stacked)
-        if self.rates.folds_into_weights and plain_dropout and not (stacked and self.rates.units):
-            return self._fused(input, hx, layered.flat_weights(self, self.rates, source, self._rows(input)))
-        return layered.run(self, self.rates, input, hx, source)
+        noise = None if source is None or not self.rates.any else self._sample_noise(input, source)
+        in_weights = noise is None or all(one.in_weights for one in noise.values())
+        if not in_weights or self._prefers_our_kernels(input):
+            return recurrence.run(self, input, hx, source, noise, plain=in_weights and not self._forced())
+        if noise is None:
+            plain: tuple[Any, Any] = super().forward(input, hx)
+            return plain
+        return self._fused(input, hx, noise)
 
-    def _rows(self, input: Any) -> int:
-        if isinstance(input, PackedSequence):
-            return int(input.batch_sizes[0])
-        return 1 if input.dim() < 3 else int(input.shape[0 if self.batch_first else 1])
+    @uncompiled
+    def _sample_noise(self, input: Any, source: draws.Source) -> dict[str, masks.LayerNoise]:
+        order = input.sorted_indices if isinstance(input, PackedSequence) else None
+        return masks.sample_noise(self, self.rates, source, recurrence.rows_of(self, input), order)
 
-    def _fused(self, input: Any, hx: Any, weights: list[Tensor] | None, *, quiet: bool = False) -> tuple[Any, Any]:
-        """torch's own forward, on `weights` where given; quiet: without dropout between layers, in train mode too."""
-        kept, dropout = self._flat_weights, self.dropout
-        self.dropout = 0.0 if quiet else dropout
-        try:
-            if weights is not None:
-                self._flat_weights = list(weights)
-                if weights[0].is_cuda:
-                    # into the one piece that cuDNN wants; the parameters themselves stay where they are
-                    self._flat_weights = [w.clone() if isinstance(w, torch.nn.Parameter) else w for w in weights]
-                    self.flatten_parameters()
-            result: tuple[Any, Any] = super().forward(input, hx)
-        finally:
-            self._flat_weights, self.dropout = kept, dropout
-        return result
+    @uncompiled
+    def _fused(self, input: Any, hx: Any, noise: dict[str, masks.LayerNoise]) -> tuple[Any, Any]:
+        return recurrence.fused(self, input, hx, masks.noisy_weights(self, noise))
+
+    def _forced(self) -> bool:
+        return not torch.compiler.is_dynamo_compiling() and kernels.forced()
+
+    def _prefers_our_kernels(self, input: Any) -> bool:
+        return self._forced() or recurrence.beats_torch(self, input)
 
     def check_hidden_size(
         self, hx: Tensor, expected_hidden_size: Any, msg: str = "Expected hidden size {}, got {}"
     ) -> None:
         if hx.size() != expected_hidden_size:
             raise RuntimeError(
-                msg.format(tuple(expected_hidden_size), tuple(hx.size())) + f": {layered.STATE_OF_ANOTHER_BATCH}"
+                msg.format(tuple(expected_hidden_size), tuple(hx.size())) + f": {recurrence.STATE_OF_ANOTHER_BATCH}"
             )
 
-    def dropped_weights(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
-        """The weight matrices that noise acts on, each with its probability of being kept (for `bayesrnn.kl`)."""
+    def dropped_weights(self) -> Iterator[tuple[Tensor, float]]:
+        """The weight matrices that noise acts on, each with its probability of being kept (for `br.kl`)."""
         rates = self.rates
         keep_hh = (1 - rates.recurrent_dropout) * (1 - rates.weight_dropout)
-        for suffix in layered.names(self):
+        for suffix in masks.names(self.num_layers, self.bidirectional):
             for name, keep in (("weight_ih", 1 - rates.input_dropout), ("weight_hh", keep_hh)):
-                weight = self._parameters[name + suffix]
-                if keep < 1 and isinstance(weight, torch.nn.Parameter):
+                if keep == 1:
+                    continue
+                if name + suffix not in self._parameters:  # normalised, pruned or parametrised: the weight it makes
+                    yield getattr(self, name + suffix), keep
+                elif isinstance(weight := self._parameters[name + suffix], torch.nn.Parameter):
                     yield weight, keep
 
     def extra_repr(self) -> str:
@@ -146,7 +173,7 @@ class _Noisy(_Base):
         return ", ".join([plain, *shown])
 
 
-class RNN(_Noisy, torch.nn.RNN):
+class RNN(NoisyRNN, torch.nn.RNN):
     def __init__(
         self,
         input_size: int,
@@ -177,7 +204,7 @@ class RNN(_Noisy, torch.nn.RNN):
         )  # fmt: skip
 
 
-class GRU(_Noisy, torch.nn.GRU):
+class GRU(NoisyRNN, torch.nn.GRU):
     def __init__(
         self,
         input_size: int,
@@ -207,7 +234,7 @@ class GRU(_Noisy, torch.nn.GRU):
         )  # fmt: skip
 
 
-class LSTM(_Noisy, torch.nn.LSTM):
+class LSTM(NoisyRNN, torch.nn.LSTM):
     def __init__(
         self,
         input_size: int,

@@ -1,17 +1,103 @@
-"""`torch.nn.Linear` layers with large products, such as a decoder to all words, on a GPU."""
+"""Send layers of torch's own to faster kernels where there are any: on GPUs."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from bayesrnn import kernels
-from bayesrnn.kernels.shared import alignment as aligned
+from bayesrnn import draws, kernels
+from bayesrnn.kernels.shared import alignment
 from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.nn import recurrence
+
+_ADVICE = "RNN module weights are not part of single contiguous chunk of memory"
+
+
+class FastRecurrence(TorchFunctionMode):
+    """Inside the block, `torch.lstm` and its like run in our kernels where those are faster, or forced.
+
+    torch's layers call these functions, so their `forward`, and that of their subclasses, stays as it is.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in recurrence.MODES and _taken(func, args):
+            return recurrence.run_function(func, args, _source(args), plain=not kernels.forced())
+        return func(*args, **(kwargs or {}))
+
+
+def fast_recurrence(layers: Sequence[nn.RNNBase]) -> AbstractContextManager[Any]:
+    """`FastRecurrence`, where it can make a difference to these layers."""
+    known = not torch.compiler.is_compiling() and layers
+    return FastRecurrence() if known and (kernels.forced() or _on_gpu(layers[0])) else nullcontext()
+
+
+def _on_gpu(layer: nn.RNNBase) -> bool:
+    weight: Any = layer.weight_hh_l0
+    return bool(weight.is_cuda)
+
+
+def _taken(function: Any, args: Sequence[Any]) -> bool:
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    if kernels.forced():
+        return True
+    x, packed = args[0], isinstance(args[3], (list, tuple))
+    if not x.is_cuda:
+        return False
+    weights, bias, layers, dropout, _, bidirectional = args[3:9] if packed else args[2:8]
+    stack = recurrence.stack_of_call(function, weights, bias, layers, dropout, bidirectional)
+    time = int(bool(not packed and args[8]))
+    rows, steps = (int(args[1][0]), len(args[1])) if packed else (x.shape[1 - time], x.shape[time])
+    _silence_advice(weights)
+    sizes = {"rows": rows, "steps": steps, "hidden": stack.hidden_size, "proj": stack.proj_size}
+    return recurrence.call_beats_torch(stack.mode, stack.weights["weight_hh_l0"], x, **sizes)
+
+
+def _source(args: Sequence[Any]) -> Any:
+    """Of the noise between layers."""
+    packed = isinstance(args[3], (list, tuple))
+    dropout, train = args[6:8] if packed else args[5:7]
+    return draws.torch_source(train=train) if dropout > 0 else None
+
+
+def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    """`module(input, hx)`; a layer of torch's own takes a path of ours where that is faster."""
+    with fast_recurrence([module] if isinstance(module, nn.RNNBase) else []):
+        result: tuple[Any, Any] = module(input, hx)
+    return result
+
+
+def in_one_piece(weights: Sequence[Tensor | None]) -> bool:
+    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if not all(w is not None and w.is_cuda for w in weights):
+        return False
+    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
+
+
+def _silence_advice(weights: Sequence[Tensor]) -> None:
+    """Silence torch's advice to call `flatten_parameters`: drawn weights cannot be in one block.
+
+    The filter is set once: `warnings.catch_warnings` at every call would show all other warnings at every call too.
+    """
+    if not any(w.is_cuda for w in weights) or in_one_piece(weights):
+        return
+    if all(getattr(known, "pattern", "") != _ADVICE for _, known, *_ in warnings.filters):
+        warnings.filterwarnings("ignore", message=_ADVICE)
 
 
 def run_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """`layer(x)`; where cuBLAS would be slow, from copies of x and the weights that it likes better."""
+    """`layer(x)`; where cuBLAS would be slow, on copies of x and the weights that suit it better.
+
+    For large products on a GPU, such as a decoder to all words.
+    """
     if not _faster(layer, x):
         out: Tensor = layer(x)
         return out
@@ -29,4 +115,4 @@ def _faster(layer: nn.Linear, x: Tensor) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None or lowered(x.device.type):
         return False
     alike = x.dtype == layer.weight.dtype and x.shape[-1] == layer.in_features and x.dim() > 1
-    return alike and aligned.serves(x.reshape(-1, x.shape[-1]), layer.out_features)
+    return alike and alignment.serves(x.reshape(-1, x.shape[-1]), layer.out_features)

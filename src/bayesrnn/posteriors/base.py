@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from bayesrnn import draws
 from bayesrnn.compilation import copied, not_compiled, uncompiled
 from bayesrnn.kernels.gaussian.plan import Recurrent
-from bayesrnn.nn import recurrence as layered
+from bayesrnn.nn.routing import fast_recurrence, in_one_piece
 
 
 class Posterior(Protocol):
@@ -262,21 +261,15 @@ class Bayesian(nn.Module):
         # torch sees other weights there, and would lay the parameters out anew in memory at the next ordinary call:
         # a recorded CUDA graph would go on with the old place
         before = [(m, m._flat_weights, m._flat_weight_refs) for m in recurrent]
-        faster: dict[nn.Module, Any] = {}
         try:
             self._put(weights)
             for module in recurrent:
                 module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
-                if layered.in_one_piece(module._flat_weights):  # as cuDNN wants them: then torch need not copy them
+                if in_one_piece(module._flat_weights):  # as cuDNN wants them: then torch need not copy them
                     module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights]
-                if "forward" not in module.__dict__ and not hasattr(module, "rates"):
-                    module.__dict__["forward"] = faster[module] = partial(layered.torch_forward, module)
-            with _no_checkpoint_inside():
+            with _no_checkpoint_inside(), fast_recurrence(recurrent):
                 yield
         finally:
-            for module, forward in faster.items():
-                if module.__dict__.get("forward") is forward:
-                    del module.__dict__["forward"]
             self._put(kept)
             for module, flat, refs in before:
                 module._flat_weights, module._flat_weight_refs = flat, refs

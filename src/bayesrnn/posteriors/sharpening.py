@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.draws.torch_noise import differentiable_in_eval
+from bayesrnn.draws import differentiable_in_eval
 from bayesrnn.kernels.gaussian import plan, sampling
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, ParameterTree
 from bayesrnn.priors import _check_sigma

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bayesrnn.nn import recurrence as layered
+from bayesrnn.nn import Dropout, Embedding, SequenceDropout
+from bayesrnn.nn.masks import GATES, Rates, cell_of
+from bayesrnn.nn.rnn import NoisyRNN
 
 _GIB = 1 << 30
+_WITH_MASK = (Dropout, SequenceDropout, nn.modules.dropout._DropoutNd)
 _SUMMED_UP = 3  # copies of a draw's output at most, while its chunk is added to the averages
 _AVERAGES = 6  # tensors of the size of an output that the averages are, or need while a chunk is added
 
@@ -46,8 +49,10 @@ def size(value: Any) -> int:
 
 
 class Footprint:
-    """What the modules of one draw took: `outputs` all together, as if all were kept, `inside` the most that one of
-    them takes beside its output."""
+    """The memory that the modules of one draw took.
+
+    `outputs`: of all modules together, as if all were kept. `inside`: the most that one takes beside its output.
+    """
 
     def __init__(self) -> None:
         self.outputs = self.inside = 0
@@ -84,14 +89,14 @@ def _inside(module: nn.Module, inputs: Any, output: Any) -> int:
     if first is None:
         return 0
     if isinstance(module, nn.RNNBase):
-        gates, tied = layered.GATES[layered.cell_of(module)], getattr(module, "tied", True)
+        gates, tied = GATES[cell_of(module)], (module.rates if isinstance(module, NoisyRNN) else Rates()).tied
         hidden, directions = module.hidden_size, 2 if module.bidirectional else 1
         widest = max(first.shape[-1], directions * hidden if module.num_layers > 1 else 0)
         each = 2 * gates * hidden + 4 * hidden + (1 if tied else gates) * widest + directions * hidden
         return first.numel() // first.shape[-1] * each * first.element_size()
-    if getattr(module, "word_dropout", 0) > 0:
-        rows = first.shape[0 if module.batch_first else 1] if first.dim() > 1 else 1
-        return size(output) + 4 * rows * int(module.num_embeddings)  # type: ignore[arg-type]
-    if getattr(module, "p", 0) > 0 or module._parameters:  # a mask, or a product before its bias is added
+    if isinstance(module, Embedding) and module.noisy:
+        rows = first.shape[module.input_batch_dim] if first.dim() > 1 else 1
+        return size(output) + 4 * rows * module.num_embeddings
+    if isinstance(module, _WITH_MASK) or module._parameters:  # a mask, or a product before its bias is added
         return size(output)
     return 0

@@ -1,4 +1,4 @@
-"""What Monte Carlo draws say: averages, and uncertainty split into its two kinds."""
+"""`Prediction`: averages over Monte Carlo draws, and uncertainty split into its two kinds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ def entropy_of(probabilities: Tensor) -> Tensor:
 
 
 class Prediction:
-    """The outcome of `br.predict`.
+    """The result of `br.predict`.
 
-    Of a classifier: `.mean` (probabilities), `.entropy` = `.aleatoric` (expected entropy) + `.epistemic`
+    Classifier: `.mean` (probabilities), `.entropy` = `.aleatoric` (expected entropy) + `.epistemic`
     (= `.mutual_information`), all in nats, `.variance` of the probabilities over draws.
-    Of a regressor: `.mean`, `.variance` = `.aleatoric` (noise) + `.epistemic` (spread of draws), `.entropy` of a
-    Gaussian of that variance, `.mutual_information` likewise.
-    Of both: `.samples` (draws first) and `.interval(level)`.
+    Regressor: `.mean`, `.variance` = `.aleatoric` (noise) + `.epistemic` (spread of draws), `.entropy` of a
+    Gaussian with that variance, `.mutual_information` likewise.
+    Both: `.samples` (draws first, in the model's dtype) and `.interval(level)`.
+
+    For a model in half precision, all but the samples are float32.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Prediction:
 
     @property
     def variance(self) -> Tensor:
-        """Of a regressor, aleatoric + epistemic; of a classifier, the variance of the probabilities over draws."""
+        """Regressor: aleatoric + epistemic. Classifier: the variance of the probabilities over draws."""
         return self._spread if self.kind == "classifier" else self.aleatoric + self._spread
 
     @property
@@ -85,17 +87,16 @@ class Prediction:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(low, high) that hold `level` of the predictive distribution.
 
-        Of a regressor with noise, quantiles of the mixture of Gaussians (one per draw); without, of the draws. Of a
-        classifier, quantiles of each probability over draws.
+        Regressor with noise: quantiles of the mixture of Gaussians, one per draw; without: of the draws. Classifier:
+        quantiles of each probability over draws.
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
         tail = (1 - level) / 2
         if self.kind == "classifier" or self._noise is None:
-            low, high = torch.quantile(
-                self.samples.float(), torch.tensor([tail, 1 - tail], device=self.mean.device), dim=0
-            )
-            return low.to(self.mean), high.to(self.mean)
+            values = self.samples.to(self.mean.dtype)
+            low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], device=values.device).to(values), dim=0)
+            return low, high
         return self._mixture_quantile(tail), self._mixture_quantile(1 - tail)
 
     def _mixture_quantile(self, q: float) -> Tensor:
@@ -115,42 +116,46 @@ class Prediction:
 
 
 class Summary:
-    """Running averages over draws, so that single draws need not be kept."""
+    """Running averages over draws, so that single draws need not be kept.
+
+    Averages are accumulated in float64; results are float32, or float64 for a model in float64.
+    """
 
     def __init__(self, likelihood: Likelihood | None, keep_samples: bool, *, draws: int | None = None) -> None:
-        """`draws`: how many there will be, if that is known; then those that are kept are written in one place."""
+        """`draws`: how many there will be, if that is known; then the samples are written into one tensor."""
         self.likelihood, self.keep, self._draws = likelihood, keep_samples, draws
         self._all: Any = None
         self.count = 0
         self._mean: Any = None
         self._square: Any = None
         self._entropy: Any = None
+        self._dtype = torch.float32
         self._samples: list[Tensor] = []
 
     def add(self, outputs: Tensor) -> None:
         """`outputs` (draws, *shape), as the model gives them."""
-        ends = torch.stack(torch.aminmax(outputs)) if outputs.numel() else outputs  # NaN, if there is one
-        if not bool(torch.isfinite(ends).all()):
-            raise FloatingPointError("the model's output has NaN or infinite values: check its weights and the input")
-        values = outputs.softmax(-1) if isinstance(self.likelihood, Categorical) else outputs
+        classifier = isinstance(self.likelihood, Categorical)
+        _check_outputs(outputs, classifier)
+        self._dtype = torch.promote_types(outputs.dtype, torch.float32)
+        values = outputs.softmax(-1, dtype=self._dtype) if classifier else outputs.to(self._dtype)
         n = values.shape[0]
-        mean = values.mean(0)
-        square = (values - mean).square_().sum(0)  # Welford's update, chunk by chunk
+        mean = values.mean(0, dtype=torch.float64)
+        square = (values - mean.to(values.dtype)).square_().sum(0, dtype=torch.float64)  # Welford's update, in chunks
         if self._mean is None:
             self._mean, self._square = mean, square
         else:
             delta, total = mean - self._mean, self.count + n
             self._mean = self._mean + delta * (n / total)
             self._square = self._square + square + delta.square() * (self.count * n / total)
-        if isinstance(self.likelihood, Categorical):
-            entropy = entropy_of(values).sum(0)
+        if classifier:
+            entropy = entropy_of(values).sum(0, dtype=torch.float64)
             self._entropy = entropy if self._entropy is None else self._entropy + entropy
         if self.keep and self._draws is not None:
             if self._all is None:
-                self._all = values.new_empty(self._draws, *values.shape[1:])
+                self._all = outputs.new_empty(self._draws, *values.shape[1:])
             self._all[self.count : self.count + n] = values
         elif self.keep:
-            self._samples.append(values)
+            self._samples.append(values.to(outputs.dtype))
         self.count += n
 
     def prediction(self) -> Prediction:
@@ -159,9 +164,21 @@ class Summary:
         return Prediction(
             kind="classifier" if classifier else "regressor",
             count=self.count,
-            mean=self._mean,
-            variance_of_draws=self._square / self.count,
-            expected_entropy=self._entropy / self.count if classifier else None,
-            noise_variance=None if noise is None else noise.to(self._mean),
+            mean=self._mean.to(self._dtype),
+            variance_of_draws=(self._square / self.count).to(self._dtype),
+            expected_entropy=(self._entropy / self.count).to(self._dtype) if classifier else None,
+            noise_variance=None if noise is None else noise.to(self._mean.device, self._dtype),
             samples=None if not self.keep else torch.cat(self._samples) if self._all is None else self._all,
         )
+
+
+def _check_outputs(outputs: Tensor, classifier: bool) -> None:
+    """No NaN and nothing infinite; but logits of -inf are masked classes, if a class is left."""
+    if outputs.numel() == 0:
+        return
+    low, high = torch.aminmax(outputs)  # NaN, if there is one
+    masked = classifier and bool(high < torch.inf) and bool(torch.isneginf(low))
+    if masked and bool((outputs.amax(-1) > -torch.inf).all()) and not bool(outputs.isnan().any()):
+        return
+    if not bool(torch.isfinite(torch.stack([low, high])).all()):
+        raise FloatingPointError("the model's output has NaN or infinite values: check its weights and the input")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
 from bayesrnn import draws, kernels
-from bayesrnn.draws import Draw, Unfoldable
-from bayesrnn.nn import Dropout, Embedding, SequenceDropout
-from bayesrnn.nn import recurrence as layered
+from bayesrnn.draws import Draw
+from bayesrnn.draws.torch_noise import torch_noise_layers
+from bayesrnn.nn import NoisyLayer, recurrence
+from bayesrnn.nn.masks import cell_of
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
+from bayesrnn.prediction.calls import Rest, first_of, same_state
 
 _SMALL = 1 << 20  # weights up to which draws are batched on a CPU
 
@@ -83,24 +85,15 @@ def gains_from_batches(q: Bayesian) -> bool:
 
 
 def has_unit_noise(model: nn.Module) -> bool:
-    from bayesrnn.draws.torch_noise import torch_noise_layers
-
-    ours = any(hasattr(m, "dropped_weights") and next(iter(_rates(m)), 0) for m in model.modules())
-    masks = any(isinstance(m, (Dropout, SequenceDropout)) and m.p > 0 for m in model.modules())
-    return ours or masks or bool(torch_noise_layers(model))
-
-
-def _rates(module: nn.Module) -> list[float]:
-    rates = getattr(module, "rates", None)
-    if rates is not None:
-        return [float(rates.any)]
-    return [float(getattr(module, "word_dropout", 0.0))]
+    """Whether layers have noise besides that of the weights; functions of torch show theirs when they run."""
+    ours = any(isinstance(m, NoisyLayer) and m.noisy for m in model.modules())
+    return ours or bool(torch_noise_layers(model))
 
 
 def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, Tensor]:
     """The weights of all draws, (draws, *shape) each."""
-    device = q.means[q._names[0]].device
-    noises = [draws.Bound(draw, name).weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
+    device = next(iter(q.means.values())).device
+    noises = [draws.Bound(name, draw).weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
     many = getattr(q.posterior, "weights_many", None)
     if many is not None:
         stacked: dict[str, Tensor] = many(q.means, noises)
@@ -112,7 +105,14 @@ def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, 
 @contextmanager
 def _mapped(q: Bayesian, x: Any) -> Iterator[None]:
     """All that `q.module` does here is known to vmap."""
-    with draws.bind(q, None), kernels.force(_path_for_vmap(q, x)), _known_to_vmap(q), warnings.catch_warnings():
+    no_noise = draws.NoNoise()
+    with (
+        draws.bind(q, no_noise, torchs=no_noise),
+        same_state(q),
+        kernels.force(_path_for_vmap(q, x)),
+        _KnownToVmap(),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", message="There is a performance drop")  # of operations that vmap loops over
         yield
 
@@ -123,7 +123,7 @@ def _path_for_vmap(q: Bayesian, x: Any) -> str:
     layers: list[Any] = [m for m in q.modules() if isinstance(m, nn.RNNBase)]
     cases = [
         kernels.Case(
-            layered.cell_of(m),
+            cell_of(m),
             first.device.type,
             first.dtype,
             batch=_rows(x, m),
@@ -144,62 +144,17 @@ def _rows(x: Any, layer: nn.RNNBase) -> int | None:
     return int(x.shape[axis]) if isinstance(x, Tensor) and x.dim() > axis else None
 
 
-@contextmanager
-def _known_to_vmap(model: nn.Module) -> Iterator[None]:
-    """torch's recurrent layers run layer by layer, and embeddings pick their rows, in operations that vmap knows.
+class _KnownToVmap(TorchFunctionMode):
+    """Recurrent functions run layer by layer, and embeddings pick their rows, in operations that vmap knows.
 
     It knows `F.embedding` too, but copies all of a stack of weights for it.
     """
-    with ExitStack() as stack:
-        for module in model.modules():
-            forward: Any = None
-            if isinstance(module, nn.RNNBase) and not hasattr(module, "rates"):
-                forward = partial(_layer_by_layer, module)
-            elif type(module) in (nn.Embedding, Embedding) and module.max_norm is None:
-                forward = partial(_picked, module)
-            if forward is not None and "forward" not in module.__dict__:
-                module.__dict__["forward"] = forward
-                stack.callback(module.__dict__.pop, "forward", None)
-        yield
 
-
-def _layer_by_layer(module: nn.RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
-    return layered.run(module, layered.Rates(), input, hx, None)
-
-
-def _picked(module: nn.Embedding, input: Tensor) -> Tensor:
-    return module.weight.index_select(0, input.flatten()).view(*input.shape, module.embedding_dim)
-
-
-class Rest(NamedTuple):
-    """The model's arguments after the first."""
-
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = MappingProxyType({})
-
-    def repeated(self, count: int) -> Rest:
-        """For a batch of `count` draws."""
-        repeated = {name: _repeat_states(value, count) for name, value in self.kwargs.items()}
-        return Rest(_repeat_states(self.args, count), repeated)
-
-
-def _repeat_states(args: Any, count: int) -> Any:
-    if count == 1:
-        return args
-    if isinstance(args, Tensor):
-        if args.dim() < 2:
-            raise Unfoldable("an argument has no batch axis")
-        return torch.cat([args] * count, dim=1)
-    if isinstance(args, (tuple, list)):
-        return tuple(_repeat_states(a, count) for a in args)
-    return args
-
-
-def first_of(output: Any) -> Tensor:
-    if isinstance(output, (tuple, list)):
-        output = output[0]
-    if isinstance(output, PackedSequence):
-        output = output.data
-    if not isinstance(output, Tensor):
-        raise TypeError(f"the model must return a tensor or a tuple that starts with one, got {type(output).__name__}")
-    return output
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in recurrence.MODES:
+            return recurrence.run_function(func, args)
+        if func is F.embedding and kwargs.get("max_norm") is None and len(args) == 2:
+            tokens, weight = args
+            return weight.index_select(0, tokens.flatten()).view(*tokens.shape, weight.shape[-1])
+        return func(*args, **kwargs)

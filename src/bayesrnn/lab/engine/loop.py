@@ -114,10 +114,11 @@ class Run:
         if not (self.ranks.several and self.recipe.train.shared_draw):
             return
         from bayesrnn.draws.torch_noise import torch_noise_layers
+        from bayesrnn.nn import NoisyLayer
 
         if self.recipe.posterior.kind == "sharpened":
             raise UserError("train.shared_draw: sharpened weights follow from each process's own rows; leave it off.")
-        theirs = [name for name, layer in torch_noise_layers(self.model) if not hasattr(layer, "rates")]
+        theirs = [name for name, layer in torch_noise_layers(self.model) if not isinstance(layer, NoisyLayer)]
         if theirs:
             raise UserError(f"train.shared_draw: {theirs[0]} is a noise layer of torch, which cannot share its draws.")
 

@@ -377,7 +377,7 @@ class Bound:
 
         model: Any = self.model
         with (
-            draws.bind(model, HeldNoise()),
+            draws.bind(model, draws.HeldNoise()),
             model.sharpen(lambda: self.likelihood.nll(_first(run()), target)),
         ):
             output = run()
@@ -386,29 +386,6 @@ class Bound:
 
 def _first(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) else output
-
-
-class HeldNoise:
-    """One draw for both passes of sharpening, from torch's global generator, which a CUDA graph can carry."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
-
-    def _once(self, key: str, make: Any) -> Any:
-        if key not in self._held:
-            self._held[key] = make()
-        return self._held[key]
-
-    def units(self, key: str, noise: Any, shape: Any, like: Tensor, *, rows: int, shared: bool = False) -> Tensor:
-        held: Tensor = self._once(key, lambda: noise.sample(shape if shared else (rows, *shape), like))
-        return held
-
-    def steps(self, key: str, noise: Any, shape: Any, like: Tensor, *, batch_dim: int | None) -> Tensor:
-        sampled: Tensor = noise.sample(shape, like)
-        return sampled
-
-    def weights(self, key: str, make: Any, device: torch.device) -> Any:
-        return self._once(key, lambda: make(None))
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.draws import Draw
-from bayesrnn.draws.torch_noise import seeded_torch_noise
 from bayesrnn.likelihoods import Categorical
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction.result import Summary
@@ -185,8 +184,7 @@ def holding(model: nn.Module, draw: Draw | None, each: int = 1) -> Iterator[None
         if draw is None:
             stack.enter_context(draws.mean(model))
         else:
-            stack.enter_context(draws.bind(model, Shared(draw, each)))
-            stack.enter_context(seeded_torch_noise(model, draw))
+            stack.enter_context(draws.bind(model, Shared(draw, each), torchs=draw))
         yield
 
 

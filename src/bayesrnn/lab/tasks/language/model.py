@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.nn.recurrence import run_recurrent
-from bayesrnn.nn.routing import run_linear
+from bayesrnn.nn.routing import run_linear, run_recurrent
 
 LSTMState = tuple[Tensor, Tensor]
 

@@ -1,0 +1,41 @@
+"""Checks of arguments: each raises one line that names the argument, what it may be, and what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def is_number(value: Any) -> bool:
+    """A real number of Python or numpy; True and False are not numbers."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """A whole number of Python or numpy; True and False are not numbers."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_probability(name: str, p: float) -> float:
+    if not is_number(p) or not 0 <= p < 1:
+        raise ValueError(f"{name} must be a number in [0, 1), got {p!r}: it is the probability of dropping")
+    return float(p)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value
+
+
+def check_whole(name: str, value: Any, *, least: int, what: str) -> int:
+    if not is_whole(value) or value < least:
+        raise ValueError(f"{name} must be a whole number of {what}, at least {least}, got {value!r}")
+    return int(value)
+
+
+def check_seed(seed: Any) -> int | None:
+    if seed is not None and not isinstance(seed, Integral):
+        raise ValueError(f"seed must be a whole number, or None for new draws, got {seed!r}")
+    return None if seed is None else int(seed)

@@ -1,0 +1,141 @@
+"""Calling a model for a prediction: its arguments and output, its mode and state, one thread at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from bayesrnn.draws import Draw, Unfoldable, using
+
+_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+os.register_at_fork(after_in_child=_LOCKS.clear)  # a lock may be held by a thread that the child lacks
+
+
+def alone(model: nn.Module) -> threading.RLock:
+    """Held while a model is predicted with: draws and drawn weights are in the model itself, so threads take turns."""
+    return _LOCKS.setdefault(model, threading.RLock())
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; afterwards every module is in the mode it was in."""
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class Rest(NamedTuple):
+    """The model's arguments after the first."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+
+    def repeated(self, count: int) -> Rest:
+        """For a batch of `count` draws."""
+        repeated = {name: _repeat_states(value, count) for name, value in self.kwargs.items()}
+        return Rest(_repeat_states(self.args, count), repeated)
+
+
+def _repeat_states(args: Any, count: int) -> Any:
+    if isinstance(args, Tensor):
+        if args.dim() < 2:
+            raise Unfoldable("an argument has no batch axis")
+        return torch.cat([args] * count, dim=1)
+    if isinstance(args, (tuple, list)):
+        return tuple(_repeat_states(a, count) for a in args)
+    return args
+
+
+def one_draw(model: nn.Module, x: Any, rest: Rest, draw: Draw) -> Tensor:
+    """One draw, one pass."""
+    with using(model, draw), same_state(model):
+        return first_of(model(x, *rest.args, **rest.kwargs))
+
+
+def first_of(output: Any) -> Tensor:
+    """The output that a prediction is about: a tensor, or the first of a tuple."""
+    if isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    if isinstance(output, PackedSequence):
+        output = output.data
+    if not isinstance(output, Tensor):
+        kind, names = type(output).__name__, None
+        if isinstance(output, Mapping):
+            names = [repr(key) for key in output]
+        elif is_dataclass(output):
+            names = [field.name for field in fields(output)]
+        inside = "" if names is None else f" of {', '.join(names) or 'nothing'}"
+        raise TypeError(
+            f"the model must return a tensor or a tuple that starts with one, got {kind}{inside}: "
+            "wrap it in a module whose forward returns the tensor to predict"
+        )
+    return output
+
+
+_NOT_STATE = frozenset(nn.Module().__dict__) - {"_buffers"} | {"_flat_weights", "_flat_weight_refs"}
+
+
+@contextmanager
+def same_state(model: nn.Module) -> Iterator[None]:
+    """Attributes, buffers and containers of the user's modules are afterwards what they were before.
+
+    So every draw starts from the state that the model was given with, and no tensor of a pass stays in the model.
+    Tensors that a pass changes in place stay changed.
+    """
+    owners = [m for m in model.modules() if not type(m).__module__.startswith(("torch.nn.", "bayesrnn."))]
+    before = [{k: v for k, v in m.__dict__.items() if k not in _NOT_STATE} for m in owners]
+    containers: dict[int, tuple[Any, Any]] = {}
+    for attributes in before:
+        _keep(list(attributes.values()), containers)
+    try:
+        yield
+    finally:
+        for module, attributes in zip(owners, before, strict=True):
+            for name in [n for n in module.__dict__ if n not in _NOT_STATE and n not in attributes]:
+                del module.__dict__[name]
+            for name, value in attributes.items():
+                if module.__dict__.get(name) is not value:
+                    module.__dict__[name] = value
+        for container, content in containers.values():
+            _refill(container, content)
+
+
+def _keep(values: Any, kept: dict[int, tuple[Any, Any]]) -> None:
+    """The contents of all containers among the values, also of those inside others."""
+    for value in values:
+        if isinstance(value, (dict, list, set, deque)) and id(value) not in kept:
+            kept[id(value)] = (value, value.copy())
+            _keep(value.values() if isinstance(value, dict) else value, kept)
+        elif isinstance(value, tuple):
+            _keep(value, kept)
+
+
+def _refill(container: Any, content: Any) -> None:
+    same = len(container) == len(content)
+    if isinstance(container, dict):
+        same = same and all(key in container and container[key] is value for key, value in content.items())
+    else:
+        same = same and all(a is b for a, b in zip(container, content, strict=True))
+    if same:
+        return
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(content)
+    else:
+        container.extend(content)
