@@ -86,7 +86,7 @@ def test_the_collector_stays_off_where_it_was_off(recorder):
 @pytest.mark.parametrize("where", ["inside", "at the end"])
 def test_a_capture_that_fails_leaves_the_process_usable(recorder, where):
     recorder["broken"] = where == "at the end"
-    with pytest.raises(RuntimeError, match="previous error|not this"), kernels.capture(torch.cuda.CUDAGraph()):
+    with pytest.raises(RuntimeError, match=r"previous error|not this"), kernels.capture(torch.cuda.CUDAGraph()):
         if where == "inside":
             raise RuntimeError("not this")
     assert recorder["stream"] == "own"  # torch leaves the stream of the capture current
