@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.gaussian import plan, sampling
 from bayesrnn.kernels.gaussian.sampling import Seeded
+from bayesrnn.kernels.shared.precision import lowered
 from bayesrnn.posteriors.base import Bayesian, Weight
 from bayesrnn.priors import Normal, Prior, ScaleMixture, _check_sigma
 
@@ -127,7 +128,7 @@ class DiagonalGaussian(nn.Module):
         rhos = dict(self.rho._items())
         first = next(iter(rhos.values()))
         prior, kind = self._kernel_prior(), first.device.type
-        lower = autocast and prior.kind != "none" and first.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+        lower = autocast and prior.kind != "none" and first.dtype == torch.float32 and lowered(kind)
         return plan.DrawSpec(
             names=tuple(rhos),
             shapes=tuple(tuple(r.shape) for r in rhos.values()),

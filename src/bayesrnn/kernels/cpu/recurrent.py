@@ -136,7 +136,7 @@ class Layer:
     def backward(
         self,
         gates: Tensor,
-        out: Tensor,
+        out: Tensor | None,
         kept: Tensor | None,
         h0: Tensor,
         c0: Tensor | None,
@@ -149,7 +149,8 @@ class Layer:
     ) -> None:
         """All steps back: `dh` and `dc` become the first states' gradients, `d_gx` and `d_product` are written."""
         self._expect(gates if self.gates > 1 else d_gx, w, h0, c0, None)
-        expect(d_out is None or d_out.shape == out.shape, "the output's gradient must have its shape")
+        shape = (self._offsets[-1], self.hidden)
+        expect(d_out is None or tuple(d_out.shape) == shape, "the output's gradient must have its shape")
         w, h0, c0, d_out = w.contiguous(), h0.contiguous(), _ready(c0), _ready(d_out)
         packed = self._packed(gates)
         rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden

@@ -34,7 +34,8 @@ class _GRU(OnceFunction):
         out, inner = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
         h = recurrent.own_copy(h0, h0)
         layer.forward(gates, w_hh, h, None, out, inner, b_hn)
-        ctx.save_for_backward(gates, h0, w_hh, z_h, out, inner)
+        kept = recurrent.own_copy(out, out) if any(ctx.needs_input_grad) else out  # who gets `out` may change it
+        ctx.save_for_backward(gates, h0, w_hh, z_h, kept, inner)
         ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h

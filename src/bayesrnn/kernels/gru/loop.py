@@ -53,7 +53,8 @@ class _GRU(OnceFunction):
                 h[:n] = outs[t]
             else:
                 h = outs[t]
-        ctx.save_for_backward(gx, h0, w_hh, z_h, out, inner)
+        h_prev = previous_rows(out, h0, sizes, reverse=reverse) if any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(gx, h0, w_hh, z_h, h_prev, inner)
         ctx.batch_sizes, ctx.reverse = sizes, reverse
         ctx.set_materialize_grads(False)
         return (out, h) if ragged else (out, h.clone())
@@ -61,11 +62,10 @@ class _GRU(OnceFunction):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, w_hh, z_h, out, inner = ctx.saved_tensors
+        gates, h0, w_hh, z_h, h_prev, inner = ctx.saved_tensors
         sizes, reverse, size = ctx.batch_sizes, ctx.reverse, h0.shape[1]
         steps = len(sizes)
         r, z, new = gates.chunk(3, dim=1)
-        h_prev = previous_rows(out, h0, sizes, reverse=reverse)
 
         # What multiplies dh for all steps at once: the recurrent parts of r, z, n, then the input part of n.
         local = gates.new_empty(gates.shape[0], 4 * size)

@@ -35,7 +35,8 @@ class _LSTM(OnceFunction):
         out, cells = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
         h, c = recurrent.own_copy(h0, h0), recurrent.own_copy(c0, c0)
         layer.forward(gates, w_hh, h, c, out, cells, None)
-        ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, out, cells)
+        h_prev = previous_rows(out, h0, batch_sizes, reverse=reverse) if ctx.needs_input_grad[3] else None
+        ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, h_prev, cells)
         ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h, c
@@ -43,15 +44,13 @@ class _LSTM(OnceFunction):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, c0, w_hh, z_h, z_c, out, cells = ctx.saved_tensors
+        gates, h0, c0, w_hh, z_h, z_c, h_prev, cells = ctx.saved_tensors
         sizes, reverse = ctx.batch_sizes, ctx.reverse
         layer = recurrent.Layer("lstm", h0, z_h, z_c, sizes, reverse)
         dh, dc = recurrent.own_copy(d_h, h0), recurrent.own_copy(d_c, c0)
         d_gx = torch.empty_like(gates)
-        layer.backward(gates, out, cells, h0, c0, w_hh, d_out, dh, dc, d_gx, d_gx)
-        d_w_hh = None
-        if ctx.needs_input_grad[3]:
-            d_w_hh = weight_gradient(d_gx, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
+        layer.backward(gates, None, cells, h0, c0, w_hh, d_out, dh, dc, d_gx, d_gx)
+        d_w_hh = None if h_prev is None else weight_gradient(d_gx, h_prev, z_h, sizes)
         return d_gx, dh, dc, d_w_hh, None, None, None, None
 
 

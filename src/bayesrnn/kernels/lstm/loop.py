@@ -63,7 +63,8 @@ class _LSTM(OnceFunction):
                 h[:n], c[:n] = new_h, new_c
             else:
                 h, c = new_h, new_c
-        ctx.save_for_backward(gx, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, squashed)
+        h_prev = previous_rows(out, h0, sizes, reverse=reverse) if ctx.needs_input_grad[3] else None
+        ctx.save_for_backward(gx, h0, c0, w_hh, w_hr, z_h, z_c, h_prev, cells, squashed)
         ctx.batch_sizes, ctx.reverse = sizes, reverse
         ctx.set_materialize_grads(False)
         return (out, h, c) if ragged else (out, h.clone(), c.clone())
@@ -71,7 +72,7 @@ class _LSTM(OnceFunction):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, c0, w_hh, w_hr, z_h, z_c, out, cells, squashed = ctx.saved_tensors
+        gates, h0, c0, w_hh, w_hr, z_h, z_c, h_prev, cells, squashed = ctx.saved_tensors
         sizes, reverse, size = ctx.batch_sizes, ctx.reverse, c0.shape[1]
         steps, batch = len(sizes), h0.shape[0]
         i, f, g, o = gates.chunk(4, dim=1)  # g = sigmoid(2x), with tanh(x) = 2g - 1; squashed likewise
@@ -96,7 +97,8 @@ class _LSTM(OnceFunction):
         product = backward_product(w_hh, z_h, rows=batch, repeats=steps)
         d_gates, l_ifgs = local.split(sizes), local[:, : 3 * size].split(sizes)
         l_os, to_cells, fs = l_o.split(sizes), to_cell.split(sizes), f.split(sizes)
-        d_hidden = None if w_hr is None else torch.empty_like(out)  # gradient of h before its projection
+        # the gradient of h before its projection
+        d_hidden = None if w_hr is None else gates.new_empty(len(gates), h0.shape[1])
         d_hiddens = None if d_hidden is None else d_hidden.split(sizes)
         for t in range(steps) if reverse else range(steps - 1, -1, -1):
             n = sizes[t]
@@ -119,10 +121,8 @@ class _LSTM(OnceFunction):
                 dh[:n] = new_dh
             else:
                 dh = new_dh
-        d_w_hh = d_w_hr = None
-        if ctx.needs_input_grad[3]:
-            h_prev = previous_rows(out, h0, sizes, reverse=reverse)
-            d_w_hh = weight_gradient(local, h_prev, z_h, sizes)
+        d_w_hr = None
+        d_w_hh = None if h_prev is None else weight_gradient(local, h_prev, z_h, sizes)
         if d_hidden is not None and ctx.needs_input_grad[4]:
             d_w_hr = d_hidden.t() @ (o * tanh_c)
         return local, dh, dc, d_w_hh, d_w_hr, None, None, None, None

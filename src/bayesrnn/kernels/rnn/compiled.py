@@ -32,7 +32,8 @@ class _RNN(OnceFunction):
         layer = recurrent.Layer(nonlinearity, h0, z_h, None, batch_sizes, reverse)
         out, h = gx.new_empty(gx.shape), recurrent.own_copy(h0, h0)
         layer.forward(gx.contiguous(), w_hh, h, None, out, None, None)
-        ctx.save_for_backward(h0, w_hh, z_h, out)
+        kept = recurrent.own_copy(out, out) if any(ctx.needs_input_grad) else out  # who gets `out` may change it
+        ctx.save_for_backward(h0, w_hh, z_h, kept)
         ctx.nonlinearity, ctx.batch_sizes, ctx.reverse = nonlinearity, batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h

@@ -40,7 +40,8 @@ class _RNN(OnceFunction):
                 h[:n] = new
             else:
                 h = new
-        ctx.save_for_backward(h0, w_hh, z_h, out)
+        kept = out.clone() if any(ctx.needs_input_grad) else out  # who gets `out` may change it
+        ctx.save_for_backward(h0, w_hh, z_h, kept)
         ctx.nonlinearity, ctx.batch_sizes, ctx.reverse = nonlinearity, sizes, reverse
         ctx.set_materialize_grads(False)
         return (out, h) if ragged else (out, h.clone())

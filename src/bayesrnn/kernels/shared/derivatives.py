@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functions
+from torch._C import _functions, _functorch
 
 _MESSAGE = (
     "this layer's fast kernels can be differentiated once: for second derivatives run the forward pass "
@@ -32,10 +33,14 @@ def once_differentiable(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
 
     torch's decorator of this name does so only where an incoming gradient has a history. That of a plain sum has none,
     but the results depend on the saved tensors all the same, and would pass for constants.
+
+    Batched gradients, as in `torch.autograd.functional.jacobian(vectorize=True)`, are taken one after the other.
     """
 
     @functools.wraps(backward)
     def call(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        if any(_is_batched(g) for g in gradients):
+            return _one_by_one(call, ctx, gradients)
         with torch.no_grad():
             results = backward(ctx, *gradients)
         if not torch.is_grad_enabled():  # it is on exactly with create_graph=True
@@ -44,3 +49,44 @@ def once_differentiable(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
         return tuple(refuse(*[None if r is None else r.detach().requires_grad_() for r in results]))
 
     return call
+
+
+def _is_batched(gradient: Tensor | None) -> bool:
+    return gradient is not None and (
+        _functorch.is_batchedtensor(gradient) or _functorch.is_legacy_batchedtensor(gradient)
+    )
+
+
+def _one_by_one(
+    backward: Callable[..., tuple[Any, ...]], ctx: Any, gradients: Sequence[Tensor | None]
+) -> tuple[Any, ...]:
+    """The backward of every entry of gradients that vmap has batched."""
+    level = max((_functorch.maybe_get_level(g) for g in gradients if g is not None), default=-1)
+    modern = level > 0
+    entries: list[Any] = list(gradients)
+    batched = [False] * len(entries)
+    if not modern:  # torch.autograd's own vmap, which is older than torch.func's
+        level = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+    torch_: Any = torch
+    for k, gradient in enumerate(gradients):
+        if gradient is not None and modern:
+            value, axis = _functorch._unwrap_batched(gradient, level)
+            entries[k], batched[k] = value if axis is None else value.movedim(axis, 0), axis is not None
+        elif _is_batched(gradient):
+            entries[k], batched[k] = torch_._remove_batch_dim(gradient, level, 1, 0), True
+    with _one_level_below() if modern else nullcontext():
+        count = len(entries[batched.index(True)])
+        each = [backward(ctx, *(g[k] if b else g for g, b in zip(entries, batched, strict=True))) for k in range(count)]
+        results = [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
+    wrap = _functorch._add_batch_dim if modern else torch_._add_batch_dim
+    return tuple(None if r is None else wrap(r, 0, level) for r in results)
+
+
+@contextmanager
+def _one_level_below() -> Iterator[None]:
+    popped = _functorch.pop_dynamic_layer_stack()
+    try:
+        yield
+    finally:
+        _functorch.push_dynamic_layer_stack(popped)
