@@ -66,7 +66,7 @@ def command(
     from bayesrnn.lab.runs.folder import RunFolder
 
     methods = ("plain", "variational", "bayes_by_backprop")
-    folder = RunFolder(out, files=[*FILES, *map(WEIGHTS.format, methods)], force=force)
+    folder = RunFolder(out, files=[*FILES, *map(WEIGHTS.format, methods)], force=force, kind="fast")
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=110)
