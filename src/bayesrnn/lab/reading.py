@@ -214,3 +214,8 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+def as_given(value: Any) -> str:
+    """A setting's value as a command takes it: null, true, [1,2]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -763,8 +763,8 @@ def test_an_interrupted_run_says_how_to_go_on(text_folder, tmp_path, monkeypatch
         result = invoke(*words)
     assert result.exit_code == 130
     assert result.stderr == "bayesrnn: interrupted.\n"
-    assert f"the same command with --resume goes on in {tmp_path / 'run'}" in result.stdout
-    again = invoke(*words, "--resume")
+    assert f"Continue with: bayesrnn train {tmp_path / 'run'} --resume" in result.stdout
+    again = invoke("train", tmp_path / "run", "--resume")
     assert again.exit_code == 0, again.output
     assert "Stopped" not in again.stdout
 

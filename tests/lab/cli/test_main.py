@@ -31,7 +31,7 @@ def test_quick_answers_import_nothing_heavy(option):
         "import sys; sys.argv = ['bayesrnn', sys.argv[1]]\n"
         "from bayesrnn.lab.cli import main\n"
         "try: main()\n"
-        "finally: assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+        "finally: assert not {'torch', 'numpy', 'matplotlib', 'pydantic', 'pandas'} & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -120,3 +120,37 @@ def test_an_output_without_a_place_for_a_letter_ends_no_command(encoding):
     )
     assert result.returncode == 0, result.stderr
     assert b"zaremba-medium" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        ("train brnn-medium --epochs 5", "train.epochs=5"),
+        ("train brnn-medium --epochs=5", "train.epochs=5"),
+        ("train brnn-medium --batch-size 7 --out x", "data.batch_size=7"),
+        ("train digits-lenet --conv-dropout .5", "model.conv_dropout=.5"),
+        ("train brnn-medium --learning-rate 2", "train.lr=2"),
+        ("train brnn-medium --epoch", "train.epochs=VALUE"),
+        ("sweep brnn-medium --hidden 3 --grid lr=1,2", "model.hidden=3"),
+        ("reproduce gal2016 --epochs 1", "train.epochs=1"),
+    ],
+)
+def test_an_unknown_option_names_the_setting_it_may_mean(words, setting):
+    option = next(word for word in words.split()[2:] if word.startswith("--")).partition("=")[0]
+    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"No such option: {option}. Did you mean --set {setting}?" in result.stderr
+
+
+def test_a_slip_of_an_option_is_still_one():
+    result = CliRunner().invoke(app, ["train", "brnn-medium", "--sed", "3"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "--seed" in result.stderr
+    assert "--set " not in result.stderr
+
+
+def test_a_setting_by_option_is_checked_as_one_by_word(text_folder, tmp_path):
+    words = ["train", "small-plain", "--data", text_folder, "batch_size=4", "--set", "train.epochs=x"]
+    result = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "r")])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "train.epochs must be a whole number, got 'x'" in result.stderr

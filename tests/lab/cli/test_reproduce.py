@@ -31,10 +31,12 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     shown = invoke("reproduce", "fortunato2017", *where)
     assert shown.exit_code == 0
     assert "70.70" in shown.stdout
+    assert f"{tmp_path / 'results'} is missing, so there is nothing to compare" in shown.stderr
     result = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, "--device", "cpu", *SETS)
     assert result.exit_code == 0, result.output
     assert (tmp_path / "results" / "brnn-medium" / "1.json").exists()
     again = invoke("reproduce", "fortunato2017", *where, "--markdown")
+    assert again.stderr == ""
     assert again.stdout.count("\n| brnn") == 12
     assert again.stdout.count("\n| ") == 12 + 2 + 3 + 4  # plain, variational, Zaremba
     assert again.stdout.count(f" (on {text_folder.name}, data.batch_size=4, ") == 21  # not as if it were the paper's

@@ -308,3 +308,16 @@ def test_a_pipe_is_never_replaced_by_a_file(tmp_path, pipe):
             write_file(path, "text")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert {p.name for p in tmp_path.iterdir()} == {"pipe", "link"}
+
+
+def test_a_run_of_another_kind_is_not_replaced(tmp_path):
+    """`--force` would replace the files that both kinds write, and mix in the rest."""
+    run = RunFolder(tmp_path / "run", files=["config.json", "weights"])
+    run.write("config.json", json.dumps({"program": "bayesrnn", "recipe": "x"}))
+    run.write("weights", "w")
+    run.finish({})
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(UserError, match="holds a run of another command, which --force does not replace; choose"):
+        RunFolder(tmp_path / "run", files=["config.json", "page"], force=True, kind="quickstart")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    RunFolder(tmp_path / "run", files=["config.json", "weights"], force=True).release()

@@ -22,6 +22,7 @@ from bayesrnn.lab.cli import (
     train,
 )
 from bayesrnn.lab.cli.errors import run
+from bayesrnn.lab.cli.options import WithSettings
 
 app = typer.Typer(
     name="bayesrnn",
@@ -49,10 +50,10 @@ def _options(
 
 app.command("quickstart")(quickstart.command)
 app.command("recipes")(recipes.command)
-app.command("train")(train.command)
+app.command("train", cls=WithSettings)(train.command)
 # Options that are a task's own are read by the command itself.
 app.command("evaluate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(evaluate.command)
-app.command("sweep")(sweep.command)
+app.command("sweep", cls=WithSettings)(sweep.command)
 app.command("tokenize")(tokenize.command)
 app.command("predict")(predict.command)
 app.command("forecast")(forecast.command)
@@ -60,7 +61,7 @@ app.command("prune")(prune.command)
 app.command("caption")(caption.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
-app.command("reproduce")(reproduce.command)
+app.command("reproduce", cls=WithSettings)(reproduce.command)
 app.command("bench")(bench.command)
 
 

@@ -1,51 +1,83 @@
-"""``bayesrnn recipes``: what there is to train, with the papers' figures."""
+"""``bayesrnn recipes``: the recipes with their published results, and every setting of one of them."""
 
-from typing import Any
+import json
+from typing import Annotated, Any
+
+import typer
 
 from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.reading import as_given
 
 _SPLITS = ("train", "valid", "test")
 
 
 @one_line
-def command() -> None:
-    """List the recipes, task by task, with the papers' figures."""
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="List every setting of this recipe. With --schema: the name of a task.")
+    ] = None,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema", help="Print the JSON schema of recipes for an editor: of all tasks, or of the task NAME."
+        ),
+    ] = False,
+) -> None:
+    """List the recipes task by task with the papers' results; or all settings of one recipe, with their meaning.
+
+    To check a YAML file while you write it, save the schema and name it in the file's first lines:
+
+    # yaml-language-server: $schema=recipe.schema.json
+    """
     from bayesrnn.lab import recipes
     from bayesrnn.lab.cli.console import plain_console
-    from bayesrnn.lab.recipes import tables
+    from bayesrnn.lab.recipes import keys, tables
+    from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.report.tables import Column, rich_table
-    from bayesrnn.lab.tasks.base import task_class
 
-    tasks: dict[str, list[dict[str, Any]]] = {}
-    for name in recipes.names():
-        recipe = recipes.load(name)
-        paper, (figures, others) = recipe.paper, tables.published(name)
-        source = f"{paper.source}: {paper.row}" if paper.source and paper.row else paper.source or recipe.description
-        for key, other in others.items():
-            what = f"; {heading(key).split(', ')[-1]}: {other}"
-            source += what if what not in source else ""
-        tasks.setdefault(recipe.task, []).append({"name": name, "figures": figures, "source": source})
+    if schema:
+        typer.echo(json.dumps(keys.json_schema(name), indent=2))
+        return
     console = plain_console()
+    if name is not None:
+        recipe = recipes.load(name)
+        settings = [vars(s) for s in keys.settings(recipe) if "." in s.key and not s.key.startswith("paper.")]
+        shown = [{**s, "value": as_given(s["value"]), "default": as_given(s["default"])} for s in settings]
+        table = rich_table(shown, [Column("key", "setting"), *(Column(c, c) for c in ("value", "default", "meaning"))])
+        for column in table.columns:
+            column.justify, column.vertical = "left", "top"
+        console.print(f"{name} ({recipe.task}): {recipe.description}", style="italic", soft_wrap=True)
+        console.print(table)
+        console.print(f"Change one: bayesrnn train {name} --set train.epochs={recipe.train.epochs}", soft_wrap=True)
+        return
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for each in recipes.names():
+        recipe = recipes.load(each)
+        values, others = tables.published(each)
+        source = _source(recipe.paper.source, recipe.paper.row, others) or recipe.description
+        tasks.setdefault(recipe.task, []).append({**values, "name": each, "source": source})
     for task, rows in sorted(tasks.items(), key=lambda item: (item[0] != "language", item[0])):
-        keys = [key for key in rows[0]["figures"] if key.split("_")[0] in _SPLITS]
-        values = {key: [row["figures"][key] for row in rows if row["figures"][key] is not None] for key in keys}
-        columns = [
-            Column("name", "recipe"),
-            *(
-                Column(key, heading(key), "{:.1f}" if min(found) >= 10 else "{:.4g}")
-                for key, found in values.items()
-                if found
-            ),
-            Column("source", "source"),
-        ]
-        measure = task_class(task).metric.removeprefix("valid_").replace("_", " ")
-        flat = [{**row["figures"], **row} for row in rows]
-        shown = f": {measure} in the papers" if any(values.values()) else ""
-        console.print(f"{task}{shown}", style="italic")
-        table = rich_table(flat, columns)
+        found = {key: [row[key] for row in rows if row[key] is not None] for key in rows[0] if _is_result(key)}
+        digits = {key: "{:.1f}" if min(values) >= 10 else "{:.4g}" for key, values in found.items() if values}
+        columns = [Column(key, heading(key), pattern) for key, pattern in digits.items()]
+        metric = task_class(task).metric.removeprefix("valid_").replace("_", " ")
+        console.print(f"{task}: {metric} in the papers" if columns else task, style="italic")
+        table = rich_table(rows, [Column("name", "recipe"), *columns, Column("source", "source")])
         table.columns[-1].justify = "left"
         console.print(table)
     console.print("Train one: bayesrnn train RECIPE --data FOLDER", soft_wrap=True)
+
+
+def _is_result(key: str) -> bool:
+    return key.split("_")[0] in _SPLITS
+
+
+def _source(paper: str, row: str, others: dict[str, str]) -> str:
+    text = f"{paper}: {row}" if paper and row else paper
+    for key, other in others.items():
+        what = f"; {heading(key).split(', ')[-1]}: {other}"
+        text += what if what not in text else ""
+    return text
 
 
 def heading(key: str) -> str:

@@ -86,6 +86,13 @@ def command(
         typer.echo(markdown_table(rows, columns), nl=False)
     else:
         console.print(_narrow(rich_table(_named_once(rows), columns)))
+    if not any(row["ours"] for row in rows):
+        what = "holds no records of these rows" if results.is_dir() else "is missing"
+        typer.echo(
+            f"{results} {what}, so there is nothing to compare: start this in a clone of the repository, name the "
+            "folder of records with --results, or train the rows with --data.",
+            err=True,
+        )
 
 
 def _named_once(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """``bayesrnn sweep``: one recipe with many settings, compared on validation data."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -8,39 +9,38 @@ from typing import Annotated, Any
 import typer
 
 from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.cli.options import SEEDS, Device, Graph, Overrides, Recipe, Set
+from bayesrnn.lab.reading import as_given, counted
 
 PICTURE = "sweep.png"
 
 
 @one_line
 def command(
-    recipe: Annotated[str, typer.Argument(help="A name from `bayesrnn recipes`, or a YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of all runs, such as train.epochs=2.")
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
+    settings: Set = None,
     grid: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=A,B,…", help="Try these values; all combinations of several.")
+        list[str] | None, typer.Option(metavar="KEY=A,B,…", help="Values to try; several --grid try all combinations.")
     ] = None,
-    search: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=LOW:HIGH[:log]", help="Look for a value in this range.")
-    ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Runs of a search, over all processes.")] = None,
+    search: Annotated[list[str] | None, typer.Option(metavar="KEY=LOW:HIGH[:log]", help="Range to search.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Number of runs of a search, over all processes.")] = None,
     data: Annotated[str | None, typer.Option(help="The data, as for train.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of one sweep's runs and tables. Default: sweeps/RECIPE.")
+        Path | None, typer.Option(help="Folder for the runs and the table of this sweep. Default: sweeps/RECIPE.")
     ] = None,
     storage: Annotated[str | None, typer.Option(help="SQL URL of the trials. Default: a file in --out.")] = None,
     study: Annotated[str | None, typer.Option(help="Name of the sweep in the storage. Default: RECIPE.")] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Give up runs that are behind the median of the others.")
+        bool, typer.Option("--prune", help="Stop runs that are worse than the median of the others.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of every run and of the search.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
-    graph: Annotated[bool, typer.Option(help="Record a CUDA step as one graph.")] = True,
+    seed: Annotated[int, typer.Option(**SEEDS, help="Seed of every run and of the search.")] = 1,
+    device: Device = None,
+    graph: Graph = True,
 ) -> None:
-    """Try settings of a recipe and compare validation figures; writes sweep.json and, of two settings, sweep.png.
+    """Try settings of a recipe and compare validation results. Writes sweep.json and, for two settings, sweep.png.
 
-    Start it again, or several times with the same --storage and --out, to share the work; a killed run goes on.
+    Start it again, or several times with the same --storage and --out, to share the work; killed runs are continued.
     """
     from bayesrnn.lab.cli.console import plain_console
     from bayesrnn.lab.engine.sweep import sweep
@@ -63,7 +63,7 @@ def command(
         search=search,
         trials=trials,
         data=data,
-        overrides=overrides,
+        overrides=[*(overrides or []), *(settings or [])],
         seed=seed,
         device=device,
         storage=storage,
@@ -91,27 +91,20 @@ def command(
 
 
 def _short(value: Any) -> str:
-    from bayesrnn.lab.engine.space import as_given
-
     return f"{value:.4g}" if isinstance(value, float) else as_given(value)
 
 
 def _summary(record: dict[str, Any], where: Path) -> str:
-    from bayesrnn.lab.engine.space import as_given
-    from bayesrnn.lab.reading import counted
-
     running = sum(row["state"] == "running" for row in record["trials"])
     text = f"Written to {where}"
     if running:
-        text = f"{counted(running, 'run')} still under way elsewhere; the same command shows more later. {text}"
+        text = f"{counted(running, 'run')} still running elsewhere; start the same command later to see more. {text}"
     if record["best"] is None:
-        return f"No run has ended well. {text}"
+        return f"No run has finished. {text}"
     settings = shlex.join(f"{key}={as_given(value)}" for key, value in record["best"]["settings"].items())
     return f"Best: {settings}, {record['metric']} {record['best']['value']:.5g}. {text}"
 
 
 def _without_password(words: list[str]) -> str:
-    """The command as it was given, for the record; what a URL has between user and host is left out."""
-    import re
-
+    """The command line for the record, without passwords in URLs."""
     return shlex.join(["bayesrnn", *(re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", word) for word in words)])

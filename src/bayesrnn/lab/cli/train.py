@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.cli.options import SEEDS, Device, Graph, Overrides, Set
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 @one_line
 def command(
-    recipe: Annotated[str, typer.Argument(help="A name from `bayesrnn recipes`, or a YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changed settings, such as train.epochs=2.")
-    ] = None,
+    recipe: Annotated[
+        str, typer.Argument(help="A name from `bayesrnn recipes`, or a YAML file; with --resume also a run's folder.")
+    ],
+    overrides: Overrides = None,
+    settings: Set = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -32,34 +34,37 @@ def command(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the run to. Default: runs/RECIPE/SEED.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an earlier run in that folder, and what was made of it.")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in that folder with its own settings.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all randomness.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier run in that folder, and the files made from it.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(**SEEDS, help="Seed of all randomness. Default: 1.")] = None,
+    device: Device = None,
     devices: Annotated[
         int | None, typer.Option(min=1, help="Processes that train together, one per device; or start with torchrun.")
     ] = None,
-    graph: Annotated[bool, typer.Option(help="Record a CUDA step as one graph.")] = True,
+    graph: Graph = True,
 ) -> None:
-    """Train a recipe on data of its task; writes checkpoints, metrics and the record of the run."""
+    """Train a recipe on data of its task. Writes checkpoints, metrics and the record of the run."""
     from bayesrnn.lab.cli.console import plain_console
     from bayesrnn.lab.engine.launch import launch
     from bayesrnn.lab.engine.ranks import join
+    from bayesrnn.lab.engine.resume import run_folder
     from bayesrnn.lab.runs.folder import MARKER
 
     console = plain_console()
-    where = out or Path("runs") / Path(recipe).stem / str(seed)
+    name, where = run_folder(recipe, out, seed, resume=resume)
     ranks = join(device, devices)
     with reporter(console) if ranks.first else nullcontext(Lines(console)) as told:
         try:
             record = launch(
-                recipe,
+                name,
                 out=where,
                 reporter=told,
                 data=data,
-                overrides=overrides,
+                overrides=[*(overrides or []), *(settings or [])],
                 seed=seed,
                 device=device,
                 resume=resume,
@@ -70,27 +75,29 @@ def command(
             )
         except KeyboardInterrupt:
             if ranks.first and (where / MARKER).exists():
-                told.say(f"Stopped; the same command with --resume goes on in {where}.")
+                told.say(f"Stopped. Continue with: bayesrnn train {shlex.quote(str(where))} --resume")
             raise
     ranks.leave()
-    if not ranks.first:
-        return
+    if ranks.first:
+        console.print(_summary(record, where), soft_wrap=True)
+
+
+def _summary(record: dict[str, Any], where: Path) -> str:
     metrics = dict(record["metrics"])
     epoch = metrics.pop("best_epoch")
     speed = next(key for key in metrics if key.endswith("_per_second"))
     last = {k: v for k, v in metrics.items() if k.startswith(("valid_", "test_"))}
     first = list(dict.fromkeys(k.partition("_")[2] for k in last))[:_TOLD]  # the others are in record.json
     last = {k: v for k, v in last.items() if k.partition("_")[2] in first}
-    console.print(
-        f"{record['recipe']}, seed {seed}: best epoch {epoch}, {figures(last)} "
-        f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}",
-        soft_wrap=True,
+    return (
+        f"{record['recipe']}, seed {record['seed']}: best epoch {epoch}, {figures(last)} "
+        f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}"
     )
 
 
 @contextmanager
 def reporter(console: "Console") -> Iterator["Lines"]:
-    """One line per epoch; in a terminal also a bar for the epoch under way."""
+    """A reporter that prints a line per epoch, and in a terminal a bar for the current epoch."""
     if not console.is_terminal:
         yield Lines(console)
         return
@@ -102,6 +109,8 @@ def reporter(console: "Console") -> Iterator["Lines"]:
 
 
 class Lines:
+    """Prints progress as lines, and as a bar where there is a terminal."""
+
     def __init__(self, console: "Console", bar: "Bar | None" = None) -> None:
         self.console, self.bar = console, bar
         self.task = None if bar is None else bar.add_task("starting", total=None)
@@ -129,13 +138,20 @@ class Lines:
         )
 
 
-_TOLD = 3  # measures in the line at the end
+_TOLD = 3  # metrics in the line at the end
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}
-NAMES = {"kl": "KL", "kl_per_sequence": "KL", "sharpening_per_sequence": "sharpening", "rmse": "RMSE", "nll": "-log p"}
+NAMES = {
+    "kl": "KL",
+    "kl_per_sequence": "KL per sequence",
+    "sharpening_per_sequence": "sharpening per sequence",
+    "rmse": "RMSE",
+    "nll": "-log p per target",
+    "error": "error in percent",
+}
 
 
 def figures(named: dict[str, Any]) -> str:
-    """Figures in words, those of one measure together: "perplexity 81.20 train, 90.31 validation". No zeros."""
+    """Results in words, one metric at a time: "perplexity 81.20 train, 90.31 validation". Zeros are omitted."""
     measures: dict[str, list[str]] = {}
     counts = []
     for key, value in named.items():
@@ -151,7 +167,7 @@ def figures(named: dict[str, Any]) -> str:
 
 
 def number(value: float) -> str:
-    """To read, not to compute with: two digits after the point, or four that count."""
+    """For reading: two decimals, or four significant digits."""
     return f"{value:,.2f}" if abs(value) >= 10 else f"{value:.4g}"
 
 

@@ -31,6 +31,17 @@ class Request:
     moved_data: bool = False
 
 
+def run_folder(recipe: str, out: Path | None, seed: int | None, *, resume: bool) -> tuple[str | None, Path]:
+    """The recipe's name and the folder of its run; the name is None where a run's folder was given instead of one."""
+    if out is not None:
+        return recipe, out
+    if recipe not in recipes.names() and Path(recipe).is_dir():
+        if not resume:
+            raise UserError(f"{recipe} is a folder; to continue the run in it: bayesrnn train {recipe} --resume")
+        return None, Path(recipe)
+    return recipe, Path("runs") / Path(recipe).stem / str(1 if seed is None else seed)
+
+
 def started(out: Path) -> dict[str, Any] | None:
     """The config.json of the run in a folder; None: there is none that can be read."""
     with suppress(UserError):

@@ -1,6 +1,5 @@
 """What a sweep tries: values of settings on a grid, or ranges to search."""
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -67,11 +66,6 @@ def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
 def read_value(recipe: Recipe, key: str, text: str) -> Any:
     """A value as the recipe has it: of its field's type."""
     return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
-
-
-def as_given(value: Any) -> str:
-    """A setting's value as `bayesrnn train` takes it: null, true, [1,2]."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def assigned(values: dict[str, Any]) -> list[str]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine.space import as_given
-from bayesrnn.lab.reading import read_json
+from bayesrnn.lab.reading import as_given, read_json
 from bayesrnn.lab.runs.folder import is_own
 
 FILE = "sweep.json"

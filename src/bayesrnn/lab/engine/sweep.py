@@ -27,7 +27,6 @@ from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.engine.space import (
     Range,
     Space,
-    as_given,
     assigned,
     check_doubles,
     read_grid,
@@ -35,7 +34,7 @@ from bayesrnn.lab.engine.space import (
     read_value,
 )
 from bayesrnn.lab.engine.study import FILE, check_folder, dead, load_optuna, open_study, quiet, worker
-from bayesrnn.lab.reading import data_name, read_json
+from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import MARKER, RECORD, Busy, write_file
 from bayesrnn.lab.tasks.base import task_class

@@ -1,33 +1,22 @@
-"""Published systems as recipes: one YAML file each, with the paper's results in it."""
+"""Published systems as recipes: one YAML file each, with the paper's results in it.
 
-import difflib
-from pathlib import Path
+The names below are imported when they are first used: pydantic would slow down ``bayesrnn --help``.
+"""
 
-from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import load_yaml, read_text, shown
-from bayesrnn.lab.recipes.keys import flatten, from_dict, override
-from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.registry import recipe_files
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.recipes.keys import flatten, from_dict, override
+    from bayesrnn.lab.recipes.loading import load, names
+    from bayesrnn.lab.recipes.schema import Recipe
+
+_PLACES = {"Recipe": "schema", "load": "loading", "names": "loading"}
 
 __all__ = ["Recipe", "flatten", "from_dict", "load", "names", "override"]
 
-_MOST = 1 << 16  # bytes of a recipe
 
-
-def names() -> list[str]:
-    """The recipes that come with the library."""
-    return sorted(recipe_files())
-
-
-def load(name: str) -> Recipe:
-    """A recipe by name, or from a YAML file by path."""
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-    elif (found := recipe_files().get(name)) is not None:
-        path = found
-    else:
-        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
-        text = name if len(name) <= 60 and name.isprintable() else shown(name)
-        raise UserError(f"There is no recipe {text}; {hint}`bayesrnn recipes` lists them.")
-    return from_dict(load_yaml(read_text(path, most=_MOST), where=str(path)), where=path.name)
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES.get(name, 'keys')}"), name)

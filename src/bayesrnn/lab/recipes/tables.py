@@ -1,9 +1,11 @@
 """Published tables, row by row. A table may report other values than the paper that a recipe is from."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.recipes import Recipe
 
 TABLES = {
     "gal2016": "dropout in recurrent networks, arXiv 1512.05287",
@@ -23,7 +25,7 @@ _ALSO: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def rows(table: str) -> dict[str, Recipe]:
+def rows(table: str) -> "dict[str, Recipe]":
     """The recipes of a table by name, each with the values that this table reports."""
     also, found = _ALSO.get(table, {}), {}
     for name in recipes.names():

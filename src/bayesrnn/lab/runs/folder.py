@@ -41,6 +41,8 @@ FORMAT = 2
 """Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
 KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", "files", "file_digests", "settings")
 """Of config.json; ``pruned`` is there where pruned weights are trained again."""
+KINDS = ("recipe", "quickstart", "fast")
+"""Keys of config.json that tell kinds of runs apart: of `train`, of `quickstart`, and of its earlier version."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -66,6 +68,7 @@ class RunFolder:
         resume: go on with the run that the folder holds: its files stay.
         by: words to put into the marker, besides this process's number.
         elsewhere: what to do, in messages, where this folder cannot be had.
+        kind: the key of config.json that tells this kind of run from others; ``force`` does not replace another kind.
 
     Raises:
         Busy: another process has the folder.
@@ -81,8 +84,9 @@ class RunFolder:
         resume: bool = False,
         by: str = "",
         elsewhere: str = "choose another --out",
+        kind: str = "recipe",
     ) -> None:
-        self.path, self._by, self._elsewhere = Path(path), by, elsewhere
+        self.path, self._by, self._elsewhere, self._kind = Path(path), by, elsewhere, kind
         self.note = ""
         """What the user should know about the folder; empty: nothing."""
         own = [*files, RECORD, MARKER, *DERIVED]
@@ -186,6 +190,13 @@ class RunFolder:
                 )
             what = "a finished run" if finished else "files"
             raise UserError(f"{self.path} already holds {what}; replace it with --force, or {self._elsewhere}.")
+        config = _read(self.path / "config.json")
+        kinds = [key for key in KINDS if isinstance(config, dict) and key in config]
+        if (unfinished or finished) and kinds and self._kind not in kinds:
+            raise UserError(
+                f"{self.path} holds a run of another command, which --force does not replace; {self._elsewhere}, or "
+                "remove that folder."
+            )
         foreign = sorted(present & set(own))
         if foreign and not (unfinished or finished):
             raise UserError(

@@ -162,6 +162,28 @@ class TestTask:
                 assert "log_sigma" not in {n for n, _, _ in task.model.named_posteriors()}
             torch.testing.assert_close(loss, expected)
 
+    @pytest.mark.parametrize("log", ["false", "true"])
+    def test_losses_of_training_and_validation_have_one_unit(self, tmp_path, log):
+        """-log p in the units of the series: that of a batch is what the forecaster says of the same windows."""
+        values = 50 + 20 * wave()
+        task = Forecast(
+            recipes.override(recipes.load("forecast-plain"), [*SMALL, f"log={log}", "batch_size=10000"]),
+            str(csv_of(tmp_path / "s.csv", values)),
+            CPU,
+        )
+        torch.manual_seed(0)
+        task.attach(task.build(task.recipe, task.files()))
+        assert task.steps == 1
+        with torch.no_grad():
+            _, terms, _ = task.objective(task.batch(torch.tensor(0)), ())
+        found = task.training({"nll": float(terms.nll), "kl": 0.0})["train_nll"]
+        origins = task.cut.origins("train", first=task.frame.first, horizon=task.frame.horizon)
+        steps = torch.tensor(origins).unsqueeze(1) + torch.arange(1, task.frame.horizon + 1)
+        said = task.forecaster.distribution(origins, samples=1, seed=0)
+        expected = float(-said.log_density(task.forecaster.actual[steps]).mean())
+        assert found == pytest.approx(expected, abs=1e-4)
+        assert abs(found - float(terms.nll) / task.examples_per_step) > 0.5
+
     def test_a_prior_counts_like_a_kl(self, series):
         """Its cost is torch's -log N(w; 0, sigma^2), less a constant, over windows times steps ahead."""
         task = Forecast(recipes.override(recipes.load("forecast"), [*SMALL, "prior_sigma=0.5"]), series, CPU)

@@ -70,6 +70,11 @@ class Forecast(Task):
         self.steps, self.batch_size = self.minibatches.steps, self.minibatches.batch_size
         self.num_data = int((~targets.isnan()).sum())
         self.examples_per_step = round(self.batch_size * self.num_data / len(train))
+        # -log p of a scaled target plus this is -log p in the units of the series, as in validation.
+        self._log_unit = float(torch.tensor(self.frame.target_spread, dtype=torch.float64).log().mean())
+        if self.frame.log:
+            steps = train.unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)
+            self._log_unit += float(self.values[steps, 0, 0].log().nanmean())
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
@@ -122,7 +127,7 @@ class Forecast(Task):
         return loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
-        found = {"train_nll": totals["nll"] / self.examples_per_step}
+        found = {"train_nll": totals["nll"] / self.examples_per_step + self._log_unit}
         return found if self.recipe.posterior.kind == "none" else {**found, "kl": totals["kl"]}
 
     @torch.no_grad()
