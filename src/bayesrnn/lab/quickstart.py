@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.engine.progress import Silent
 from bayesrnn.lab.report.tables import Column
 
 if TYPE_CHECKING:
@@ -154,12 +155,10 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-class _Reporter:
+class _Reporter(Silent):
     def __init__(self, send: Callable[[Any], object]) -> None:
         self._send = send
 
-    def say(self, text: str) -> None: ...
-    def step(self, progress: Any) -> None: ...
     def epoch(self, line: dict[str, Any], epochs: int) -> None:
         self._send((line["epoch"], epochs, line["valid_perplexity"]))
 

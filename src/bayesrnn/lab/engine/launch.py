@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
