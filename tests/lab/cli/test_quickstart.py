@@ -120,6 +120,17 @@ def test_force_replaces_no_other_kind_of_run(tmp_path, files):
 
 
 @pytest.mark.slow
+def test_force_replaces_a_quickstart_of_format_1(tmp_path):
+    earlier = {"record.json": '{"program": "bayesrnn", "table": [], "findings": []}', "curves.png": "", "notes": "mine"}
+    for name, content in earlier.items():
+        (tmp_path / name).write_text(content)
+    result = quickstart("--fast", "--out", tmp_path, "--force")
+    assert result.exit_code == 0, result.output
+    own = {"config.json", "record.json", "calibration.png", "index.html", *MODELS}
+    assert {p.name for p in tmp_path.iterdir()} == {*own, "notes"}
+
+
+@pytest.mark.slow
 def test_killed_and_started_again_it_begins_anew_with_the_same_numbers(run, tmp_path):
     """Killed without a chance to clean up, its processes end too; the same command then needs no --force."""
     out, _ = run

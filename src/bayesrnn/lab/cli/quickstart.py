@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 PICTURE = "calibration.png"
 FILES = ("config.json", PICTURE, "index.html")
+EARLIER = ("metrics.jsonl", "vocabulary.txt", "curves.png", "plain.safetensors", "variational.safetensors",
+           "bayes_by_backprop.safetensors")  # fmt: skip
+"""Files of a quickstart of format 1, which go with it."""
 _FEWEST = 20  # words behind a mark in the picture
 
 
@@ -39,7 +42,7 @@ def command(
 
     clock, started = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     words = ["bayesrnn", "quickstart", *["--fast"] * fast, "--seed", str(seed), "--out", str(out)]
-    with RunFolder(out, files=FILES, force=_replaces(out, force)) as folder:
+    with RunFolder(out, files=(*FILES, *EARLIER), force=_replaces(out, force)) as folder:
         console = plain_console()
         console.print("Three LSTMs learn the documentation that Python carries, each in its own process.")
         folder.write("config.json", json.dumps({"program": "bayesrnn", "quickstart": {"seed": seed, "fast": fast}}))
@@ -64,15 +67,16 @@ def _replaces(out: Path, force: bool) -> bool:
     from bayesrnn.lab.reading import read_json
     from bayesrnn.lab.runs.folder import MARKER, RECORD
 
+    def keys(name: str) -> set[str]:
+        try:
+            return set(read_json(out / name))
+        except (UserError, TypeError):
+            return set()
+
     there = [name for name in ("config.json", RECORD, *MODELS) if (out / name).exists()]
-    try:
-        ours = "quickstart" in read_json(out / "config.json")
-    except (UserError, TypeError):
-        ours = False
+    ours = "quickstart" in keys("config.json") or {"table", "findings"} <= keys(RECORD)
     if force and there and not ours:
-        raise UserError(
-            f"{out / there[0]} is not of a quickstart, so --force does not replace it; choose another --out."
-        )
+        raise UserError(f"{out / there[0]} is not of a quickstart: --force does not replace it; choose another --out.")
     return force or (ours and (out / MARKER).exists())
 
 
