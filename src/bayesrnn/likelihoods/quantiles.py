@@ -53,8 +53,9 @@ def _solve_gaussian(m: Tensor, s: Tensor, w: Tensor | None = None, *, q: float) 
         bend = density.mul_(t).mul_(r).sum(0)  # minus the second derivative
         low, high = torch.where(below < 0, u, low), torch.where(below < 0, high, u)
         step = below * _ROOT_2PI / slope
-        more = (below.abs() > 0.01 * q) & (high - low > 1e-6)
-        new = u - step / (1 + 0.5 * step * bend / slope).clamp_min(0.5)
+        bent = step * bend / slope
+        more = ((below.abs() > 0.01 * q) | (bent.abs() > 0.3)) & (high - low > 1e-6)
+        new = u - step / (1 + 0.5 * bent).clamp_min(0.5)
         inside = (new >= low) & (new <= high)
         u = torch.where(more & (~inside | (i % 4 == 3)), (low + high) / 2, torch.where(inside, new, u))
         found[left] = u
@@ -69,8 +70,9 @@ def _solve_gaussian(m: Tensor, s: Tensor, w: Tensor | None = None, *, q: float) 
         slope = (w * torch.exp(-0.5 * t.square()) / s).sum(0) / _ROOT_2PI
         below = 0.5 * (w * torch.erfc(t / -_ROOT_2)).sum(0) - q
         step = below / slope
-        x = (x - torch.where(step.abs() < narrow, step, torch.zeros_like(step))).clamp_(*reach)
-        if float(below.abs().max()) < 1e-4 * q:  # Newton's next error is about its square
+        step = torch.where(step.abs() < narrow, step, torch.zeros_like(step))  # where it is flat, x stays
+        x = (x - step).clamp_(*reach)
+        if bool((step.abs() < 1e-4 * narrow).all()):  # the next error is about the square of this one
             break
     return x
 
