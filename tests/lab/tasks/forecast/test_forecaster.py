@@ -404,3 +404,93 @@ def test_forecasts_that_no_memory_holds_are_refused(monkeypatch):
     forecaster._check_memory(50, 9_999_999_999)
     with pytest.raises(UserError, match=r"Forecasts of 50 draws take 20 GB, and this machine has 10"):
         forecaster._check_memory(50, 20_000_000_000)
+
+
+class TestGaps:
+    def gappy(self, n=200):
+        values = wave(n)
+        for start in range(20, n - 10, 30):
+            values[start : start + 9] = np.nan
+        return values
+
+    def test_values_that_are_missing_are_not_scored(self):
+        values = self.gappy()
+        torch.manual_seed(0)
+        model = ForecastModel(2, 8, 3, Model(hidden=6, recurrent_dropout=0.3))
+        one = made(model, values, memory=50.0)
+        walk = one.walk(samples=5, seed=0)
+        steps = torch.tensor(walk.origins).unsqueeze(1) + torch.arange(1, 4)
+        known = (steps < 200) & ~torch.from_numpy(np.isnan(values[:, 0]))[steps.clamp(max=199)]
+        torch.testing.assert_close(~walk.actual.isnan(), known)
+        found = measures(walk.forecast, walk.actual)
+        assert all(math.isfinite(v) for v in found.values())
+        low, high = walk.forecast.interval(0.95)
+        inside = ((walk.actual >= low) & (walk.actual <= high))[known].double().mean()
+        assert found["coverage"] == pytest.approx(float(inside))
+        assert found["crps"] == pytest.approx(float(walk.forecast.crps(walk.actual)[known].mean()))
+        assert sum(reliability(walk.forecast, walk.actual)["pit"]) == pytest.approx(1.0)
+        assert all(math.isfinite(v) for v in by_horizon(walk.forecast, walk.actual)["crps"])
+        naive = one.naive(8)
+        assert math.isfinite(measures(naive.forecast, naive.actual)["crps"])
+
+    @pytest.mark.parametrize("lag", [0, 1, 8])
+    def test_roll_outs_begin_after_a_gap(self, lag):
+        values = self.gappy()
+        values[190:199] = np.nan
+        torch.manual_seed(0)
+        one = made(ForecastModel(2, 8, 3, Model(hidden=6)), values, lag=lag)
+        ahead = one.ahead(10, samples=3, seed=0)
+        assert bool(torch.stack([ahead.mean, ahead.low, ahead.high]).isfinite().all())
+
+    def test_missing_targets_have_no_part_in_the_likelihood(self):
+        output = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+        target = torch.randn(4, 3, dtype=torch.float64)
+        target[1] = math.nan
+        rest = [0, 2, 3]
+        nll = GaussianHeads().nll(output, target)
+        torch.testing.assert_close(nll, GaussianHeads().nll(output[rest], target[rest]))
+        (gradient,) = torch.autograd.grad(nll, output)
+        assert not gradient[1].any()
+        assert bool(gradient.isfinite().all())
+        assert GaussianHeads().count(target) == 9
+
+
+def test_the_table_of_a_walk():
+    one = made(network(recurrent_dropout=0.3), wave(), memory=30)
+    walk = one.walk(samples=5, seed=2)
+    table = walk.table(lambda step: f"step {step}", level=0.8)
+    assert len(table) == len(walk.origins) * 3
+    assert list(table.columns) == [
+        "origin", "step", "date", "actual", "mean", "median", "low", "high", "aleatoric_sd", "epistemic_sd",
+    ]  # fmt: skip
+    row = table.iloc[7]  # of the third origin, two steps ahead
+    first = walk.origins[2]
+    assert (row["origin"], row["step"], row["date"]) == (f"step {first}", 2, f"step {first + 2}")
+    assert row["high"] == float(walk.forecast.interval(0.8)[1][2, 1])
+    assert row["actual"] == float(one.actual[first + 2])
+
+
+def test_forecasts_ahead_walk_only_as_far_as_errors_count():
+    """The widths beyond the end are those of the whole walk, to e^-25."""
+    one = made(network(), wave(800), memory=4.0)
+    whole, recent = one.walk(samples=1, seed=0), one.walk(samples=1, seed=0, recent=True)
+    assert len(recent.origins) == 103 < len(whole.origins)
+    torch.testing.assert_close(recent.scale[-1], whole.scale[-1], rtol=1e-9, atol=0)
+    torch.testing.assert_close(recent.forecast.mean[-1], whole.forecast.mean[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_progress_is_told_of_all_draws():
+    told = []
+    made(network(recurrent_dropout=0.3), wave()).walk(samples=6, seed=0, progress=lambda a, b: told.append((a, b)))
+    assert told[-1] == (6, 6)
+    assert told == sorted(told)
+
+
+def test_errors_that_grow_with_the_level():
+    """A wave whose height grows twentyfold: the naive forecast of logarithms scores far better."""
+    steps = np.arange(400)
+    values = np.exp(0.0075 * steps) * (2 + np.sin(2 * np.pi * steps / 8)) * np.exp(0.05 * np.sin(steps**2))
+    one = made(network(), values[:, None])
+    plain, log = (one.naive(8, log=way) for way in (False, True))
+    assert log.forecast.log
+    assert measures(log.forecast, log.actual)["crps"] < 0.9 * measures(plain.forecast, plain.actual)["crps"]

@@ -11,6 +11,7 @@ from bayesrnn.lab.tasks.forecast.frames import (
     Frame,
     _blocks,
     _linear_error,
+    carried,
     choose_lag,
     gather,
     linear,
@@ -222,3 +223,75 @@ def test_ridge_is_least_squares_where_nothing_is_penalised():
     y = torch.randn(50, 3, generator=source, dtype=torch.float64)
     weights = ridge_weights(x, y, 2.0)
     torch.testing.assert_close(rows.T @ (rows @ weights - y) + 2.0 * weights, torch.zeros(9, 3).double())
+
+
+def gappy(n=160, seed=0, share=0.3):
+    """Two columns of which a share is missing in stretches, target and covariate at different steps."""
+    series, source = values(n, 2, seed), torch.Generator().manual_seed(seed)
+    for column in (0, 1):
+        missing = (torch.rand(n // 8, generator=source) < share).repeat_interleave(8)
+        missing[:8] = False
+        series[: len(missing), 0, column] = series[: len(missing), 0, column].masked_fill(missing, math.nan)
+    return series
+
+
+@pytest.mark.parametrize("lag", [0, 1, 5])
+@pytest.mark.parametrize("log", [False, True])
+def test_missing_values_are_masked_and_nothing_looks_ahead(lag, log):
+    series, cut = gappy(), cut_of(160)
+    frame = Frame.fit(series, cut, window=6, horizon=3, lag=lag, log=log)
+    assert frame.masked
+    origins = torch.arange(frame.first, 157)
+    x, y = frame.windows(series, origins), frame.targets(series, origins)
+    assert x.shape == (6, len(origins), 4)
+    assert bool(x.isfinite().all())
+    missing = gather(series[:, 0].isnan().double(), origins, 6)
+    torch.testing.assert_close(x[..., 2:], missing)
+    assert not x[..., :2][missing.bool()].any()  # the scaled mean
+    target = series[:, 0, 0]
+    torch.testing.assert_close(y.isnan(), target[origins.unsqueeze(1) + torch.arange(1, 4)].isnan())
+    future = series.clone()
+    future[101:] = 77.0
+    for made in (frame.windows, frame.known):
+        torch.testing.assert_close(made(future, torch.tensor([80, 100])), made(series, torch.tensor([80, 100])))
+    train = y[origins < 96 - 3]
+    assert float(train.nanmean().abs()) < 0.3
+
+
+def test_scales_are_those_of_values_that_are_known():
+    series, cut = gappy(), cut_of(160)
+    frame = Frame.fit(series, cut, window=6, horizon=3)
+    known = series[:96, 0, 0][~series[:96, 0, 0].isnan()]
+    assert frame.center[0] == pytest.approx(float(known.mean()))
+    assert frame.spread[0] == pytest.approx(float(known.std(correction=0)))
+    with pytest.raises(
+        UserError, match=r"Only \d+ training windows of \d+ have a value to forecast, and 20 are needed"
+    ):
+        Frame.fit(series.where(torch.arange(160).view(-1, 1, 1) % 90 < 10, math.nan), cut, window=6, horizon=3)
+
+
+def test_the_last_value_known_is_carried():
+    nan = math.nan
+    levels = torch.tensor([1.0, 2.0, 3.0, nan, nan, 6.0, nan, nan, nan]).double()
+    assert carried(levels, 1).tolist() == [1, 2, 3, 3, 3, 6, 6, 6, 6]
+    assert carried(levels, 3).tolist() == [1, 2, 3, 1, 2, 6, 1, 2, 6]
+    assert carried(levels[:3], 3) is not None
+
+
+def test_the_season_of_days_is_a_week_or_a_year():
+    source = torch.Generator().manual_seed(0)
+    steps = torch.arange(1200, dtype=torch.float64)
+    noise = 0.3 * torch.randn(1200, generator=source, dtype=torch.float64)
+    year, week = torch.sin(2 * math.pi * steps / 365.25), torch.sin(2 * math.pi * steps / 7)
+    cut = Cut(840, 1020, 1200)
+    assert season_of(year + noise, cut, (7, 365)) == 365
+    assert season_of(week + noise, cut, (7, 365)) == 7
+    assert season_of(3 * week + year + noise, cut, (7, 365)) == 7
+    assert season_of(year + noise, Cut(500, 600, 700), (7, 365)) == 7  # less than two years to learn from
+
+
+def test_the_lag_of_a_series_with_gaps():
+    series = gappy(400).cumsum(0).nan_to_num()  # a random walk with drift
+    series[50:90:3, 0, 0] = math.nan
+    cut = Cut.of(400, valid=0.2, test=0.2, window=6, horizon=3)
+    assert choose_lag(series, cut, (0, 1), window=6, horizon=3, log=False) == 1

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, crps_of_samples, histogram, running_scale, together
 
@@ -64,11 +65,70 @@ def test_crps_goes_to_the_absolute_error():
     torch.testing.assert_close(narrow.crps(torch.tensor([5.0]).double()), torch.tensor([3.0]).double())
 
 
-def test_blocks_of_pairs_change_nothing(monkeypatch):
+def bisected(one: Mixture, q: float) -> torch.Tensor:
+    """The same quantile by sixty bisections."""
+    low, high = (one.means - 12 * one.sigmas).amin(0), (one.means + 12 * one.sigmas).amax(0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = torch.special.ndtr((middle - one.means) / one.sigmas).mean(0) < q
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return low.exp() if one.log else low
+
+
+class Evaluations(TorchDispatchMode):
+    """Counts values of the distribution function, single precision as half of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0.0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.erfc, torch.ops.aten.erf, torch.ops.aten.special_ndtr):
+            self.count += result.numel() * result.element_size() / 8
+        return result
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("spread", [0.0, 0.2, 1.0, 4.0, 300.0])
+def test_quantiles_are_those_of_bisection_with_a_twentieth_of_the_work(log, spread):
+    """Components that agree, overlap, or lie far apart. Bisection takes 60 evaluations; only the last may take more."""
+    source = torch.Generator().manual_seed(5)
+    means = spread * (0.01 if log else 1) * torch.randn(50, 40, 6, generator=source, dtype=torch.float64)
+    sigmas = (0.05 if log else 1.0) * (0.5 + torch.rand(50, 40, 6, generator=source, dtype=torch.float64))
+    many = Mixture(means, sigmas, log)
+    for q in (0.001, 0.025, 0.313, 0.495, 0.907, 0.975):
+        with Evaluations() as made:
+            found = many.quantile(q)
+        torch.testing.assert_close(found, bisected(many, q), rtol=1e-7, atol=1e-7)
+        assert made.count / means.numel() <= (3 if spread <= 1 else 20)
+
+
+def test_quantiles_of_components_far_apart_are_on_the_right_side():
+    """Two of five below 0, three above 1,000, all narrow: the distribution function is flat in between."""
+    means = torch.tensor([-2.0, -1.0, 1000.0, 1001.0, 1002.0]).double().unsqueeze(1)
+    many = Mixture(means, torch.full_like(means, 1e-3))
+    assert float(many.quantile(0.39)) == pytest.approx(-1.0, abs=0.01)
+    assert float(many.quantile(0.41)) == pytest.approx(1000.0, abs=0.01)
+    for q in (0.01, 0.39, 0.41, 0.77):
+        assert float(many.cdf(many.quantile(q))) == pytest.approx(q, abs=1e-7)
+
+
+def test_the_score_by_integration_is_that_of_all_pairs():
+    for log, draws in ((False, 40), (True, 60)):
+        many, y = mixture(log, draws, seed=3), torch.full((4, 3), 0.7).double()
+        flat = [t.flatten(1) for t in (many.means, many.sigmas)]
+        torch.testing.assert_close(many._spread(), many._pairs(*flat).view(4, 3), rtol=1e-5, atol=0)
+        assert bool((many.crps(y) > 0).all())
+
+
+def test_blocks_change_nothing(monkeypatch):
     many, y = mixture(draws=9), torch.zeros(4, 3).double()
-    whole = many.crps(y)
+    whole, middle = many.crps(y), many.quantile(0.5)
     monkeypatch.setattr("bayesrnn.lab.tasks.forecast.mixture._BLOCK", 1)
+    monkeypatch.setattr("bayesrnn.likelihoods.quantiles._BLOCK", 1)
     torch.testing.assert_close(many.crps(y), whole)
+    torch.testing.assert_close(many.quantile(0.5), middle)
 
 
 def test_crps_of_samples_is_the_integral_and_the_pairs():

@@ -5,6 +5,7 @@ import math
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -261,6 +262,45 @@ class TestRuns:
         result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu", "--samples", "0"])
         assert result.exit_code == 2
         assert "--samples is 0; a forecast is a mixture over draws, so at least 1." in result.output
+
+    def test_forecasts_of_the_walk_are_written_as_a_table(self, runs, tmp_path):
+        out, record = runs["forecast"]
+        arguments = ["evaluate", str(out), "--device", "cpu", "--table"]
+        result = CliRunner().invoke(app, [*arguments, str(tmp_path / "walk.csv")])
+        assert result.exit_code == 0, result.output
+        table = pd.read_csv(tmp_path / "walk.csv")
+        assert table["step"].tolist()[:4] == [1, 2, 3, 1]
+        last = table[(table["step"] == 1) & table["actual"].notna()]
+        shown = record["metrics"]["walk"]
+        first = last[last["date"] == int(shown["date"][0])].iloc[0]
+        assert first["mean"] == pytest.approx(shown["mean"][0], rel=1e-5)
+        assert first["high"] == pytest.approx(shown["high"][0], rel=1e-5)
+        result = CliRunner().invoke(app, [*arguments, str(tmp_path / "no" / "walk.csv")])
+        assert result.exit_code == 2
+        assert "--table names a .csv file in a folder that exists" in result.output.replace("\n", " ")
+
+    def test_a_series_with_gaps_is_trained_evaluated_and_forecast(self, tmp_path):
+        """A third of the values is missing in stretches; the kept series has the same gaps."""
+        values = wave(300)
+        for start in range(10, 290, 30):
+            values[start : start + 10] = np.nan
+        path = tmp_path / "gaps.csv"
+        path.write_text(
+            "year,level\n" + "".join(f"{1700 + i},{'' if np.isnan(v) else v}\n" for i, v in enumerate(values[:, 0]))
+        )
+        out, record = train("forecast", str(path), tmp_path / "run", "epochs=10")
+        assert record["series"]["notes"] == [
+            "100 missing values of level (longest gap: 10) are masked: they are neither learnt from nor scored."
+        ]
+        found = record["metrics"]
+        assert found["test_crps"] < 1.2 * found["seasonal_naive_crps"]
+        assert 0.8 < found["test_coverage"] <= 1
+        trained = open_run(out, CPU)
+        kept = kept_series(trained.files, Plan.from_json(trained.files["frame.json"]), name="gaps")
+        np.testing.assert_array_equal(kept.values, values)
+        result = CliRunner().invoke(app, ["forecast", str(out), "--steps", "5", "--json"])
+        assert result.exit_code == 0, result.output
+        assert all(math.isfinite(row["mean"]) for row in json.loads(result.output)["rows"])
 
     def test_draws_of_a_model_that_has_none_are_refused(self, runs):
         out, _ = runs["forecast-plain"]

@@ -1,7 +1,7 @@
 """A trained forecasting model on a series: distributions at any origin, walking forward, and beyond the end."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from bayesrnn.lab.tasks.forecast.model import Components
 _ROWS = 4096  # windows in one call of the model
 PATHS = 20  # sampled futures per draw of the weights
 PARTS = ("valid", "test")
+_FORGOTTEN = 25  # errors this many memories old count e^-25
 _BYTES = 64  # of a forecast of one draw: what the model gives, in double precision, and made wider
 
 
@@ -39,6 +40,25 @@ class Walk:
         """Where the forecasts of these origins are."""
         return slice(origins.start - self.origins.start, origins.stop - self.origins.start)
 
+    def table(self, label: Callable[[int], str] = str, level: float = 0.95) -> Any:
+        """A DataFrame with one row per origin and step ahead, for a CSV file.
+
+        Columns: origin and date (as ``label`` names steps), step (1 to H), actual (NaN: not known), mean, median, low
+        and high of the interval of this level, and both kinds of uncertainty as standard deviations.
+        """
+        import pandas as pd
+
+        count, horizon = self.actual.shape
+        low, high = self.forecast.interval(level)
+        found = self.forecast
+        columns = {"actual": self.actual, "mean": found.mean, "median": found.quantile(0.5), "low": low, "high": high}
+        columns |= {"aleatoric_sd": found.aleatoric.sqrt(), "epistemic_sd": found.epistemic.sqrt()}
+        steps = [(t, h) for t in self.origins for h in range(1, horizon + 1)]
+        names = {t: label(t) for t in range(self.origins.start, self.origins.start + count + horizon)}
+        about = {"origin": [names[t] for t, _ in steps], "step": [h for _, h in steps]}
+        about["date"] = [names[t + h] for t, h in steps]
+        return pd.DataFrame({**about, **{key: column.flatten().tolist() for key, column in columns.items()}})
+
 
 @dataclass(frozen=True)
 class Ahead:
@@ -51,6 +71,21 @@ class Ahead:
     epistemic: Tensor
     direct: int
     """So many steps come straight from the model; later ones from sampled roll-outs."""
+
+
+Report = Callable[[int, int], None]
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Report]:
+    """A progress bar on stderr, if that is a terminal; the block's value is called with (done, in all)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 class Forecaster:
@@ -73,17 +108,26 @@ class Forecaster:
         return next(self.model.parameters()).device
 
     @torch.no_grad()
-    def distribution(self, origins: range, *, samples: int, seed: int) -> Mixture:
-        """Forecasts (S, N, H) at these origins; S is 1 for a model without randomness."""
+    def distribution(self, origins: range, *, samples: int, seed: int, progress: Report = lambda a, b: None) -> Mixture:
+        """Forecasts (S, N, H) at these origins; S is 1 for a model without randomness.
+
+        ``progress`` is called with how much of how much is done.
+        """
         from bayesrnn import Gaussian, predict
 
         count = samples if is_random(self.model) else 1
         _check_memory(count, count * len(origins) * self.frame.horizon * _BYTES)
-        parts = []
-        for rows in torch.arange(origins.start, origins.stop).split(_ROWS):
+        parts: list[Mixture] = []
+        blocks = torch.arange(origins.start, origins.stop).split(_ROWS)
+
+        def report(done: int, draws: int) -> None:
+            progress(len(parts) * draws + done, len(blocks) * draws)
+
+        for rows in blocks:
             x = gather(self.features, rows, self.frame.window).to(self.device)
             # The two heads are what the model gives; named Gaussian so that they are not taken for logits.
-            found = predict(self.model, x, samples=count, seed=seed, likelihood=Gaussian(1.0, learn=False), batch_dim=1)
+            noise = Gaussian(1.0, learn=False)
+            found = predict(self.model, x, samples=count, seed=seed, likelihood=noise, batch_dim=1, progress=report)
             parts.append(self._levels(found.samples.cpu().double(), self.frame.known(self.values, rows)))
         return Mixture(torch.cat([p.means for p in parts], 1), torch.cat([p.sigmas for p in parts], 1), self.frame.log)
 
@@ -91,10 +135,16 @@ class Forecaster:
         spread = known.new_tensor(self.frame.target_spread)
         return Mixture(known + spread * output[..., 0], spread * output[..., 1].exp(), self.frame.log)
 
-    def walk(self, *, samples: int, seed: int) -> Walk:
-        """From the end of the training part to the end of the series, the last origin being the last step."""
+    def walk(self, *, samples: int, seed: int, recent: bool = False, progress: Report = lambda a, b: None) -> Walk:
+        """From the end of the training part to the end of the series, the last origin being the last step.
+
+        ``recent``: only as far back as errors still count in the widths of the last forecast.
+        """
         origins = self._after_training()
-        return self._walked(origins, self.distribution(origins, samples=samples, seed=seed))
+        if recent:
+            needed = 1 if self.memory is None else self.frame.horizon + _FORGOTTEN * self.memory
+            origins = origins[-math.ceil(min(needed, len(origins))) :]
+        return self._walked(origins, self.distribution(origins, samples=samples, seed=seed, progress=progress))
 
     def _after_training(self) -> range:
         """At least the last step, should the values end before the training part does."""
@@ -140,7 +190,7 @@ class Forecaster:
                 f"The model has covariates, whose future is not known, so it forecasts at most "
                 f"{counted(horizon, 'step')}; ask for no more, or train with a larger data.horizon."
             )
-        walk = self.walk(samples=samples, seed=seed)
+        walk = self.walk(samples=samples, seed=seed, recent=True)
         last = walk.forecast[len(walk.origins) - 1 :]
         low, high = last.interval(level)
         parts = [last.mean, low, high, last.aleatoric.sqrt(), last.epistemic.sqrt()]

@@ -155,7 +155,7 @@ class Frame:
         if len(wrong):
             raise UserError(
                 f"data.log needs values above 0, and the series has {counted(len(wrong), 'value')} that are not, "
-                f"down to {float(wrong.min()):g}; omit data.log, or add a constant to the column first."
+                f"down to {float(wrong.min()):g}; omit data.log, or add a constant to the column first (1 to counts)."
             )
         return target.log()
 
@@ -217,7 +217,7 @@ def carried(levels: Tensor, lag: int) -> Tensor:
     if not bool(levels.isnan().any()):
         return levels
     known = levels.clone()
-    for t in levels.isnan().flatten(1).any(1).nonzero().flatten().tolist():
+    for t in levels.isnan().view(len(levels), -1).any(1).nonzero().flatten().tolist():
         before = known[t - lag] if t >= lag > 1 else known[t - 1] if t else torch.zeros_like(known[0])
         known[t] = torch.where(known[t].isnan(), before, known[t])
     return known

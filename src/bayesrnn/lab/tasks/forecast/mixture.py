@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bayesrnn.likelihoods.quantiles import gaussian_mixture_quantile
+
 _ROOT_2PI = math.sqrt(2 * math.pi)
-_BLOCK = 1 << 22  # numbers in one block of pairs
+_BLOCK = 1 << 16  # numbers in one block: it stays in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,11 @@ class Mixture:
         return density - at if self.log else density
 
     def quantile(self, q: float) -> Tensor:
-        """By bisection on all entries at once."""
+        """The value that the quantity stays below with probability q."""
         if not 0 < q < 1:
             raise ValueError(f"a quantile is asked for by a number between 0 and 1, got {q!r}")
-        reach = max(8.0, 2 * abs(float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))))
-        low, high = (self.means - reach * self.sigmas).amin(0), (self.means + reach * self.sigmas).amax(0)
-        for _ in range(60):
-            middle = (low + high) / 2
-            below = torch.special.ndtr((middle - self.means) / self.sigmas).mean(0) < q
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        middle = (low + high) / 2
-        return middle.exp() if self.log else middle
+        found = gaussian_mixture_quantile(self.means, self.sigmas, q)
+        return found.exp() if self.log else found
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(low, high) with the same probability beyond either end."""
@@ -105,21 +101,43 @@ class Mixture:
         return first - 0.5 * self._spread()
 
     def _spread(self) -> Tensor:
-        """E|Y - Y'| of two independent copies, block by block."""
-        count = len(self.means)
-        each = max(1, _BLOCK // max(self.means.numel(), 1))
-        total = torch.zeros_like(self.means[0])
-        for start in range(0, count, each):
-            m, s = self.means[start : start + each].unsqueeze(1), self.sigmas[start : start + each].unsqueeze(1)
-            both = (s.square() + self.sigmas.square()).sqrt()
+        r"""E|Y - Y'| of two independent copies, :math:`2 \int F(x) (1 - F(x)) dx`.
+
+        By the trapezoidal rule, whose error falls faster than any power of the spacing for such an integrand: at a
+        spacing of 0.7 standard deviations of the narrowest component it is a few 1e-6 of the whole. Where that takes
+        more points than there are components, by all pairs.
+        """
+        flat = [t.flatten(1) for t in (self.means, self.sigmas)]
+        parts = zip(*(t.split(max(1, _BLOCK // len(self.means)), 1) for t in flat), strict=True)
+        found = [self._integrated(m, s) for m, s in parts]
+        return torch.cat(found).view(self.means.shape[1:]) if found else torch.zeros_like(self.means[0])
+
+    def _integrated(self, m: Tensor, s: Tensor) -> Tensor:
+        reach = 6.5 * s + (s.square() if self.log else 0)
+        low, high = (m - reach).amin(0), (m + reach).amax(0)
+        points = math.ceil(float(((high - low) / (0.7 * s.amin(0))).max())) + 1 if m.numel() else 0
+        if points > len(m):
+            return self._pairs(m, s)
+        width, total = (high - low) / (points - 1), torch.zeros_like(low)
+        start, each, rate = ((m - low) / s).float(), (width / s).float(), -1 / math.sqrt(2)
+        for i in range(1, points - 1):
+            below = torch.erfc((each * i - start).mul_(rate)).mean(0).double().mul_(0.5)
+            total += below * (1 - below) * (torch.exp(low + i * width) if self.log else 1)
+        return 2 * width * total
+
+    def _pairs(self, m: Tensor, s: Tensor) -> Tensor:
+        """The same over all pairs of components, in closed form; (K, E) to (E,)."""
+        total = torch.zeros_like(m[0])
+        own = (m + 0.5 * s.square()).exp() if self.log else m
+        for mean, sigma, level in zip(m, s, own, strict=True):
+            both = (sigma.square() + s.square()).sqrt()
             if self.log:
-                apart = (m - self.means) / both
-                mine, other = (m + 0.5 * s.square()).exp(), self.component_means
-                pairs = mine * _odd(apart + s.square() / both) + other * _odd(-apart + self.sigmas.square() / both)
+                apart = (mean - m) / both
+                pairs = level * _odd(apart + sigma.square() / both) + own * _odd(-apart + s.square() / both)
             else:
-                pairs = _absolute(m - self.means, both)
-            total += pairs.sum((0, 1))
-        return total / count**2
+                pairs = _absolute(mean - m, both)
+            total += pairs.sum(0)
+        return total / len(m) ** 2
 
     def standardised(self, y: Tensor) -> Tensor:
         """(y - mean) / standard deviation, on the modelled scale."""

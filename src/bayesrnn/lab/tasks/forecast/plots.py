@@ -61,7 +61,8 @@ def _ticks(labels: Sequence[str], most: int) -> range:
 
 def _date_ticks(axes: "Axes", labels: Sequence[str], most: int = 7) -> None:
     at = _ticks(labels, most)
-    axes.set_xticks(list(at), [short(labels[i], 20) for i in at])
+    # Hours on a second line: labels of full stamps would overlap.
+    axes.set_xticks(list(at), [re.sub(r" (\d\d:\d\d)(:00)?$", r"\n\1", short(labels[i], 20)) for i in at])
     axes.set_xlim(-0.01 * len(labels), 1.01 * len(labels))
 
 

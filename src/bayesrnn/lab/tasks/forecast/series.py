@@ -342,10 +342,13 @@ def _looks_numeric(cells: pd.Series, comma: bool) -> bool:
 
 
 def _to_numbers(cells: Iterable[str], comma: bool) -> Array:
-    """NaN where a cell is no number."""
+    """NaN where a cell is no number. numpy rounds correctly, so that what is written reads back; pandas does not."""
     text = pd.Series(list(cells), dtype=str)
     text = text.str.replace(",", ".", regex=False) if comma else text
-    return np.asarray(pd.to_numeric(text, errors="coerce"), dtype=float)
+    values = np.array(pd.to_numeric(text, errors="coerce"), dtype=float)
+    good = ~np.isnan(values)
+    values[good] = text[good].to_numpy(dtype=str).astype(float)
+    return values
 
 
 def _numbers(cells: pd.Series, comma: bool) -> Array:

@@ -13,8 +13,18 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.runs.folder import check_free, write_file
 from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
-from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, by_horizon, is_random, measures, reliability
+from bayesrnn.lab.tasks.forecast.forecaster import (
+    PARTS,
+    Forecaster,
+    Walk,
+    bar,
+    by_horizon,
+    is_random,
+    measures,
+    reliability,
+)
 from bayesrnn.lab.tasks.forecast.frames import gather
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
 from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, network, prior_cost
@@ -161,11 +171,18 @@ class Forecast(Task):
         return self.evaluate()
 
     def evaluate(
-        self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, level: float = 0.0
+        self,
+        *,
+        samples: int | None = None,
+        seed: int = 1,
+        say: Say = lambda text: None,
+        level: float = 0.0,
+        table: str = "",
     ) -> dict[str, Any]:
         """Walk forward through validation and test part, without learning on, and the same for naive forecasts.
 
-        ``level`` is that of the intervals; 0: the recipe's.
+        ``level`` is that of the intervals; 0: the recipe's. ``table``: a CSV file for all forecasts, one row per origin
+        and step ahead.
         """
         settings: Evaluate = self.recipe.evaluate
         level = level or settings.level
@@ -173,8 +190,16 @@ class Forecast(Task):
             raise UserError(f"--level is {level}; it must be between 0 and 1, such as 0.95.")
         if samples == 0:
             raise UserError("--samples is 0; a forecast is a mixture over draws, so at least 1. Default: the recipe's.")
+        if table and (not table.endswith(".csv") or not Path(table).resolve().parent.is_dir()):
+            raise UserError(f"{table} cannot be written; --table names a .csv file in a folder that exists.")
+        if table:
+            check_free(Path(table), force=True, option="--table")
         say("walking forward through the validation and test part")
-        walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed)
+        with bar("walking forward") as progress:
+            walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed, progress=progress)
+        if table:
+            write_file(Path(table), walk.table(self.series.label, level).to_csv(index=False).encode())
+            say(f"forecasts are in {table}")
         found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
         found |= {"draws_seed": seed} if self.random else {}
         for part in PARTS:
@@ -182,11 +207,13 @@ class Forecast(Task):
             raw = measures(walk.raw[rows], walk.actual[rows], level)
             found |= {f"{part}_{k}": v for k, v in measures(walk.forecast[rows], walk.actual[rows], level).items()}
             found |= {f"{part}_{k}_raw": raw[k] for k in ("crps", "coverage", "width")}
-        naive = {"naive": 1, "seasonal_naive": self.plan.season}
-        for name, lag in naive.items():
+        naive: dict[str, tuple[int, bool | None]] = {"naive": (1, None), "seasonal_naive": (self.plan.season, None)}
+        if not self.frame.log and not bool((self.values[:, :, 0] <= 0).any()):
+            naive["seasonal_naive_log"] = (self.plan.season, True)
+        for name, (lag, log) in naive.items():
             if lag > 1 or name == "naive":
                 say(f"{name.replace('_', ' ')} forecasts")
-                other = self.forecaster.naive(lag)
+                other = self.forecaster.naive(lag, log=log)
                 rows = other.rows(self._origins("test"))
                 scores = measures(other.forecast[rows], other.actual[rows], level)
                 found |= {f"{name}_{k}": scores[k] for k in ("crps", "coverage", "width")}
