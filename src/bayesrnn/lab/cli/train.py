@@ -75,14 +75,14 @@ def command(
     ranks.leave()
     if not ranks.first:
         return
-    metrics = dict(record["metrics"])
+    metrics = dict(record.metrics)
     epoch = metrics.pop("best_epoch")
     speed = next(key for key in metrics if key.endswith("_per_second"))
     last = {k: v for k, v in metrics.items() if k.startswith(("valid_", "test_"))}
     first = list(dict.fromkeys(k.partition("_")[2] for k in last))[:_TOLD]  # the others are in record.json
     last = {k: v for k, v in last.items() if k.partition("_")[2] in first}
     console.print(
-        f"{record['recipe']}, seed {seed}: best epoch {epoch}, {figures(last)} "
+        f"{record.recipe}, seed {seed}: best epoch {epoch}, {figures(last)} "
         f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}",
         soft_wrap=True,
     )

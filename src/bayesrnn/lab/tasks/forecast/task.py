@@ -44,6 +44,8 @@ class Forecast(Task):
 
     sections = SECTIONS
     metric = "valid_crps"
+    runs_called = "forecasts"
+    command = "forecast"
     unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0
 
