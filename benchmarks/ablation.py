@@ -11,7 +11,6 @@ the learning rate instead, from that epoch on, to a hundredth. A run whose recor
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.reading import data_name
-from bayesrnn.lab.runs.folder import write_file
+from bayesrnn.lab.runs.record import read
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE, EPOCHS, LAST_RATE = "best-medium", 30, 0.01
@@ -62,12 +61,10 @@ def command(name: str, options: argparse.Namespace) -> list[str]:
 
 def check_same(path: Path, name: str, options: argparse.Namespace) -> None:
     """Refuse a record of other settings or another text where one would be left alone."""
-    record, wanted = json.loads(path.read_text("utf-8")), [*overrides_of(name, options.epochs), *options.setting]
-    if sorted(record["overrides"]) != sorted(wanted) or record["data"] != data_name(options.data):
-        there = " ".join(record["overrides"])
-        raise UserError(
-            f"{path} is of other settings or another text ({there}, {record['data']}); use --out or --force."
-        )
+    record, wanted = read(path), [*overrides_of(name, options.epochs), *options.setting]
+    if sorted(record.overrides) != sorted(wanted) or record.data != data_name(options.data):
+        there = " ".join(record.overrides)
+        raise UserError(f"{path} is of other settings or another text ({there}, {record.data}); use --out or --force.")
 
 
 class Reporter:
@@ -127,10 +124,9 @@ def main(words: list[str] | None = None) -> None:
                 command=shlex.join(words),
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(record, indent=1) + "\n")
-        figures = record["metrics"]
+        record.write(path)
         print(
-            f"{name}: {figures['valid_perplexity']:.2f} validation, {figures['test_perplexity']:.2f} test, "
+            f"{name}: {record.metric('valid_perplexity'):.2f} validation, {record.metric('test_perplexity'):.2f} test, "
             f"{time.time() - started:.0f} s; {path}",
             flush=True,
         )

@@ -22,7 +22,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from bayesrnn.lab.runs.record import EVALUATION, RECORD, add_evaluation, read
+from bayesrnn.lab.tasks.captioning.task import Captioning
+
+(CAPTIONS,) = Captioning.artifacts
 
 ADAM = ["train.optimizer=adam", "data.batch_size=100", "train.patience=8"]
 COLD = [*ADAM, "train.lr=0.002", "train.decay_after=15", "train.decay=0.92", "train.epochs=50"]
@@ -104,9 +108,9 @@ def best(results: Path) -> dict[str, list[str]]:
     """Of each method, the overrides with the lowest validation perplexity in the search."""
     found: dict[str, tuple[float, list[str]]] = {}
     for path in sorted((results / "caption-search").glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
-        figure = (record["metrics"]["valid_perplexity"], record["overrides"])
-        found[record["recipe"]] = min(found.get(record["recipe"], figure), figure, key=lambda pair: pair[0])
+        record = read(path)
+        tried = (record.metric("valid_perplexity"), record.overrides)
+        found[record.recipe] = min(found.get(record.recipe, tried), tried, key=lambda pair: pair[0])
     return {recipe: overrides for recipe, (_, overrides) in found.items()}
 
 
@@ -126,22 +130,21 @@ def final_jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def score(job: Job, arguments: argparse.Namespace) -> str:
     """Scores of a run's captions into its record."""
-    from bayesrnn.lab.cli.evaluate import record
     from bayesrnn.lab.tasks.captioning.captions import read_captions
-    from bayesrnn.lab.tasks.captioning.evaluation import CAPTIONS, scored
+    from bayesrnn.lab.tasks.captioning.evaluation import scored
 
     kept = json.loads((job.run / CAPTIONS).read_text("utf-8"))
-    record(job.run, scored(kept, read_captions(arguments.data)))
+    add_evaluation(job.run, scored(kept, read_captions(arguments.data)))
     return work(job, arguments)
 
 
 def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
     """The captions behind a record's test scores, in a file of their own; refused if they do not have these scores."""
     from bayesrnn.lab.tasks.captioning.captions import read_captions, words
-    from bayesrnn.lab.tasks.captioning.evaluation import CAPTIONS, WAYS, texts
+    from bayesrnn.lab.tasks.captioning.evaluation import WAYS, texts
     from bayesrnn.lab.tasks.captioning.scores import scores
 
-    metrics = json.loads(record.read_text("utf-8"))["metrics"]
+    metrics = read(record).metrics
     made = texts(json.loads((run / CAPTIONS).read_text("utf-8")), metrics)
     references = read_captions(arguments.data).test
     for suffix, way in WAYS.items():
@@ -162,27 +165,23 @@ def work(job: Job, arguments: argparse.Namespace) -> str:
     started = time.time()
     program = [sys.executable, "-m", "bayesrnn"]
     device = ["--device", arguments.device] if arguments.device else []
-    if not (job.run / "record.json").exists():
+    if not (job.run / RECORD).exists():
         again = "--resume" if (job.run / "last.safetensors").exists() else "--force"
         settings = ["--seed", str(job.seed), "--out", str(job.run), again, "--data", arguments.data, *device]
         _call([*program, "train", job.recipe, *job.overrides, *settings], job.run.parent / f"{job.run.name}.log")
-    if job.evaluate and not (job.run / "evaluation.json").exists():
+    if job.evaluate and not (job.run / EVALUATION).exists():
         asked = ["--samples", str(arguments.samples)] if arguments.samples is not None else []
         line = [*program, "evaluate", str(job.run), *asked, "--data", arguments.data, *device]
         _call(line, job.run.parent / f"{job.run.name}.evaluate.log")
-    record: dict[str, Any] = json.loads((job.run / "record.json").read_text("utf-8"))
+    record = read(job.run / RECORD)
     job.record.parent.mkdir(parents=True, exist_ok=True)
-    job.record.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    metrics = record["metrics"]
-    figures = {
-        k: metrics[k] for k in ("valid_perplexity", "test_perplexity", "test_bleu4", "test_cider") if k in metrics
-    }
-    if not job.evaluate:
-        figures.pop("test_perplexity", None)  # not to be looked at in a search
-    shown = ", ".join(f"{key} {value:.2f}" for key, value in figures.items())
+    record.write(job.record)
+    keys = ["valid_perplexity", "test_bleu4", "test_cider"]
+    keys += ["test_perplexity"] if job.evaluate else []  # not to be looked at in a search
+    shown = ", ".join(f"{key} {value:.2f}" for key in keys if (value := record.number(key)) is not None)
     changed = " ".join(job.overrides) or "as it is"
     what = f"{job.recipe} seed {job.seed} ({changed})"
-    return f"{what}: best epoch {metrics['best_epoch']}, {shown}; {time.time() - started:.0f} s"
+    return f"{what}: best epoch {record.metric('best_epoch')}, {shown}; {time.time() - started:.0f} s"
 
 
 def _call(line: list[str], log: Path) -> None:

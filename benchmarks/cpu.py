@@ -33,7 +33,7 @@ from torch import nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.provenance import commit
-from bayesrnn.lab.runs.folder import check_out, write_file
+from bayesrnn.lab.runs.files import check_out, write_file
 
 VOCABULARY, STEPS = 10_000, 35
 CELLS = ("LSTM", "GRU", "RNN")

@@ -36,7 +36,8 @@ from bayesrnn.lab.engine.launch import device_of
 from bayesrnn.lab.engine.progress import Progress
 from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.runs.folder import RunFolder, write_file
+from bayesrnn.lab.runs.folder import RunFolder
+from bayesrnn.lab.runs.record import from_json
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.task import Language
 from bayesrnn.lab.tasks.language.text import batchify, read_folder, windows
@@ -379,10 +380,10 @@ def main(words: list[str] | None = None) -> None:
             print(f"{name}: {path} is there already", flush=True)
             continue
         started = time.time()
-        record = lua_count(options) if name == COMPUTED else train(name, options)
+        record = from_json(lua_count(options) if name == COMPUTED else train(name, options), where=path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(record, indent=1) + "\n")
-        shown = {k: round(v, 3) for k, v in record["metrics"].items() if isinstance(v, float)}
+        record.write(path)
+        shown = {k: round(v, 3) for k, v in record.metrics.items() if isinstance(v, float)}
         print(f"{name}: {shown}, {time.time() - started:.0f} s in all; {path}", flush=True)
 
 

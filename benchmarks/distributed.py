@@ -31,7 +31,7 @@ from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.engine.ranks import join, seed_of
 from bayesrnn.lab.engine.step import Step
-from bayesrnn.lab.runs.folder import check_out, write_file
+from bayesrnn.lab.runs.files import check_out, write_file
 from bayesrnn.lab.tasks.language.task import Language
 
 WORDS, WINDOW = 2000, 35

@@ -28,8 +28,8 @@ import torch
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.provenance import commit
-from bayesrnn.lab.runs.folder import RECORD
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
+from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.forecast.forecaster import Walk, measures
 from bayesrnn.lab.tasks.forecast.mixture import running_scale, together
 from bayesrnn.lab.tasks.forecast.task import Data, Forecast, Plan, forecaster, read_series
@@ -280,10 +280,9 @@ def run(folder: Path, only: list[str], series: list[str], seeds: list[int]) -> N
                 record = train(source, name, path, seed, changes, folder)
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(folder / source / name / str(seed) / RECORD, kept)
-                m = record["metrics"]
+                crps, coverage, valid = map(record.metric, ("test_crps", "test_coverage", "valid_crps"))
                 print(
-                    f"{own:22} {recipe:15} {seed} CRPS {m['test_crps']:.4g} coverage {m['test_coverage']:.3f} "
-                    f"valid CRPS {m['valid_crps']:.4g}",
+                    f"{own:22} {recipe:15} {seed} CRPS {crps:.4g} coverage {coverage:.3f} valid CRPS {valid:.4g}",
                     flush=True,
                 )
 

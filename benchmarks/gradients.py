@@ -32,7 +32,7 @@ from bayesrnn.lab.engine.launch import device_of
 from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.recipes import load, override
-from bayesrnn.lab.runs.folder import check_out, write_file
+from bayesrnn.lab.runs.files import check_out, write_file
 from bayesrnn.lab.tasks.language.task import Language
 
 EXACT = "exact"

@@ -29,7 +29,7 @@ import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.provenance import commit
-from bayesrnn.lab.runs.folder import check_out, write_file
+from bayesrnn.lab.runs.files import check_out, write_file
 
 GATES = {"LSTM": 4, "GRU": 3}
 PATHS = {

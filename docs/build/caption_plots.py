@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bayesrnn.lab.report.figures import png
 from bayesrnn.lab.report.plots import COLOURS
-from bayesrnn.lab.runs import records as records_
+from bayesrnn.lab.runs.record import values as values_of
 from docs.build.captioning import METHODS, SIGNS, Runs
 
 if TYPE_CHECKING:
@@ -47,15 +47,15 @@ def curves(runs: Runs) -> bytes:
     for name, records in runs.items():
         for k, record in enumerate(records):
             for key, style, width in (("train_perplexity", (0, (1, 1)), 1.0), ("valid_perplexity", _STYLE[name], 2.0)):
-                values = record["curves"][key]
+                values = record.curve(key)
                 label = METHODS[name] if k == 0 and key == "valid_perplexity" else None
                 axes.plot(range(1, len(values) + 1), values, color=_COLOUR[name], ls=style, lw=width, label=label)
-            best = record["metrics"]["best_epoch"]
-            value = record["curves"]["valid_perplexity"][best - 1]
+            best = record.metric("best_epoch")
+            value = record.curve("valid_perplexity")[best - 1]
             axes.plot(best, value, _MARK[name], color=_COLOUR[name], ms=8, markeredgecolor="white", zorder=3)
             ends.append(value)
     axes.set_yscale("log")
-    low = min(min(record["curves"]["train_perplexity"]) for records in runs.values() for record in records)
+    low = min(min(record.curve("train_perplexity")) for records in runs.values() for record in records)
     axes.set_ylim(0.95 * min(low, *ends), 4 * max(ends))
     ticks = [t for t in (3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100) if axes.get_ylim()[0] <= t <= axes.get_ylim()[1]]
     axes.set_yticks(ticks, [str(t) for t in ticks])
@@ -77,7 +77,7 @@ def scores(runs: Runs) -> bytes:
         axes = figure.add_subplot(1, 3, column, sharey=shared)
         for row, (name, records) in enumerate(runs.items()):
             for suffix, (_, shift, fill) in _FILLS.items():
-                values = records_.figures(records, f"test_{key}{suffix}")
+                values = values_of(records, f"test_{key}{suffix}")
                 axes.plot(
                     values, [row + shift] * len(values), _MARK[name], color=_COLOUR[name], fillstyle=fill, ms=8,
                     markerfacecoloralt="white",
@@ -90,9 +90,9 @@ def scores(runs: Runs) -> bytes:
             axes.set_ylim(len(runs) - 0.5, -0.5)
         else:
             axes.tick_params(labelleft=False)
-    every = [record["metrics"] for records in runs.values() for record in records]
+    every = [record for records in runs.values() for record in records]
     for suffix, (label, _, fill) in _FILLS.items():
-        if any(f"test_bleu4{suffix}" in metrics for metrics in every):
+        if values_of(every, f"test_bleu4{suffix}"):
             axes.plot([], [], "o", color="#444444", fillstyle=fill, markerfacecoloralt="white", label=label)
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=_LEGEND)
     return png(figure)
@@ -104,7 +104,7 @@ def lengths(runs: Runs) -> bytes:
     left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     widest = 0
     for name, records in runs.items():
-        rows = records[0]["metrics"].get("decoding", [])
+        rows = records[0].metric("decoding") or []
         beams = sorted({row["beam"] for row in rows})
         for k, beam in enumerate(beams):
             own = sorted((row for row in rows if row["beam"] == beam), key=lambda row: row["length_penalty"])
@@ -131,7 +131,7 @@ def doubt(runs: Runs) -> bytes:
     for column, (sign, title) in enumerate(SIGNS.items(), 1):
         shared = axes = figure.add_subplot(1, 3, column, sharey=shared)
         for name, records in runs.items():
-            found = [r["metrics"]["selective"][sign] for r in records if "selective" in r["metrics"]]
+            found = values_of(records, f"selective.{sign}")
             if found:
                 x = [share for share, _ in found[0]]
                 y = [statistics.fmean(value for _, value in points) for points in zip(*found, strict=True)]

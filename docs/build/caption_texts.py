@@ -4,14 +4,15 @@
 and CIDEr of a record can be computed again by anybody who has the references.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.report.tables import Column, markdown_table
+from bayesrnn.lab.runs.record import Record, read
 from bayesrnn.lab.tasks.captioning.evaluation import WAYS
+from docs.build import archive
+from docs.build.archive import Captions
 
 FOLDER = "caption-texts"
 SHOWN = "caption-bbb-masks"
@@ -19,15 +20,15 @@ SHOWN = "caption-bbb-masks"
 NOTHING = "Not measured yet: there are no records in `results/`."
 
 
-def load(results: Path) -> list[dict[str, Any]]:
+def load(results: Path) -> list[Captions]:
     """All files of captions, each checked: it is of a record, with its settings and its number of words."""
     found = []
     for path in sorted((results / FOLDER).glob("*.json")):
         try:
-            kept = json.loads(path.read_text("utf-8"))
-            record = json.loads((results / kept["record"]).read_text("utf-8"))
-            sound = all(_belongs(kept, record["metrics"], suffix, way) for suffix, way in WAYS.items() if way in kept)
-        except (OSError, ValueError, KeyError, TypeError):
+            kept = archive.load(path, Captions)
+            record = read(results / kept.record)
+            sound = all(_belongs(kept, record, suffix, way) for suffix, way in WAYS.items() if kept.way(way))
+        except (UserError, KeyError, TypeError):
             sound = False
         if not sound:
             raise UserError(f"{path} does not hold the captions of a record; make it with benchmarks/captioning.py.")
@@ -35,11 +36,14 @@ def load(results: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _belongs(kept: Mapping[str, Any], metrics: Mapping[str, Any], suffix: str, way: str) -> bool:
-    captions, images = kept[way]["captions"], kept["images"]
+def _belongs(kept: Captions, record: Record, suffix: str, way: str) -> bool:
+    own = kept.way(way) or {}
+    captions = own["captions"]
     words = sum(len(caption.split()) for caption in captions) / len(captions)
-    setting = all(kept[way][name] == metrics[f"{name}{suffix}"] for name in ("beam", "length_penalty"))
-    return setting and len(captions) == len(set(images)) and abs(words - metrics[f"test_words{suffix}"]) < 1e-9
+    setting = all(own[name] == record.metric(f"{name}{suffix}") for name in ("beam", "length_penalty"))
+    return (
+        setting and len(captions) == len(set(kept.images)) and abs(words - record.metric(f"test_words{suffix}")) < 1e-9
+    )
 
 
 def with_counts(caption: str, said: Sequence[str]) -> str:
@@ -50,7 +54,7 @@ def with_counts(caption: str, said: Sequence[str]) -> str:
 
 def block(results: Path) -> str:
     """A few captions with the doubt about each word, from the surest to the least sure."""
-    kept = next((k for k in load(results) if k["record"].startswith(f"{SHOWN}/") and k.get("samples")), None)
+    kept = next((k for k in load(results) if k.record.startswith(f"{SHOWN}/") and k.samples), None)
     if kept is None:
         return NOTHING
     rows = [
@@ -60,7 +64,7 @@ def block(results: Path) -> str:
             "entropy": one["entropy"],
             "draw": next((said for said in one["said"] if said != one["caption"]), "the same, all of them"),
         }
-        for one in kept["samples"]
+        for one in kept.samples
     ]
     columns = (
         Column("caption", "caption of the mean"),
@@ -69,8 +73,8 @@ def block(results: Path) -> str:
         Column("draw", "what a draw says"),
     )
     about = (
-        f"In brackets: how many of the captions of {len(kept['samples'][0]['said'])} draws have the word. Of "
-        f"{len(kept['images']):,} test images these are the ones at even steps in the order of mutual information. "
-        f"From `results/{kept['record']}`."
+        f"In brackets: how many of the captions of {len(kept.samples[0]['said'])} draws have the word. Of "
+        f"{len(kept.images):,} test images these are the ones at even steps in the order of mutual information. "
+        f"From `results/{kept.record}`."
     )
     return f"{markdown_table(rows, columns)}\n{about}"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.report.changes import changed_settings
+from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs import records as records_
-from bayesrnn.lab.runs.records import Record
+from bayesrnn.lab.runs.record import Record, devices, read_folder
+from bayesrnn.lab.runs.record import values as values_of
 from docs.build import caption_texts
 
 METHODS = {
@@ -57,11 +57,11 @@ def load(results: Path) -> Runs:
 
 def _read(folder: Path) -> list[Record]:
     needs = ("metrics.valid_perplexity", "curves.valid_perplexity", "seed")
-    return records_.read(folder, what="the record of a captioning run", needs=needs)
+    return read_folder(folder, what="the record of a captioning run", needs=needs)
 
 
 def _mean(values: Sequence[float], pattern: str = "{:.1f}") -> str | None:
-    return records_.mean(values, pattern)
+    return mean(values, pattern)
 
 
 def table(runs: Runs) -> str:
@@ -69,7 +69,7 @@ def table(runs: Runs) -> str:
     rows: list[dict[str, Any]] = []
     for name, records in runs.items():
         for suffix, how in WAYS.items():
-            values = {key: records_.figures(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
+            values = {key: values_of(records, f"test_{key}{suffix}") for key in ("perplexity", "words", *SCORES)}
             counted = list(values.values())
             if not any(counted):
                 continue
@@ -83,7 +83,7 @@ def table(runs: Runs) -> str:
             )
     paper = recipes.load("caption-dropout").paper
     rows.append({"name": "published, plain (arXiv 1411.4555)", **{key: _shown(getattr(paper, key)) for key in SCORES}})
-    human = next((h for records in runs.values() for r in records if (h := r["metrics"].get("human"))), None)
+    human = next((h for records in runs.values() for r in records if (h := r.metric("human"))), None)
     if human:
         rows.append({"name": "a person, against the others", **{key: _shown(human[key]) for key in SCORES}})
     columns = (
@@ -105,16 +105,14 @@ def settings_table(runs: Runs) -> str:
     rows = []
     for name, records in runs.items():
         for record in records:
-            metrics = record["metrics"]
-            found = {"name": f"{METHODS[name]}, seed {record['seed']}", "epoch": metrics["best_epoch"]}
-            found["perplexity"] = metrics["valid_perplexity"]
+            found = {"name": f"{METHODS[name]}, seed {record.seed}", "epoch": record.metric("best_epoch")}
+            found["perplexity"] = record.metric("valid_perplexity")
             for suffix, how in WAYS.items():
-                if f"beam{suffix}" in metrics:
-                    penalty = metrics[f"length_penalty{suffix}"]
-                    found[how] = f"{metrics[f'beam{suffix}']} / {penalty:g}"
-                    found[f"score_{how}"] = statistics.fmean(metrics[f"valid_{key}{suffix}"] for key in SCORES)
-            found["seconds"] = metrics["train_seconds"]
-            found["changed"] = ", ".join(changed_settings(record, recipe=name)) or None
+                if (beam := record.metric(f"beam{suffix}")) is not None:
+                    found[how] = f"{beam} / {record.metric(f'length_penalty{suffix}'):g}"
+                    found[f"score_{how}"] = statistics.fmean(record.metric(f"valid_{key}{suffix}") for key in SCORES)
+            found["seconds"] = record.metric("train_seconds")
+            found["changed"] = ", ".join(record.changed_settings(name)) or None
             rows.append(found)
     chosen = []
     for how in WAYS.values():
@@ -138,12 +136,12 @@ def search_table(records: Sequence[Record]) -> str:
     for record in records:
         rows.append(
             {
-                "name": METHODS.get(record["recipe"], record["recipe"]),
-                "changed": ", ".join(changed_settings(record)) or "nothing",
-                "epoch": record["metrics"]["best_epoch"],
-                "perplexity": record["metrics"]["valid_perplexity"],
+                "name": METHODS.get(record.recipe, record.recipe),
+                "changed": ", ".join(record.changed_settings()) or "nothing",
+                "epoch": record.metric("best_epoch"),
+                "perplexity": record.metric("valid_perplexity"),
                 "score": _validation_score(record),
-                "seconds": record["metrics"]["train_seconds"],
+                "seconds": record.metric("train_seconds"),
             }
         )
     order = list(METHODS.values())
@@ -161,7 +159,7 @@ def search_table(records: Sequence[Record]) -> str:
 
 def _validation_score(record: Record) -> float | None:
     """The mean of BLEU-1 to BLEU-4 and CIDEr on the validation images, of the posterior mean's captions."""
-    values = [value for key in SCORES for value in records_.figures([record], f"valid_{key}")]
+    values = [value for key in SCORES for value in values_of([record], f"valid_{key}")]
     return statistics.fmean(values) if values else None
 
 
@@ -170,7 +168,7 @@ def doubt_table(runs: Runs) -> str:
     rows = []
     for name, records in runs.items():
         for sign, title in SIGNS.items():
-            curves = [r["metrics"]["selective"][sign] for r in records if "selective" in r["metrics"]]
+            curves = values_of(records, f"selective.{sign}")
             if curves:
                 row: dict[str, Any] = {"name": f"{METHODS[name]}, {title}"}
                 for points in zip(*curves, strict=True):
@@ -201,11 +199,11 @@ def consensus_findings(runs: Runs) -> str:
     """For each method with a consensus: BLEU-4 and CIDEr of it less those of the mean and of the draws, per seed."""
     lines = []
     for name, records in runs.items():
-        measured = [record["metrics"] for record in records if "test_bleu4_consensus" in record["metrics"]]
+        measured = [record for record in records if record.metric("test_bleu4_consensus") is not None]
         for suffix in ("", "_mc") if measured else ():
             gains = []
             for key in ("bleu4", "cider"):
-                each = [m[f"test_{key}_consensus"] - m[f"test_{key}{suffix}"] for m in measured]
+                each = [r.metric(f"test_{key}_consensus") - r.metric(f"test_{key}{suffix}") for r in measured]
                 gains.append(f"{SCORES[key]} {', '.join(f'{gain:+.2f}' for gain in each)}")
             lines.append(f"- {METHODS[name]}, consensus less {WAYS[suffix]}, each seed: {'; '.join(gains)}.")
     return "\n".join(lines) or NOTHING
@@ -218,7 +216,7 @@ def _published(runs: Runs) -> list[str]:
     reached = []
     for name, records in runs.items():
         for suffix, how in WAYS.items():
-            values = {key: records_.figures(records, f"test_{key}{suffix}") for key in goals}
+            values = {key: values_of(records, f"test_{key}{suffix}") for key in goals}
             if all(each and statistics.fmean(each) >= goals[key] for key, each in values.items()):
                 reached.append(f"{METHODS[name]}, {how}")
     wanted = ", ".join(f"{SCORES[key]} {value:g}" for key, value in goals.items())
@@ -226,7 +224,7 @@ def _published(runs: Runs) -> list[str]:
 
 
 def _compared(bayes: Sequence[Record], plain: Sequence[Record], key: str, suffix: str) -> str | None:
-    ours, theirs = records_.figures(bayes, f"test_{key}{suffix}"), records_.figures(plain, f"test_{key}")
+    ours, theirs = values_of(bayes, f"test_{key}{suffix}"), values_of(plain, f"test_{key}")
     if not ours or not theirs:
         return None
     gain = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -248,7 +246,7 @@ def _main(runs: Runs) -> str:
     lines = [table(runs), *(f"- {sentence}" for sentence in findings(runs)), ""]
     lines += [f"![{alt}](figures/{name})\n" for name, alt in FIGURES.items() if name != _DOUBT]
     every = [record for records in runs.values() for record in records]
-    return "\n".join([*lines, f"From `results/`: {records_.devices(every)}."])
+    return "\n".join([*lines, f"From `results/`: {devices(every)}."])
 
 
 def _doubt(runs: Runs) -> str:
@@ -259,7 +257,7 @@ def _search(results: Path) -> str:
     records = _read(results / "caption-search")
     if not records:
         return NOTHING
-    counts = Counter(METHODS.get(record["recipe"], record["recipe"]) for record in records)
+    counts = Counter(METHODS.get(record.recipe, record.recipe) for record in records)
     return f"{search_table(records)}\nRuns: {', '.join(f'{name} {count}' for name, count in counts.items())}."
 
 

@@ -1,6 +1,5 @@
 """The table of choices where papers and released code disagree, from the records of benchmarks/differences.py."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +7,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.report.changes import changed_settings, other_text
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.records import devices, once
+from bayesrnn.lab.runs.record import Record, devices, once
+from bayesrnn.lab.runs.record import values as values_of
+from bayesrnn.lab.tasks.language.published import other_text
+from docs.build import archive
+from docs.build.archive import ChoiceRun
 
 COMPUTED = "lua-count"
 _UNITS = {"tiny": 8, "small": 200, "medium": 650, "large": 1500}
@@ -19,7 +21,7 @@ _COLUMNS = (
     Column("change", "valid, change"), Column("epochs", "epochs"), Column("seeds", "seeds"),
 )  # fmt: skip
 
-Records = list[dict[str, Any]]
+Runs = Sequence[ChoiceRun]
 
 
 @dataclass(frozen=True)
@@ -117,24 +119,24 @@ QUESTIONS = (
 
 def differences(results: Path) -> str:
     """A table for every size that was run, and what the Lua code's count makes of a perplexity."""
-    records = [json.loads(p.read_text("utf-8")) for p in sorted((results / "differences").glob("*.json"))]
-    records = [record for record in records if not other_text(record)]
+    found = archive.load_all(results / "differences", "*.json", ChoiceRun)
+    records = [record for record in found.values() if not other_text(record)]
     parts = []
     for size, units in _UNITS.items():
-        own = [r for r in records if r["size"] == size and r["run"] != COMPUTED]
+        own = [r for r in records if r.size == size and r.run != COMPUTED]
         if own:
             rows = [row for question in QUESTIONS for row in _rows(question, own)]
             parts.append(f"2 x {units} units:\n\n{markdown_table(rows, _COLUMNS)}")
     if not parts:
         return markdown_table([], _COLUMNS)
-    parts += [_counted(r["metrics"]) for r in records if r["run"] == COMPUTED][:1]
-    made = sorted({f"{r['device']}, torch {r['versions']['torch']}" for r in records if r["run"] != COMPUTED})
-    return "\n".join([*parts, f"Written by `python benchmarks/differences.py` ({'; '.join(made)})."])
+    parts += [_counted(r) for r in records if r.run == COMPUTED][:1]
+    made = devices(r for r in records if r.run != COMPUTED)
+    return "\n".join([*parts, f"Written by `python benchmarks/differences.py` ({made})."])
 
 
-def _rows(question: Question, records: Records) -> list[dict[str, Any]]:
+def _rows(question: Question, records: Runs) -> list[dict[str, Any]]:
     """Those choices that were run; nothing where only one was: there is nothing to compare."""
-    chosen = [(c, [r for r in records if r["run"] == c.run]) for c in question.choices]
+    chosen = [(c, [r for r in records if r.run == c.run]) for c in question.choices]
     chosen = [(c, found) for c, found in chosen if found]
     if len(chosen) < 2:
         return []
@@ -149,16 +151,16 @@ def _rows(question: Question, records: Records) -> list[dict[str, Any]]:
                 "valid": _shown(valid),
                 "test": _shown(_values(found, f"test_perplexity{choice.figure}")),
                 "change": f"{fmean(valid) / fmean(first) - 1:+.1%}" if k and valid and first else None,
-                "epochs": ", ".join(str(e) for e in sorted({r["epochs"] for r in found})),
+                "epochs": ", ".join(str(e) for e in sorted({r.epochs for r in found})),
                 "seeds": len(found),
             }
         )
     return rows
 
 
-def _values(records: Records, key: str) -> list[float]:
+def _values(records: Sequence[Record], key: str) -> list[float]:
     """Of the seeds that did not diverge."""
-    return [r["metrics"][key] for r in records if key in r["metrics"]]
+    return values_of(records, key)
 
 
 def _shown(values: Sequence[float]) -> str:
@@ -168,11 +170,12 @@ def _shown(values: Sequence[float]) -> str:
     return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def _counted(lua: dict[str, Any]) -> str:
-    real = 77.9 ** (1 / lua["exponent"])
+def _counted(lua: ChoiceRun) -> str:
+    real = 77.9 ** (1 / lua.metric("exponent"))
     return (
-        f"The Lua code's count: {lua['words']:,} validation words in 20 rows are {lua['windows']} whole windows of 35, "
-        f"and their losses are divided by {lua['divided_by']:.2f}. It prints 77.9 where the perplexity is {real:.1f}.\n"
+        f"The Lua code's count: {lua.metric('words'):,} validation words in 20 rows are {lua.metric('windows')} whole "
+        f"windows of 35, and their losses are divided by {lua.metric('divided_by'):.2f}. It prints 77.9 where the "
+        f"perplexity is {real:.1f}.\n"
     )
 
 
@@ -184,11 +187,11 @@ _FALL = (
 
 def first_fall(results: Path, name: str = "zaremba-medium") -> str:
     """Whole runs of a recipe that differ in nothing but the epoch after which the rate falls; the recipe's first."""
-    groups: dict[int, Records] = {}
-    for record in once(json.loads(path.read_text("utf-8")) for path in sorted((results / name).glob("*.json"))):
-        changed = changed_settings(record)
+    groups: dict[int, list[Record]] = {}
+    for record in once(archive.records(results / name)):
+        changed = record.changed_settings()
         if not other_text(record) and all(setting.startswith("train.decay_after=") for setting in changed):
-            groups.setdefault(record["settings"]["train"]["decay_after"], []).append(record)
+            groups.setdefault(record.setting("train.decay_after"), []).append(record)
     own = recipes.load(name).train.decay_after
     if own not in groups or len(groups) < 2:
         return markdown_table([], _FALL)
@@ -207,7 +210,7 @@ def first_fall(results: Path, name: str = "zaremba-medium") -> str:
             }
         )
     records = [record for found in groups.values() for record in found]
-    made = f"{name}, {records[0]['settings']['train']['epochs']} epochs ({devices(records)})."
+    made = f"{name}, {records[0].setting('train.epochs')} epochs ({devices(records)})."
     return "\n".join([markdown_table(rows, _FALL), made])
 
 

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bayesrnn.lab.report.changes import changed_settings
+from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs import records as records_
-from bayesrnn.lab.runs.records import Record, figures
+from bayesrnn.lab.runs.record import Record, devices, read_folder
+from bayesrnn.lab.runs.record import values as values_of
 
 NAMES = {
     "digits-lenet": "LeNet",
@@ -50,15 +50,15 @@ def load(results: Path) -> Runs:
 
 def _read(folder: Path) -> list[Record]:
     needs = ("metrics.test_error", "curves.test_error", "seed")
-    return records_.read(folder, what="the record of a digits run", needs=needs)
+    return read_folder(folder, what="the record of a digits run", needs=needs)
 
 
 def _mean(values: Sequence[float], pattern: str = "{:.2f}") -> str | None:
-    return records_.mean(values, pattern)
+    return mean(values, pattern)
 
 
 def _epochs(records: Sequence[Record]) -> str:
-    return ", ".join(map(str, sorted({len(r["curves"]["test_error"]) for r in records})))
+    return ", ".join(map(str, sorted({len(r.curve("test_error")) for r in records})))
 
 
 def error_table(runs: Runs) -> str:
@@ -72,10 +72,10 @@ def error_table(runs: Runs) -> str:
             {
                 "name": NAMES[name],
                 "paper": paper.test_error,
-                "valid": _mean(figures(records, "valid_error")),
-                "test": _mean(figures(records, "test_error")),
-                "valid_mc": _mean(figures(records, "valid_error_mc")),
-                "test_mc": _mean(figures(records, "test_error_mc")),
+                "valid": _mean(values_of(records, "valid_error")),
+                "test": _mean(values_of(records, "test_error")),
+                "valid_mc": _mean(values_of(records, "valid_error_mc")),
+                "test_mc": _mean(values_of(records, "test_error_mc")),
                 "epochs": _epochs(records),
                 "seeds": len(records),
             }
@@ -100,7 +100,7 @@ def calibration_table(runs: Runs) -> str:
         row: dict[str, Any] = {"name": NAMES[name]}
         for key, pattern in (("test_nll", "{:.4f}"), ("test_calibration_error", "{:.4f}")):
             for suffix in ("", "_mc"):
-                row[key + suffix] = _mean(figures(records, key + suffix), pattern)
+                row[key + suffix] = _mean(values_of(records, key + suffix), pattern)
         rows.append(row)
     columns = (
         Column("name", "test images"),
@@ -123,7 +123,7 @@ def unfamiliar_table(runs: Runs) -> str:
         ):
             found: dict[str, list[float]] = {}
             for record in records:
-                for line in record["metrics"].get(key) or []:
+                for line in record.metric(key) or []:
                     found.setdefault(line["kind"], []).append(line[field])
             if found:
                 kinds = list(found)
@@ -145,7 +145,7 @@ def levels_reached(runs: Runs, levels: Sequence[float] = LEVELS, curve: str = "t
     for level in levels:
         row: dict[str, Any] = {"level": level}
         for name in (PLAIN, SHARPENED):
-            epochs = [first_epoch(r["curves"].get(curve, []), level) for r in runs.get(name, [])]
+            epochs = [first_epoch(r.curve(curve), level) for r in runs.get(name, [])]
             if not epochs or None in epochs:
                 break
             row[name] = statistics.fmean(e for e in epochs if e is not None)
@@ -170,7 +170,7 @@ def pruning_table(runs: Runs) -> str:
     shares = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98)
     rows = []
     for name, records in runs.items():
-        curves = [{p["fraction"]: p["test_error"] for p in r["metrics"].get("pruning") or []} for r in records]
+        curves = [{p["fraction"]: p["test_error"] for p in r.metric("pruning") or []} for r in records]
         curves = [curve for curve in curves if curve]
         if curves:
             rows.append({"name": NAMES[name], **{str(s): _mean([c[s] for c in curves]) for s in shares}})
@@ -180,16 +180,16 @@ def pruning_table(runs: Runs) -> str:
 def findings(runs: Runs) -> list[str]:
     """What the records say about the claims, each a sentence with its numbers."""
     said = []
-    both = [r["metrics"] for r in runs.get(TURNED, []) if r["metrics"].get("test_error_mc") is not None]
+    both = [r for r in runs.get(TURNED, []) if r.metric("test_error_mc") is not None]
     if both:
-        standard, mc = ([m[key] for m in both] for key in ("test_error", "test_error_mc"))
+        standard, mc = (values_of(both, key) for key in ("test_error", "test_error_mc"))
         below = sum(b < a for a, b in zip(standard, mc, strict=True))
         reached = "at most" if statistics.fmean(mc) <= 0.7 else "MORE than"
         said.append(
             f"Dropout after every convolution: MC is below the standard error in {below} of {len(mc)} seeds "
             f"({statistics.fmean(mc):.2f}% against {statistics.fmean(standard):.2f}%), {reached} 0.7%."
         )
-    ip = figures(runs.get("digits-lenet-ip", []), "test_error")
+    ip = values_of(runs.get("digits-lenet-ip", []), "test_error")
     if both and ip:
         hurts = "hurts" if statistics.fmean(standard) > statistics.fmean(ip) else "does NOT hurt"
         helps = "helps" if statistics.fmean(mc) < statistics.fmean(ip) else "does NOT help"
@@ -199,7 +199,7 @@ def findings(runs: Runs) -> list[str]:
         )
     bbb = runs.get(PLAIN)
     if bbb:
-        errors = figures(bbb, "test_error")
+        errors = values_of(bbb, "test_error")
         reached = "at most" if statistics.fmean(errors) <= 1.4 else "MORE than"
         said.append(f"Bayes by Backprop, 400 units: {statistics.fmean(errors):.2f}% (mean weights), {reached} 1.4%.")
     return said
@@ -207,13 +207,13 @@ def findings(runs: Runs) -> list[str]:
 
 def winner_findings(results: Path) -> list[str]:
     """Names the seeds of a recipe that are themselves a run of the search: validation chose among those."""
-    tried = {(r["recipe"], r["seed"], tuple(r["curves"]["test_error"])) for r in _read(results / "digits-search")}
+    tried = {(r.recipe, r.seed, tuple(r.curve("test_error"))) for r in _read(results / "digits-search")}
     said = []
     for name, records in load(results).items():
-        won = [r for r in records if (name, r["seed"], tuple(r["curves"]["test_error"])) in tried]
-        rest = figures([r for r in records if r not in won], "test_error")
+        won = [r for r in records if (name, r.seed, tuple(r.curve("test_error"))) in tried]
+        rest = values_of([r for r in records if r not in won], "test_error")
         if won:
-            own = ", ".join(f"seed {r['seed']}, {r['metrics']['test_error']:.2f}%" for r in won)
+            own = ", ".join(f"seed {r.seed}, {r.metric('test_error'):.2f}%" for r in won)
             others = f"; the others have {_mean(rest)}%" if rest else ""
             said.append(
                 f"{NAMES[name]}: {own}, is of the search on validation, and the recipe is its settings{others}."
@@ -244,8 +244,8 @@ def tenths_findings(runs: Runs) -> list[str]:
         rows = levels_reached(runs, TENTHS, curve)
         if rows:
             said.append(f"At every tenth of a percent: the {_compared(rows, split)}.")
-    longest = max(len(r["curves"]["test_error"]) for records in runs.values() for r in records)
-    long = {n: [r for r in rs if len(r["curves"]["test_error"]) == longest] for n, rs in runs.items()}
+    longest = max(len(r.curve("test_error")) for records in runs.values() for r in records)
+    long = {n: [r for r in rs if len(r.curve("test_error")) == longest] for n, rs in runs.items()}
     rows = levels_reached(long, TENTHS)
     if rows and any(len(long[n]) < len(runs[n]) for n in runs):
         count = len(long[PLAIN])
@@ -256,12 +256,12 @@ def tenths_findings(runs: Runs) -> list[str]:
 def sources(runs: Runs) -> str:
     """Where the figures were made, and every setting that is not the recipe's."""
     every = [r for records in runs.values() for r in records]
-    changed = sorted({text for r in every for text in changed_settings(r)})
-    samples = sorted({r["metrics"].get("samples") or 0 for r in every} - {0})
+    changed = sorted({text for r in every for text in r.changed_settings()})
+    samples = sorted({r.metric("samples") or 0 for r in every} - {0})
     settings = f" Not as in the recipes: {', '.join(changed)}." if changed else ""
     return (
         f"Of all epochs validation chose one; MC: {' or '.join(map(str, samples)) or 'no'} draws; ± is the standard "
-        f"deviation over seeds. From `results/`, on {records_.devices(every)}.{settings}"
+        f"deviation over seeds. From `results/`, on {devices(every)}.{settings}"
     )
 
 
@@ -278,14 +278,13 @@ def search_block(results: Path) -> str:
     """Validation errors of the runs that settings were chosen from, best first within each recipe."""
     rows: list[dict[str, Any]] = []
     for record in _read(results / "digits-search"):
-        metrics = record["metrics"]
         rows.append(
             {
-                "name": NAMES[record["recipe"]],
-                "changed": ", ".join(changed_settings(record)) or "nothing",
-                "epoch": metrics["best_epoch"],
-                "valid": metrics["valid_error"],
-                "valid_mc": metrics.get("valid_error_mc"),
+                "name": NAMES[record.recipe],
+                "changed": ", ".join(record.changed_settings()) or "nothing",
+                "epoch": record.metric("best_epoch"),
+                "valid": record.metric("valid_error"),
+                "valid_mc": record.metric("valid_error_mc"),
             }
         )
     rows.sort(key=lambda row: (row["name"], row["valid"]))
@@ -317,14 +316,14 @@ EARLY = slice(1, 20)  # epochs 2 to 20
 def sharpening_search_block(results: Path) -> str:
     """Mean validation error of the early epochs: settings of sharpening, beside plain runs of the same seeds."""
     tried = _read(results / "digits-sharpening-search")
-    seeds = sorted({record["seed"] for record in tried})
-    plain = [record for record in load(results).get(PLAIN, []) if record["seed"] in seeds]
+    seeds = sorted({record.seed for record in tried})
+    plain = [record for record in load(results).get(PLAIN, []) if record.seed in seeds]
     rows: dict[str, dict[str, Any]] = {}
     for record in [*plain, *tried]:
-        changed = [text for text in changed_settings(record) if not text.startswith("train.epochs=")]
-        setting = "plain" if record["recipe"] == PLAIN else "sharpened, " + (", ".join(changed) or "as the recipe")
-        error = statistics.fmean(record["curves"]["valid_error"][EARLY])
-        rows.setdefault(setting, {"setting": setting})[str(record["seed"])] = error
+        changed = [text for text in record.changed_settings() if not text.startswith("train.epochs=")]
+        setting = "plain" if record.recipe == PLAIN else "sharpened, " + (", ".join(changed) or "as the recipe")
+        error = statistics.fmean(record.curve("valid_error")[EARLY])
+        rows.setdefault(setting, {"setting": setting})[str(record.seed)] = error
     columns = [Column("setting", "mean validation error of epochs 2 to 20, %")]
     columns += [Column(str(seed), f"seed {seed}", "{:.3f}") for seed in seeds]
     return markdown_table(list(rows.values()), columns).rstrip("\n") if tried else NO_RECORD
@@ -333,11 +332,11 @@ def sharpening_search_block(results: Path) -> str:
 def pictures(runs: Runs) -> list[str]:
     """Names of the pictures that these records are enough for; :mod:`docs.build.digits_plots` draws them."""
     found = []
-    if any(figures(records, "test_error_mc") for records in runs.values()):
+    if any(values_of(records, "test_error_mc") for records in runs.values()):
         found.append("digits-errors.png")
-    if any(r["metrics"].get("pruning") for records in runs.values() for r in records):
+    if any(r.metric("pruning") for records in runs.values() for r in records):
         found.append("digits-pruning.png")
-    if any(r["metrics"].get("turning") for r in runs.get(TURNED, [])):
+    if any(r.metric("turning") for r in runs.get(TURNED, [])):
         found.append("digits-turning.png")
     return found
 

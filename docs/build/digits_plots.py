@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from bayesrnn.lab.report.figures import drawn, write
 from bayesrnn.lab.report.plots import COLOURS
-from bayesrnn.lab.runs import records as records_
-from bayesrnn.lab.runs.records import Record
+from bayesrnn.lab.runs.record import Record
+from bayesrnn.lab.runs.record import values as values_of
 from docs.build.digits import (
     NAMES,
     PAIRS,
@@ -69,7 +69,7 @@ def _draw_errors(figure: "Figure", runs: Runs) -> None:
     ):
         seen = False
         for row, records in enumerate(reversed(runs.values())):
-            values = records_.figures(records, key)
+            values = values_of(records, key)
             if values:
                 y = row + shift
                 axes.plot(values, [y] * len(values), marker, color=colour, markersize=4, alpha=0.45, linestyle="")
@@ -85,7 +85,7 @@ def _draw_errors(figure: "Figure", runs: Runs) -> None:
 
 
 def _mean_curve(records: Sequence[Record]) -> list[float]:
-    curves = [r["curves"]["test_error"] for r in records]
+    curves = [r.curve("test_error") for r in records]
     return [statistics.fmean(values) for values in zip(*curves, strict=False)]
 
 
@@ -94,7 +94,7 @@ def _draw_sharpening(figure: "Figure", runs: Runs) -> None:
     kinds = ((PLAIN, COLOURS[0], "o", "plain"), (SHARPENED, COLOURS[1], "D", "sharpened"))
     for name, colour, _, label in kinds:
         for record in runs[name]:
-            curve = record["curves"]["test_error"]
+            curve = record.curve("test_error")
             left.plot(range(1, len(curve) + 1), curve, color=colour, linewidth=0.7, alpha=0.35)
         curve = _mean_curve(runs[name])
         style = "-" if name == PLAIN else (0, (5, 1.5))
@@ -133,11 +133,11 @@ def _plain_ticks(axes: "Axes", ticks: Sequence[float]) -> None:
 
 def _draw_pruning(figure: "Figure", runs: Runs) -> None:
     axes = figure.add_subplot()
-    pruned = {name: [r for r in records if r["metrics"].get("pruning")] for name, records in runs.items()}
+    pruned = {name: [r for r in records if r.metric("pruning")] for name, records in runs.items()}
     styles = zip(COLOURS, "oDs^vP", ("-", (0, (5, 1.5)), (0, (1, 1)), "-.", "-", (0, (5, 1.5))), strict=False)
     for (name, records), (colour, marker, style) in zip([i for i in pruned.items() if i[1]], styles, strict=False):
-        rows = records[0]["metrics"]["pruning"]
-        mean = [statistics.fmean(r["metrics"]["pruning"][k]["test_error"] for r in records) for k in range(len(rows))]
+        rows = records[0].metric("pruning")
+        mean = [statistics.fmean(r.metric("pruning")[k]["test_error"] for r in records) for k in range(len(rows))]
         kept = [100 * (1 - row["fraction"]) for row in rows]
         axes.plot(kept, mean, marker=marker, linestyle=style, color=colour, label=NAMES[name], markersize=5)
     axes.set_xscale("log")
@@ -153,7 +153,7 @@ def _draw_pruning(figure: "Figure", runs: Runs) -> None:
 
 def _draw_turning(figure: "Figure", runs: Runs) -> None:
     """Every draw a short line, as wide as the angle allows; classes side by side within an angle."""
-    rows = next(r["metrics"]["turning"] for r in runs[TURNED] if r["metrics"].get("turning"))
+    rows = next(r.metric("turning") for r in runs[TURNED] if r.metric("turning"))
     outputs = [[_softmax(draw) for draw in row["logits"]] for row in rows]
     means = [[statistics.fmean(draw[c] for draw in draws) for c in range(10)] for draws in outputs]
     shown = sorted(sorted(range(10), key=lambda c: -max(m[c] for m in means))[:4])

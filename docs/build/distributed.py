@@ -1,16 +1,15 @@
 """Tables on several processes and on faults for the documentation, from records in results/."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bayesrnn.lab.report.changes import changed_settings
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs import records
-from bayesrnn.lab.runs.records import Record
+from bayesrnn.lab.runs.record import Record, read_folder
+from docs.build import archive
+from docs.build.archive import Distributed, Torture
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ def model(results: Path) -> str:
     rows: list[dict[str, Any]] = []
     for name in RECIPES:
         record = _nearest(results / name)
-        metrics, data = record["metrics"], record["settings"]["data"]
-        step = data["batch_size"] * data["window"] / metrics["words_per_second"]
-        size = 4 * metrics["parameters"]
+        words = record.setting("data.batch_size") * record.setting("data.window")
+        step = words / record.metric("words_per_second")
+        size = 4 * record.metric("parameters")
         for ranks in RANKS:
             row: dict[str, Any] = {"what": f"{name}, {ranks} GPUs", "megabytes": size / 1e6, "step": 1e3 * step}
             for i, links in enumerate(LINKS):
@@ -81,7 +80,7 @@ def model(results: Path) -> str:
 
 def _nearest(folder: Path) -> Record:
     """The record whose settings are most like the recipe's; of several, that of the lowest seed."""
-    return min(records.read(folder, needs=("settings",)), key=lambda record: len(changed_settings(record)))
+    return min(read_folder(folder, needs=("settings",)), key=lambda record: len(record.changed_settings()))
 
 
 _MEASURED = (
@@ -93,29 +92,28 @@ _MEASURED = (
 
 def measured(results: Path) -> str:
     """Ratios of several processes to one."""
-    record = json.loads((results / "distributed.json").read_text("utf-8"))
+    record = archive.load(results / "distributed.json", Distributed)
     return "\n".join(
         [
-            markdown_table(record["table"], _MEASURED),
-            f"{record['table'][0]['parameters']:,} parameters, {record['rows']} rows, windows of {record['window']}; "
-            f"{record['cores']} cores, load average {record['load']:.0f}. "
-            f"Written by `{record['command']}` ({record['device']}, torch {record['versions']['torch']}).",
+            markdown_table(record.table, _MEASURED),
+            f"{record.table[0]['parameters']:,} parameters, {record.rows} rows, windows of {record.window}; "
+            f"{record.cores} cores, load average {record.load:.0f}. "
+            f"Written by `{record.command}` ({record.made_on}).",
         ]
     )
 
 
 def torture(results: Path) -> str:
     """What was survived."""
-    record = json.loads((results / "torture.json").read_text("utf-8"))
-    rows = [{"fault": name, **fault} for name, fault in record["faults"].items()]
+    record = archive.load(results / "torture.json", Torture)
+    rows = [{"fault": name, **fault} for name, fault in record.faults.items()]
     rows[0]["fault"] += f" ({rows[0]['inside_a_write']} of them inside a write)"
-    rows.append({"fault": "all", **record})
+    rows.append({"fault": "all", "survived": record.survived, "total": record.total})
     columns = (Column("fault", "fault"), Column("survived", "survived"), Column("total", "total"))
     return "\n".join(
         [
             markdown_table(rows, columns),
-            f"Written by `{record['command']}` in {record['seconds']:.0f} seconds ({record['device']}, "
-            f"torch {record['versions']['torch']}).",
+            f"Written by `{record.command}` in {record.seconds:.0f} seconds ({record.made_on}).",
         ]
     )
 

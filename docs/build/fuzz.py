@@ -1,9 +1,9 @@
 """The record of fuzzing, results/fuzz.json, as a table for the documentation."""
 
-import json
 from pathlib import Path
 
 from bayesrnn.lab.report.tables import Column, markdown_table
+from docs.build import archive
 
 NO_RECORD = "No run is recorded yet."
 
@@ -12,8 +12,7 @@ def table(results: Path) -> str:
     path = results / "fuzz.json"
     if not path.is_file():
         return NO_RECORD
-    record = json.loads(path.read_text("utf-8"))
-    rows = [{"name": name, **found} for name, found in record["readers"].items()]
+    rows = [{"name": name, **found} for name, found in archive.load(path, archive.Fuzz).readers.items()]
     columns = (
         Column("name", "reader"),
         Column("what", "of"),

@@ -1,6 +1,5 @@
 """Tables and pictures of language-model runs for the documentation, from the records in results/."""
 
-import json
 import math
 import textwrap
 from collections.abc import Callable
@@ -8,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.report.changes import changed_settings, other_text
 from bayesrnn.lab.report.figures import drawn, look, write
 from bayesrnn.lab.report.plots import COLOURS
 from bayesrnn.lab.report.sweep import heat_map
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.records import once
-from bayesrnn.lab.tasks.language import pruning
+from bayesrnn.lab.runs.record import Record, once
+from bayesrnn.lab.tasks.language.published import other_text
+from docs.build import archive, pruning
+from docs.build.archive import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def load(results: Path) -> dict[str, list[dict[str, Any]]]:
+def load(results: Path) -> dict[str, list[Record]]:
     """Records by recipe, of those language recipes that have any; those with the recipe's own settings come first.
 
     Records of other texts than the papers' are left out.
@@ -39,15 +39,14 @@ def load(results: Path) -> dict[str, list[dict[str, Any]]]:
     found = {}
     for name in recipes.names():
         if recipes.load(name).task == "language" and (results / name).is_dir():
-            records = [json.loads(p.read_text("utf-8")) for p in sorted((results / name).glob("*.json"))]
-            records = once(record for record in records if not other_text(record))
-            found[name] = sorted(records, key=lambda record: (bool(changed_settings(record)), record["seed"]))
+            records = once(record for record in archive.records(results / name) if not other_text(record))
+            found[name] = sorted(records, key=lambda record: (bool(record.changed_settings()), record.seed))
     return {name: records for name, records in found.items() if records}
 
 
-def label(name: str, record: dict[str, Any]) -> str:
+def label(name: str, record: Record) -> str:
     """The recipe, and what the run had otherwise."""
-    changed = ", ".join(changed_settings(record))
+    changed = ", ".join(record.changed_settings())
     return f"{name} ({changed})" if changed else name
 
 
@@ -58,17 +57,17 @@ def beyond(results: Path) -> str:
         if recipes.load(name).table == "beyond":
             for record in records:
                 sentences += _averaged(name, record)
-                shown = {column.key: record["metrics"].get(column.key) for column in _COLUMNS}
-                rows.append({**shown, "recipe": label(name, record), "seed": record["seed"]})
+                shown = {column.key: record.metric(column.key) for column in _COLUMNS}
+                rows.append({**shown, "recipe": label(name, record), "seed": record.seed})
     return "\n".join([markdown_table(rows, _COLUMNS), *sentences])
 
 
-def _averaged(name: str, record: dict[str, Any]) -> list[str]:
-    first, values = record["settings"]["train"].get("average_from"), record["curves"]["valid_perplexity"]
+def _averaged(name: str, record: Record) -> list[str]:
+    first, values = record.setting("train.average_from"), record.curve("valid_perplexity")
     if not first or not 1 < first <= len(values):
         return []
     return [
-        f"- {name}, seed {record['seed']}: {values[first - 2]:.1f} validation after epoch {first - 1}, the last "
+        f"- {name}, seed {record.seed}: {values[first - 2]:.1f} validation after epoch {first - 1}, the last "
         f"without averaging, {values[first - 1]:.1f} one epoch later with it, {min(values):.1f} at best."
     ]
 
@@ -87,53 +86,53 @@ _LEFT_OUT = (
 
 def ablation(results: Path) -> str:
     """Runs of one recipe without one ingredient each, beside the run with all of them; the dearest loss first."""
-    records = [json.loads(p.read_text("utf-8")) for p in sorted((results / "ablation").glob("*.json"))]
+    records = archive.records(results / "ablation")
     complete = [r for r in records if not _left_out(r)]
     if not complete:
         return markdown_table([], _LEFT_OUT)
 
-    def beside(whole: dict[str, Any]) -> list[dict[str, Any]]:
-        return [r for r in records if _left_out(r) and r["seed"] == whole["seed"] and _epochs(r) == _epochs(whole)]
+    def beside(whole: Record) -> list[Record]:
+        return [r for r in records if _left_out(r) and r.seed == whole.seed and _epochs(r) == _epochs(whole)]
 
     whole = max(complete, key=lambda r: len(beside(r)))
     rows = []
     for record in [whole, *beside(whole)]:
-        row = {column.key: record["metrics"].get(column.key) for column in _LEFT_OUT}
+        row = {column.key: record.metric(column.key) for column in _LEFT_OUT}
         row["without"] = ", ".join(_INGREDIENTS[key] for key in _left_out(record)) or "– (all there)"
-        row["settings"] = ", ".join(o for o in record["overrides"] if o not in whole["overrides"]) or None
-        row["change"] = row["valid_perplexity"] - whole["metrics"]["valid_perplexity"] if record is not whole else None
+        row["settings"] = ", ".join(o for o in record.overrides if o not in whole.overrides) or None
+        row["change"] = row["valid_perplexity"] - whole.metric("valid_perplexity") if record is not whole else None
         rows.append(row)
     rows.sort(key=lambda row: -(row["change"] if row["change"] is not None else math.inf))
     again = [
-        f" With all there and seed {r['seed']}: {r['metrics']['valid_perplexity']:.2f} validation, "
-        f"{r['metrics']['test_perplexity']:.2f} test."
+        f" With all there and seed {r.seed}: {r.metric('valid_perplexity'):.2f} validation, "
+        f"{r.metric('test_perplexity'):.2f} test."
         for r in complete
-        if r["seed"] != whole["seed"] and _epochs(r) == _epochs(whole)
+        if r.seed != whole.seed and _epochs(r) == _epochs(whole)
     ]
     sentence = (
-        f"{whole['recipe']}, seed {whole['seed']}, {_epochs(whole)} epochs each.{''.join(again)} Runs of "
-        f"`python benchmarks/ablation.py` ({whole['device']}, torch {whole['versions']['torch']})."
+        f"{whole.recipe}, seed {whole.seed}, {_epochs(whole)} epochs each.{''.join(again)} Runs of "
+        f"`python benchmarks/ablation.py` ({whole.made_on})."
     )
     return "\n".join([markdown_table(rows, _LEFT_OUT), sentence])
 
 
-def _epochs(record: dict[str, Any]) -> int:
-    epochs: int = record["settings"]["train"]["epochs"]
+def _epochs(record: Record) -> int:
+    epochs: int = record.setting("train.epochs")
     return epochs
 
 
-def _left_out(record: dict[str, Any]) -> list[str]:
+def _left_out(record: Record) -> list[str]:
     """Ingredients of the recipe that the run has switched off."""
-    recipe, own = recipes.flatten(recipes.load(record["recipe"])), _flat(record)
+    recipe, own = recipes.flatten(recipes.load(record.recipe)), _flat(record)
     return [key for key in _INGREDIENTS if recipe[key] and not own[key]]
 
 
-def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    parts = {name: part for name, part in record["settings"].items() if isinstance(part, dict)}
+def _flat(record: Record) -> dict[str, Any]:
+    parts = {name: part for name, part in record.settings.items() if isinstance(part, dict)}
     return {f"{name}.{key}": value for name, part in parts.items() for key, value in part.items()}
 
 
-def _small(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _small(runs: dict[str, list[Record]]) -> dict[str, Record]:
     """The first record of each model of the overfitting figure (arXiv 1512.05287, figure 2)."""
     return {name: records[0] for name, records in runs.items() if "figure" in recipes.load(name).paper.source}
 
@@ -148,51 +147,52 @@ def overfitting(results: Path) -> str:
         "",
     ]
     for name, record in small.items():
-        values = record["curves"]["valid_perplexity"]
+        values = record.curve("valid_perplexity")
         best = min(values)
         lines.append(
             f"- {name}: {best:.1f} validation at best, in epoch {values.index(best) + 1}, and {values[-1]:.1f} after "
-            f"epoch {len(values)}, where training is at {record['curves']['train_perplexity'][-1]:.1f}."
+            f"epoch {len(values)}, where training is at {record.curve('train_perplexity')[-1]:.1f}."
         )
     return "\n".join(lines)
 
 
-def _grids(results: Path) -> dict[str, dict[str, Any]]:
+def _grids(results: Path) -> dict[str, Sweep]:
     """Grids over two settings by name: records of sweeps (sweep.json under another name), or folders of single runs."""
-    found = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted((results / "grid").glob("*.json"))}
+    found = archive.load_all(results / "grid", "*.json", Sweep)
     for folder in sorted({path.parent for path in (results / "grid").glob("*/*.json")}):
-        found[folder.name] = _grid_of([json.loads(p.read_text("utf-8")) for p in sorted(folder.glob("*.json"))])
+        found[folder.name] = _grid_of(archive.records(folder))
     return found
 
 
-def _grid_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+def _grid_of(records: list[Record]) -> Sweep:
     """Runs that differ in two settings, as the record of a sweep over them."""
     flat = [_flat(record) for record in records]
     space = {key: sorted({one[key] for one in flat}) for key in flat[0] if len({repr(one[key]) for one in flat}) > 1}
     trials = [
         {
             "settings": {key: one[key] for key in space},
-            "value": record["metrics"]["valid_perplexity"],
+            "value": record.metric("valid_perplexity"),
             "state": "complete",
         }
         for record, one in zip(records, flat, strict=True)
     ]
-    return {**records[0], "space": space, "trials": trials, "best": min(trials, key=lambda row: row["value"])}
+    best = min(trials, key=lambda row: row["value"])
+    return Sweep.model_validate({**records[0].to_dict(), "space": space, "trials": trials, "best": best})
 
 
 def grid(results: Path) -> str:
     """A picture and a sentence for every grid."""
     parts = []
-    for name, record in _grids(results).items():
-        best, (down, right) = record["best"], record["space"]
-        done = [row["value"] for row in record["trials"] if row["state"] == "complete"]
-        epochs = record["settings"]["train"]["epochs"]
+    for name, sweep in _grids(results).items():
+        best, (down, right) = sweep.best, sweep.space
+        done = [row["value"] for row in sweep.trials if row["state"] == "complete"]
+        epochs = sweep.settings["train"]["epochs"]
         settings = ", ".join(f"{key} {value:g}" for key, value in best["settings"].items())
         parts += [
             f"![Validation perplexity of every pair of {down} and {right}](figures/ptb-grid-{name}.png)",
             "",
-            f"{record['recipe']}, {epochs} epochs, seed {record['seed']}: {best['value']:.2f} with {settings}; "
-            f"{max(done):.2f} at worst. {record['device']}, torch {record['versions']['torch']}.",
+            f"{sweep.recipe}, {epochs} epochs, seed {sweep.seed}: {best['value']:.2f} with {settings}; "
+            f"{max(done):.2f} at worst. {sweep.made_on}.",
         ]
     return "\n".join(parts)
 
@@ -215,11 +215,11 @@ def figures(results: Path) -> dict[str, bytes]:
     if runs:
         made["ptb-curves.png"] = drawn(lambda f: _draw_curves(f, runs), (8.6, 4.8))
     made |= pruning.figures(results)
-    for name, record in _grids(results).items():
-        down, right = record["space"]
-        values = (record["space"][down], record["space"][right])
+    for name, sweep in _grids(results).items():
+        down, right = sweep.space
+        values = (sweep.space[down], sweep.space[right])
         made[f"ptb-grid-{name}.png"] = heat_map(
-            record["trials"], keys=(down, right), values=values, label="validation perplexity"
+            sweep.trials, keys=(down, right), values=values, label="validation perplexity"
         )
     gaps = _gaps(runs)
     if gaps:
@@ -233,11 +233,11 @@ def write_figures(results: Path, folder: Path) -> list[Path]:
     return write(figures(results), folder)
 
 
-def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> None:
+def _draw_curves(figure: "Figure", runs: dict[str, list[Record]]) -> None:
     axes = figure.add_subplot()
     for k, (name, records) in enumerate(runs.items()):
         for record in records[:1]:
-            values = record["curves"]["valid_perplexity"]
+            values = record.curve("valid_perplexity")
             colour, style = COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)]
             axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.6,
                       label=f"{label(name, record)}  {min(values):.1f}")  # fmt: skip
@@ -248,12 +248,12 @@ def _draw_curves(figure: "Figure", runs: dict[str, list[dict[str, Any]]]) -> Non
     axes.legend(frameon=False, fontsize=8.5, title="recipe, one seed, and its lowest", title_fontsize=8.5)
 
 
-def _draw_overfitting(figure: "Figure", runs: dict[str, dict[str, Any]]) -> None:
+def _draw_overfitting(figure: "Figure", runs: dict[str, Record]) -> None:
     axes = figure.add_subplot()
     for name, record in runs.items():
         own = look(name, runs, None)
         for key, style in (("valid_perplexity", "-"), ("train_perplexity", ":")):
-            values = record["curves"][key]
+            values = record.curve(key)
             axes.plot(
                 range(1, len(values) + 1), values, color=own["color"], marker=own["marker"], markevery=5, markersize=4,
                 linestyle=style, linewidth=1.6, label=name if style == "-" else None,
@@ -268,27 +268,25 @@ def _draw_overfitting(figure: "Figure", runs: dict[str, dict[str, Any]]) -> None
     axes.legend(frameon=False, fontsize=8.5)
 
 
-def _gaps(runs: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Figures of the records with entropy gaps, all seeds of the same settings together."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def _gaps(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """The records with entropy gaps, all seeds of the same settings together."""
+    found: dict[str, list[Record]] = {}
     for name, records in runs.items():
-        for record in (r for r in records if "entropy_gap_mean" in r["metrics"]):
-            found.setdefault(label(name, record), []).append(record)
-    return {
-        textwrap.fill(f"{name}, {_seeds(records)}", _LEGEND): [r["metrics"] for r in records]
-        for name, records in found.items()
-    }
+        for record in records:
+            if record.metric("entropy_gap_mean") is not None:
+                found.setdefault(label(name, record), []).append(record)
+    return {textwrap.fill(f"{name}, {_seeds(records)}", _LEGEND): records for name, records in found.items()}
 
 
-def _seeds(records: list[dict[str, Any]]) -> str:
-    return f"seed {records[0]['seed']}" if len(records) == 1 else f"mean of {len(records)} seeds, and each"
+def _seeds(records: list[Record]) -> str:
+    return f"seed {records[0].seed}" if len(records) == 1 else f"mean of {len(records)} seeds, and each"
 
 
-def _draw_gaps(figure: "Figure", gaps: dict[str, list[dict[str, Any]]]) -> None:
+def _draw_gaps(figure: "Figure", gaps: dict[str, list[Record]]) -> None:
     axes = figure.add_subplot()
     most = 1
     for name, runs in gaps.items():
-        curves, style = [dict(_gap_points(metrics)) for metrics in runs], look(name, gaps, None)
+        curves, style = [dict(_gap_points(record)) for record in runs], look(name, gaps, None)
         if len(runs) > 1:
             for curve in curves:
                 _draw_gap(axes, curve, **{**style, "marker": "", "alpha": 0.35, "linewidth": 0.9})
@@ -314,11 +312,10 @@ def _draw_gap(axes: "Axes", curve: dict[int, float], **style: Any) -> None:
     axes.plot(*zip(*points, strict=True), **style)
 
 
-def _gap_points(metrics: dict[str, Any]) -> list[tuple[int, float]]:
+def _gap_points(record: Record) -> list[tuple[int, float]]:
     """(draws, gap); 0 draws are the mean. Older records have those of the mean, one draw and all draws."""
-    points = [(0, metrics["entropy_gap_mean"])]
-    if metrics.get("entropy_gaps"):
-        return points + list(enumerate(metrics["entropy_gaps"], start=1))
-    count = metrics.get("entropy_samples", 10)
-    more = {1: metrics.get("entropy_gap_1"), count: metrics.get("entropy_gap")}
+    points = [(0, record.metric("entropy_gap_mean"))]
+    if gaps := record.metric("entropy_gaps"):
+        return points + list(enumerate(gaps, start=1))
+    more = {1: record.metric("entropy_gap_1"), record.metric("entropy_samples") or 10: record.metric("entropy_gap")}
     return points + [(k, gap) for k, gap in more.items() if gap is not None]

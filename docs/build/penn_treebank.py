@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.lab import recipes
+from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.recipes import Recipe, tables
-from bayesrnn.lab.report.changes import changed_settings
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.figures import by_rule
-from bayesrnn.lab.runs.records import Record, devices, mean
+from bayesrnn.lab.runs.record import Record, devices
+from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
 from docs.build.language import label, load
 
 _TABLES = ("gal2016", "fortunato2017", "beyond")
@@ -26,7 +26,7 @@ def glance(results: Path) -> str:
     """A line for each recipe of the papers' tables, with its own settings: test perplexities, theirs and ours."""
     rows, shown = [], []
     for name, records in load(results).items():
-        recipe, own = recipes.load(name), [record for record in records if not changed_settings(record)]
+        recipe, own = recipes.load(name), [record for record in records if not record.changed_settings()]
         if recipe.table in _TABLES and own:
             rows.append({"recipe": name, "seeds": len(own), **_published(name), **_measured(recipe, own)})
             shown += own
@@ -59,7 +59,7 @@ def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> str:
 def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     """Of a sharpened model the bound; dynamic evaluation by every rule."""
     key = "test_perplexity_bound" if recipe.posterior.kind == "sharpened" else "test_perplexity"
-    metrics = [record["metrics"] for record in records]
+    metrics = [record.metrics for record in records]
     return {
         "ours": mean(_numbers(metrics, key), _PLACES),
         "ours_mc": _some(metrics, "test_perplexity_mc") if recipe.paper.test_mc or not recipe.paper.source else None,
@@ -98,14 +98,14 @@ def further(results: Path) -> str:
     rows = []
     for name, records in load(results).items():
         for record in records:
-            metrics = record["metrics"]
+            metrics = record.metrics
             plain, tempered, temperature, drawn = (
                 next(iter(_numbers([metrics], key)), None)
                 for key in ("test_perplexity", "test_perplexity_tempered", "temperature", "test_perplexity_mc")
             )
             if temperature is None or tempered is None:
                 continue
-            row = {"recipe": label(name, record), "seed": record["seed"], "mean": plain}
+            row = {"recipe": label(name, record), "seed": record.seed, "mean": plain}
             row["tempered"] = f"{tempered:.2f} (T = {temperature:.2f})"
             row["drawn"] = None if drawn is None else f"{drawn:.2f} ({metrics.get('samples')})"
             rules = by_rule(metrics)

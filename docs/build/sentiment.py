@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs import records as records_
-from bayesrnn.lab.runs.records import Record, figures
+from bayesrnn.lab.runs.record import Record, devices
+from bayesrnn.lab.runs.record import values as values_of
 from docs.build.sentiment_grid import NOTHING, grid_block, picture, read, trial_block, value_range
 
 CELLS = {"lstm": "LSTM", "gru": "GRU"}
@@ -39,7 +40,7 @@ def load(results: Path, *, division: str = "review") -> Runs:
                 found[cell, variant] = records
     for key, records in found.items():
         for record in records:
-            if record["settings"]["data"]["split"] != division:
+            if record.setting("data.split") != division:
                 raise UserError(f"A record of {'-'.join(key)} is not divided by {division}; it belongs elsewhere.")
     return found
 
@@ -49,7 +50,7 @@ def name_of(key: tuple[str, str]) -> str:
 
 
 def _mean(values: Sequence[float], pattern: str = "{:.4f}") -> str | None:
-    return records_.mean(values, pattern)
+    return mean(values, pattern)
 
 
 def table(runs: Runs) -> str:
@@ -57,12 +58,12 @@ def table(runs: Runs) -> str:
     rows = [
         {
             "name": name_of(key),
-            "end": _mean(figures(records, "end.test_rmse")),
-            "end_mc": _mean(figures(records, "end.test_rmse_mc")),
-            "epoch": ", ".join(str(r["metrics"]["best_epoch"]) for r in records),
-            "best": _mean(figures(records, "test_rmse")),
-            "best_mc": _mean(figures(records, "test_rmse_mc")),
-            "review": _mean(figures(records, "end.test_review_rmse")),
+            "end": _mean(values_of(records, "end.test_rmse")),
+            "end_mc": _mean(values_of(records, "end.test_rmse_mc")),
+            "epoch": ", ".join(str(r.metric("best_epoch")) for r in records),
+            "best": _mean(values_of(records, "test_rmse")),
+            "best_mc": _mean(values_of(records, "test_rmse_mc")),
+            "review": _mean(values_of(records, "end.test_review_rmse")),
             "seeds": len(records),
         }
         for key, records in runs.items()
@@ -86,14 +87,13 @@ def interval_table(runs: Runs) -> str:
     for key, records in runs.items():
         row: dict[str, Any] = {"name": name_of(key)}
         for at, level in enumerate(levels_of(records)):
-            row[f"{level:g}"] = _mean([r["metrics"]["end"]["intervals"][at]["coverage"] for r in records], "{:.3f}")
+            row[f"{level:g}"] = _mean([r.metric("end.intervals")[at]["coverage"] for r in records], "{:.3f}")
             if level == 0.9:
-                widths = [r["metrics"]["end"]["intervals"][at]["width"] for r in records]
+                widths = [r.metric("end.intervals")[at]["width"] for r in records]
                 row["width"] = _mean(widths, "{:.3f}")
-        row["likelihood"] = _mean(figures(records, "end.test_log_likelihood"), "{:.3f}")
-        row["correlation"] = _mean(figures(records, "end.uncertainty.rank_correlation"), "{:.3f}")
-        ends = [record["metrics"]["end"] for record in records]
-        halves = [_kept([end], "uncertainty", 0.5) for end in ends if end["uncertainty"]]
+        row["likelihood"] = _mean(values_of(records, "end.test_log_likelihood"), "{:.3f}")
+        row["correlation"] = _mean(values_of(records, "end.uncertainty.rank_correlation"), "{:.3f}")
+        halves = [_kept([record], "uncertainty", 0.5) for record in records if record.metric("end.uncertainty")]
         row["half"] = _mean(halves)
         rows.append(row)
     levels = levels_of(next(iter(runs.values()))) if runs else []
@@ -109,7 +109,7 @@ def interval_table(runs: Runs) -> str:
 
 
 def levels_of(records: Sequence[Record]) -> list[float]:
-    return [figure["level"] for figure in records[0]["metrics"]["end"]["intervals"]]
+    return [figure["level"] for figure in records[0].metric("end.intervals")]
 
 
 def findings(runs: Runs) -> list[str]:
@@ -119,7 +119,7 @@ def findings(runs: Runs) -> list[str]:
         variational = runs.get((cell, "variational"))
         if variational is None:
             continue
-        ours = figures(variational, "end.test_rmse_mc")
+        ours = values_of(variational, "end.test_rmse_mc")
         for other in ("plain", "naive"):
             if (cell, other) in runs:
                 theirs = _end(runs[cell, other])
@@ -133,7 +133,7 @@ def findings(runs: Runs) -> list[str]:
         said += [f"{cell_name}, {text}" for text in _rises({v: runs[cell, v] for v in VARIANTS if (cell, v) in runs})]
         said += [f"{cell_name}, variational: {text}" for text in _monte_carlo(variational)]
         at = levels_of(variational).index(0.9)
-        covered = [r["metrics"]["end"]["intervals"][at]["coverage"] for r in variational]
+        covered = [r.metric("end.intervals")[at]["coverage"] for r in variational]
         inside = "all" if all(0.85 <= c <= 0.95 for c in covered) else "NOT all"
         said.append(
             f"{cell_name}, variational: 90% intervals cover {min(covered):.1%} to {max(covered):.1%} of the test "
@@ -149,8 +149,8 @@ def _monte_carlo(records: Sequence[Record]) -> list[str]:
         ("test_rmse_mc", "the mean of the draws (MC)"),
         ("test_rmse_mc_all_words", "the mean of draws that keep all words"),
     ):
-        measured = [record for record in records if figures([record], f"end.{figure}")]  # not all records have it
-        errors, standard = figures(measured, f"end.{figure}"), figures(measured, "end.test_rmse")
+        measured = [record for record in records if values_of([record], f"end.{figure}")]  # not all records have it
+        errors, standard = values_of(measured, f"end.{figure}"), values_of(measured, "end.test_rmse")
         if not errors:
             continue
         better = sum(mc <= mean for mc, mean in zip(errors, standard, strict=True))
@@ -159,7 +159,7 @@ def _monte_carlo(records: Sequence[Record]) -> list[str]:
             f"that {draws} is at least as good as the standard approximation {verdict}: {better} of {len(errors)} "
             f"seeds ({statistics.fmean(errors):.4f} against {statistics.fmean(standard):.4f})."
         )
-    slopes = [figures(records, f"end.test_slope{way}") for way in ("", "_mc", "_mc_all_words")]
+    slopes = [values_of(records, f"end.test_slope{way}") for way in ("", "_mc", "_mc_all_words")]
     if all(slopes):
         one, drawn, words = (statistics.fmean(values) for values in slopes)
         said.append(
@@ -171,19 +171,19 @@ def _monte_carlo(records: Sequence[Record]) -> list[str]:
 
 def _end(records: Sequence[Record]) -> list[float]:
     """Test errors at the end of training: with draws averaged where there are draws, else as they are."""
-    return figures(records, "end.test_rmse_mc") or figures(records, "end.test_rmse")
+    return values_of(records, "end.test_rmse_mc") or values_of(records, "end.test_rmse")
 
 
 def curve_of(record: Record, *, draws: bool = True) -> list[float]:
     """Test error per epoch: of the mean of draws, where there are draws and they are wanted."""
-    curve: list[float] = (record["curves"].get("test_rmse_mc") if draws else None) or record["curves"]["test_rmse"]
+    curve: list[float] = (record.curve("test_rmse_mc") if draws else None) or record.curve("test_rmse")
     return curve
 
 
 def _rises(of: Mapping[str, Sequence[Record]]) -> list[str]:
     """How the errors of the variants of one cell rise: from their lowest epoch, and in the last epochs."""
     said = []
-    samples = of["variational"][0]["settings"].get("evaluate", {}).get("epoch_samples")
+    samples = of["variational"][0].setting("evaluate.epoch_samples")
     for draws, way in ((True, f"MC of {samples or 'the'} draws after each epoch"), (False, "standard")):
         rises = {v: _mean_of(rs, lambda c: c[-1] - min(c), draws) for v, rs in of.items()}
         listed = ", ".join(f"{VARIANTS[v]} {rise:+.4f}" for v, rise in rises.items())
@@ -213,15 +213,15 @@ def _mean_of(records: Sequence[Record], figure: Callable[[list[float]], float], 
 def sources(runs: Runs) -> str:
     """Where the figures were made, and every setting that is not the recipe's."""
     every = [record for records in runs.values() for record in records]
-    changed = sorted({o for r in every for o in r.get("overrides") or []})
+    changed = sorted({o for r in every for o in r.overrides})
     settings = f" Changed settings: {', '.join(changed)}." if changed else ""
-    constants = sorted({f"{r['constant_rmse']:.4f}" for r in every})
-    epochs = sorted({len(r["curves"]["test_rmse"]) for r in every})
-    samples = sorted({r["metrics"]["samples"] for r in every} - {0})
+    constants = sorted({f"{r.extra['constant_rmse']:.4f}" for r in every})
+    epochs = sorted({len(r.curve("test_rmse")) for r in every})
+    samples = sorted({r.metric("samples") for r in every} - {0})
     return (
         f"{' or '.join(map(str, epochs))} epochs; MC of {' or '.join(map(str, samples)) or 'no'} draws; ± is the "
         f"standard deviation over seeds; a constant gives {' or '.join(constants)}. "
-        f"From `results/`, on {records_.devices(every)}.{settings}"
+        f"From `results/`, on {devices(every)}.{settings}"
     )
 
 
@@ -246,7 +246,7 @@ def interval_block(results: Path) -> str:
 
 
 def any_spread(runs: Runs) -> bool:
-    return any(r["metrics"]["end"]["uncertainty"] for records in runs.values() for r in records)
+    return any(r.metric("end.uncertainty") for records in runs.values() for r in records)
 
 
 def division_block(results: Path) -> str:
@@ -260,9 +260,9 @@ def division_block(results: Path) -> str:
         row: dict[str, Any] = {"name": name_of(key), "seeds": len(records)}
         for way, runs in (("chunk", records), ("review", whole.get(key, []))):
             for figure in ("test_rmse", "test_rmse_mc"):
-                row[f"{way}_{figure}"] = _mean(figures(runs, f"end.{figure}"))
-            row[f"{way}_best"] = _mean(figures(runs, "test_rmse"))
-            lengths = sorted({len(record["curves"]["test_rmse"]) for record in runs})
+                row[f"{way}_{figure}"] = _mean(values_of(runs, f"end.{figure}"))
+            row[f"{way}_best"] = _mean(values_of(runs, "test_rmse"))
+            lengths = sorted({len(record.curve("test_rmse")) for record in runs})
             row[f"{way}_epochs"] = ", ".join(map(str, lengths)) or None
         rows.append(row)
     columns = (
@@ -283,14 +283,14 @@ def division_block(results: Path) -> str:
 def length_block(results: Path) -> str:
     """Error, spread and coverage of the variational models by the words of a piece, at the end of training."""
     runs = {name_of(key): with_lengths(records) for key, records in load(results).items() if key[1] == "variational"}
-    measured = {name: [r["metrics"]["end"] for r in records] for name, records in runs.items() if records}
+    measured = {name: records for name, records in runs.items() if records}
     if not measured:
         return NOTHING
     rows, said = [], []
     for name, found in measured.items():
         low = 0
-        for at, first in enumerate(found[0]["lengths"]):
-            lines = [one["lengths"][at] for one in found]
+        for at, first in enumerate(found[0].metric("end.lengths")):
+            lines = [one.metric("end.lengths")[at] for one in found]
             shown = {key: statistics.fmean(line[key] for line in lines) for key in first if first[key] is not None}
             words = f"{low + 1} to {first['words']}" if low + 1 < first["words"] else f"{first['words']}"
             rows.append({**shown, "name": f"{name}, {words} words"})
@@ -299,7 +299,7 @@ def length_block(results: Path) -> str:
         said.append(
             f"{name}, RMSE of the most certain tenth: {tenth[0]:.4f} by the spread of the draws, {tenth[1]:.4f} with "
             f"the noise of its length beside it; of all {_kept(found, 'uncertainty', 1.0):.4f}. "
-            f"{len(found)} seed{'s' * (len(found) > 1)}, {found[0]['samples']} draws."
+            f"{len(found)} seed{'s' * (len(found) > 1)}, {found[0].metric('end.samples')} draws."
         )
     columns = (
         Column("name", "test pieces"),
@@ -317,14 +317,14 @@ def length_block(results: Path) -> str:
 
 def with_lengths(records: Sequence[Record]) -> list[Record]:
     """Those that have figures by length; older ones have none."""
-    return [record for record in records if record["metrics"]["end"].get("lengths")]
+    return [record for record in records if record.metric("end.lengths")]
 
 
-def _kept(found: Sequence[Mapping[str, Any]], figure: str, share: float) -> float:
+def _kept(records: Sequence[Record], figure: str, share: float) -> float:
     """Mean RMSE of that share of the predictions with the least uncertainty."""
     errors = []
-    for one in found:
-        risk = one[figure]["risk"]
+    for record in records:
+        risk = record.metric(f"end.{figure}.risk")
         at = min(range(len(risk["coverage"])), key=lambda i: abs(risk["coverage"][i] - share))
         errors.append(risk["rmse"][at])
     return statistics.fmean(errors)

@@ -4,16 +4,16 @@
 ``results/sentiment-trials/*.json``: records of the trials. :mod:`docs.build.sentiment` has the rest of the page.
 """
 
-import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs import records as records_
-from bayesrnn.lab.runs.records import Record
+from bayesrnn.lab.runs.record import Record, devices, read_folder
+from bayesrnn.lab.runs.record import read as read_record
+from docs.build import archive
+from docs.build.archive import Sweep
 
 GRID = ("model.recurrent_dropout", "model.word_dropout")  # p_U and p_E
 NOTHING = "No run is recorded yet."
@@ -25,7 +25,7 @@ def picture(name: str, about: str) -> str:
 
 def read(folder: Path) -> list[Record]:
     needs = ("metrics.end", "settings.data", "curves.test_rmse", "seed")
-    return records_.read(folder, what="the record of a sentiment run", needs=needs)
+    return read_folder(folder, what="the record of a sentiment run", needs=needs)
 
 
 def value_range(values: Sequence[float]) -> float:
@@ -44,23 +44,26 @@ def grid(results: Path, *, last: bool = False) -> tuple[str, Points]:
     about: set[str] = set()
     for path in sorted((results / "sentiment-grid").glob("*.json")):
         try:
-            record = json.loads(path.read_text("utf-8"))
-            about.add(f"{record['recipe']}, {record['device']}")
-            if "trials" in record:
-                trials = [] if last else record["trials"]
+            run = _sweep_or_run(path)
+            about.add(f"{run.recipe}, {run.device}")
+            if isinstance(run, Sweep):
+                trials = [] if last else run.trials
                 found = [(row["settings"], row["value"]) for row in trials if row["state"] == "complete"]
             else:
-                curve = record["curves"]["valid_rmse"]
-                found = [(_dotted(record["settings"]), curve[-1] if last else min(curve))]
+                curve = run.curve("valid_rmse")
+                found = [({key: run.setting(key) for key in GRID}, curve[-1] if last else min(curve))]
             for settings, value in found:
                 points.setdefault((float(settings[GRID[0]]), float(settings[GRID[1]])), []).append(value)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (UserError, ValueError, KeyError, TypeError, IndexError):
             raise UserError(f"{path} is neither a sweep over {' and '.join(GRID)} nor the record of a run.") from None
     return "; ".join(sorted(about)), {at: statistics.fmean(values) for at, values in sorted(points.items())}
 
 
-def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"model.{key}": value for key, value in settings["model"].items()}
+def _sweep_or_run(path: Path) -> Sweep | Record:
+    try:
+        return archive.load(path, Sweep)
+    except UserError:
+        return read_record(path)
 
 
 def grid_block(results: Path) -> str:
@@ -80,7 +83,7 @@ def grid_block(results: Path) -> str:
 
 def _grid_ranges(results: Path, lowest: Points, last: Points) -> list[str]:
     """By how much the points differ, and by how much seeds of the recipe do."""
-    seeds = [record["curves"].get("valid_rmse") for record in read(results / "sentiment-lstm-variational")]
+    seeds = [record.curve("valid_rmse") for record in read(results / "sentiment-lstm-variational")]
     curves = [curve for curve in seeds if curve]
     if len(curves) < 2:
         return []
@@ -102,11 +105,11 @@ def trial_block(results: Path) -> str:
     trials = read(results / "sentiment-trials")
     rows = [
         {
-            "weight": record["settings"]["model"]["kl_weight"],
-            "best": min(record["curves"]["valid_rmse"]),
-            "train": record["curves"]["train_rmse"][-1],
-            "last": record["curves"]["valid_rmse"][-1],
-            "kl": record["curves"]["kl"][-1],
+            "weight": record.setting("model.kl_weight"),
+            "best": min(record.curve("valid_rmse")),
+            "train": record.curve("train_rmse")[-1],
+            "last": record.curve("valid_rmse")[-1],
+            "kl": record.curve("kl")[-1],
         }
         for record in trials
     ]
@@ -120,8 +123,8 @@ def trial_block(results: Path) -> str:
         Column("train", "last training RMSE", "{:.4f}"),
         Column("kl", "KL at the end, nats", "{:,.0f}"),
     )
-    changed = sorted({o for r in trials for o in r["overrides"] if not o.startswith("model.kl_weight")})
-    about = f"{trials[0]['recipe']} with {', '.join(changed)}; on {records_.devices(trials)}. One seed."
+    changed = sorted({o for r in trials for o in r.overrides if not o.startswith("model.kl_weight")})
+    about = f"{trials[0].recipe} with {', '.join(changed)}; on {devices(trials)}. One seed."
     return "\n".join([markdown_table(rows, columns), about])
 
 
@@ -129,11 +132,10 @@ def _grid_draws(results: Path) -> list[str]:
     """For each p_E, at how many points draws did at least as well as one standard pass at the end; of records only."""
     better: dict[float, list[bool]] = {}
     for path in sorted((results / "sentiment-grid").glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
-        end = record.get("metrics", {}).get("end", {})
-        if end.get("test_rmse_mc") is not None:
-            rate = float(record["settings"]["model"]["word_dropout"])
-            better.setdefault(rate, []).append(end["test_rmse_mc"] <= end["test_rmse"])
+        run = _sweep_or_run(path)
+        if isinstance(run, Record) and run.metric("end.test_rmse_mc") is not None:
+            rate = float(run.setting("model.word_dropout"))
+            better.setdefault(rate, []).append(run.metric("end.test_rmse_mc") <= run.metric("end.test_rmse"))
     counts = [f"{sum(found)} of {len(found)} with p_E = {rate:g}" for rate, found in sorted(better.items())]
     if not counts:
         return []

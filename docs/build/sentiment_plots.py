@@ -78,7 +78,7 @@ def _draw_curves(figure: "Figure", runs: Runs) -> None:
         columns = [[curve[i] for curve in curves] for i in range(length)]
         epochs = list(range(1, length + 1))
         axes, colour = panels[cell], _COLOUR[variant]
-        label = VARIANTS[variant] + (", MC" if "test_rmse_mc" in records[0]["curves"] else "")
+        label = VARIANTS[variant] + (", MC" if records[0].curve("test_rmse_mc") else "")
         axes.plot(
             epochs,
             [statistics.fmean(c) for c in columns],
@@ -88,7 +88,7 @@ def _draw_curves(figure: "Figure", runs: Runs) -> None:
             label=label,
         )
         axes.fill_between(epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.2, lw=0)
-    constant = next(iter(runs.values()))[0]["constant_rmse"]
+    constant = next(iter(runs.values()))[0].extra["constant_rmse"]
     for i, (cell, axes) in enumerate(panels.items()):
         axes.axhline(constant, color="#666666", linewidth=1, linestyle=":", label="a constant")
         _tidy(axes, CELLS[cell], "epoch", None if i else "test RMSE")
@@ -102,7 +102,7 @@ def _draw_coverage(figure: "Figure", runs: Runs) -> None:
         levels = levels_of(records)
         off = (list(VARIANTS).index(variant) - 1.5) * 0.15
         for number, record in enumerate(records):
-            inside = [i["coverage"] - i["level"] for i in record["metrics"]["end"]["intervals"]]
+            inside = [i["coverage"] - i["level"] for i in record.metric("end.intervals")]
             panels[cell].plot(
                 [at + off for at in range(len(levels))],
                 inside,
@@ -127,14 +127,14 @@ def _draw_uncertainty(figure: "Figure", runs: Runs) -> None:
     cell = next(iter(runs))[0]
     left, right = figure.subplots(1, 2)
     for (of, variant), records in runs.items():
-        found = [r["metrics"]["end"]["uncertainty"] for r in records]
+        found = [r.metric("end.uncertainty") for r in records]
         if of != cell or not all(found):
             continue
         style = {"color": _COLOUR[variant], "marker": _MARK[variant], "markersize": 5, "label": VARIANTS[variant]}
         coverage = found[0]["risk"]["coverage"]
         mean = [statistics.fmean(column) for column in zip(*(f["risk"]["rmse"] for f in found), strict=True)]
         left.plot(coverage, mean, linewidth=2, **style)
-        totals = [r["metrics"]["end"]["uncertainty_with_noise"]["risk"]["rmse"] for r in with_lengths(records)]
+        totals = [r.metric("end.uncertainty_with_noise")["risk"]["rmse"] for r in with_lengths(records)]
         if totals and variant == "variational":
             mean = [statistics.fmean(column) for column in zip(*totals, strict=True)]
             label = f"{VARIANTS[variant]}, with a noise by length"

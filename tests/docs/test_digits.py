@@ -10,6 +10,7 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
+from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.digits.measures import ANGLES, FRACTIONS
 from docs.build import digits, digits_plots
 
@@ -142,8 +143,8 @@ def test_first_epochs():
 def test_levels_count_only_where_all_runs_got():
     def runs(plain, sharpened):
         return {
-            digits.PLAIN: [{"curves": {"test_error": c}} for c in plain],
-            digits.SHARPENED: [{"curves": {"test_error": c}} for c in sharpened],
+            digits.PLAIN: [Record(curves={"test_error": c}) for c in plain],
+            digits.SHARPENED: [Record(curves={"test_error": c}) for c in sharpened],
         }
 
     rows = digits.levels_reached(runs([[6, 4.5, 2.9], [4.9, 3.5, 2.8]], [[4, 2.9, 2], [6, 2.4, 2]]))
@@ -167,7 +168,7 @@ def test_what_is_said_of_sharpening(results, speed, said):
 
 def test_every_tenth_of_a_percent_is_looked_at_on_both_splits_and_for_long_pairs_alone():
     def run(test, valid):
-        return {"curves": {"test_error": test, "valid_error": valid}}
+        return Record(curves={"test_error": test, "valid_error": valid})
 
     plain = [run([4.0, 3.0, 2.0, 1.5], [4.0, 3.0]), run([4.0, 3.0], [4.0, 3.0])]
     sharpened = [run([3.5, 3.1, 2.4, 1.5], [3.0, 3.0]), run([4.0, 2.9], [3.0, 3.0])]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.tasks.language import pruning
-from docs.build import language
+from bayesrnn.lab.runs.record import Record
+from bayesrnn.lab.tasks.language.pruning import picture
+from docs.build import language, pruning
 
 
 def pruned(folder, stem, *, seed=1, rises=(0.0, 0.002, 0.008, 0.04, 0.3), changed=None):
@@ -123,12 +124,12 @@ def test_records_with_the_recipe_s_own_settings_come_first(tmp_path):
         record["curves"] = {"valid_perplexity": [90.0, 80.0]}
         (tmp_path / "brnn-medium" / f"{stem}.json").write_text(json.dumps(record))
     found = language.load(tmp_path)["brnn-medium"]
-    assert [(r["seed"], r["settings"]["train"]["epochs"]) for r in found] == [(1, 60), (2, 60), (1, 9)]
+    assert [(r.seed, r.setting("train.epochs")) for r in found] == [(1, 60), (2, 60), (1, 9)]
     assert language._gaps({"brnn-medium": found}) == {
-        "brnn-medium, seed 2": [{"entropy_gap_mean": 0.7}],
-        "brnn-medium (train.epochs=9), seed 1": [{"entropy_gap_mean": 0.6}],
+        "brnn-medium, seed 2": [found[1]],
+        "brnn-medium (train.epochs=9), seed 1": [found[2]],
     }
-    found[0]["metrics"] = {"entropy_gap_mean": 0.8}
+    found[0] = found[0].model_copy(update={"metrics": {"entropy_gap_mean": 0.8}})
     assert next(iter(language._gaps({"brnn-medium": found}))) == "brnn-medium, mean of 2 seeds, and each"
 
 
@@ -141,7 +142,7 @@ def test_records_of_other_texts_are_left_out(tmp_path):
         pruned(tmp_path, stem, seed=int(stem))
         file = tmp_path / "pruning" / f"{stem}.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "data": data}))
-    assert [record["seed"] for record in language.load(tmp_path)["brnn-medium"]] == [2, 3]
+    assert [record.seed for record in language.load(tmp_path)["brnn-medium"]] == [2, 3]
     assert [name for name, _ in pruning.load(tmp_path)] == ["brnn-medium, seed 2", "brnn-medium, seed 3"]
 
 
@@ -184,7 +185,7 @@ def test_a_grid_of_single_runs(tmp_path):
         }  # fmt: skip
         (folder / f"{recurrent}-{words}.json").write_text(json.dumps(record))
     found = language._grids(tmp_path)["small"]
-    assert found["space"] == {"model.recurrent_dropout": [0.0, 0.25], "model.word_dropout": [0.0, 0.5]}
+    assert found.space == {"model.recurrent_dropout": [0.0, 0.25], "model.word_dropout": [0.0, 0.5]}
     text = language.grid(tmp_path)
     assert "20 epochs, seed 1: 110.00 with model.recurrent_dropout 0.25, model.word_dropout 0; 140.00 at worst" in text
     assert language.figures(tmp_path)["ptb-grid-small.png"].startswith(b"\x89PNG")
@@ -197,7 +198,7 @@ def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
     if curve:
         metrics["entropy_gaps"] = curve
         expected = [(0, 0.61), (1, 0.63), (2, 0.65), (3, 0.66)]
-    assert language._gap_points(metrics) == expected
+    assert language._gap_points(Record(metrics=metrics)) == expected
     (tmp_path / "brnn-medium").mkdir()
     record = {"recipe": "brnn-medium", "seed": 1, "metrics": metrics, "curves": {"valid_perplexity": [90.0, 80.0]}}
     (tmp_path / "brnn-medium" / "1.json").write_text(json.dumps(record))
@@ -206,7 +207,7 @@ def test_entropy_gaps_of_old_and_new_records(tmp_path, curve):
     higher = {**record, "seed": 2, "metrics": {"entropy_gap_mean": 0.81, "entropy_gap_1": 0.83}}  # of fewer draws
     (tmp_path / "brnn-medium" / "2.json").write_text(json.dumps(higher))
     assert language.figures(tmp_path)["ptb-entropy-gap.png"] != alone["ptb-entropy-gap.png"]
-    assert language._gap_points({"entropy_gap_mean": 0.5}) == [(0, 0.5)]
+    assert language._gap_points(Record(metrics={"entropy_gap_mean": 0.5})) == [(0, 0.5)]
 
 
 def test_the_small_models_have_a_picture_of_their_own(tmp_path):
@@ -236,7 +237,7 @@ def test_a_run_s_own_pruning_picture(values, label, monkeypatch):
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **options: saved.append(figure))
     rows = [{"fraction": k / 2, "valid_perplexity": value} for k, value in enumerate(values)]
-    pruning.picture(rows, {"rnn.weight_ih_l0": torch.ones(8, 3, dtype=torch.bool), "embed.weight": torch.ones(2, 2)})
+    picture(rows, {"rnn.weight_ih_l0": torch.ones(8, 3, dtype=torch.bool), "embed.weight": torch.ones(2, 2)})
     curve, *cells = saved[0].axes
     saved[0].canvas.draw()
     assert curve.get_ylabel() == f"validation perplexity{label}"
@@ -245,6 +246,6 @@ def test_a_run_s_own_pruning_picture(values, label, monkeypatch):
     assert all(float(text.replace(",", "")) > 0 for text in shown)
     assert [cell.get_title() for cell in cells] == ["weight_ih_l0"]
     assert curve.get_legend() is None
-    pruning.picture(rows, {}, [{"fraction": 0.5, "valid_perplexity": values[0]}])
+    picture(rows, {}, [{"fraction": 0.5, "valid_perplexity": values[0]}])
     (curve,) = saved[1].axes
     assert [t.get_text() for t in curve.get_legend().get_texts()] == ["removed", "removed, the rest trained again"]

@@ -132,7 +132,7 @@ def test_runs_whose_rate_differs_in_a_late_digit_stand_beside_the_recipes_own(tm
     def write_run(name, lr, losses, kernel=None):
         curves = {"train_perplexity": losses, "valid_perplexity": [loss + 2 for loss in losses]}
         settings = {"model": {"hidden": 650}, "train": {"lr": lr}}
-        made = {"recipe": "small", "seed": 1, "kernel": kernel, "settings": settings, "curves": curves}
+        made = {"recipe": "small", "seed": 1, "kernel": kernel, "settings": settings, "curves": curves, "metrics": {}}
         path = tmp_path / f"{name}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(made))

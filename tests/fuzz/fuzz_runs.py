@@ -170,7 +170,7 @@ def config_inputs() -> Any:
 def read_config(data: bytes, folder: Path) -> object:
     import torch
 
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.opening import open_run
 
     for name, content in {**tiny_run(), "config.json": data}.items():
         write(folder, name, content)
@@ -186,7 +186,7 @@ def vocabulary_inputs() -> Any:
 def read_vocabulary(data: bytes, folder: Path) -> object:
     import torch
 
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.opening import open_run
 
     for name, content in {**tiny_run(), "vocabulary.txt": data}.items():
         write(folder, name, content)
@@ -273,13 +273,13 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
     from unittest import mock
 
     from bayesrnn.lab.report import figures, page
-    from bayesrnn.lab.runs import collect
+    from bayesrnn.lab.runs import collection
     from bayesrnn.lab.tasks.forecast import plots as forecast
 
     record, finished, metrics = given
     write(folder, "record.json" if finished else "config.json", record)
     write(folder, "metrics.jsonl", metrics)
-    together = collect.groups(collect.read(folder))
+    together = collection.groups(collection.read(folder))
     if zlib.crc32(record + metrics) % DRAWN == 0:
         with mock.patch.object(figures, "DPI", 30), warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -201,7 +201,7 @@ def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     import torch
 
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.opening import open_run
 
     open_run(tmp_path, torch.device("cpu"))
     config["settings"]["model"]["hidden"] = 9_000_000
@@ -239,7 +239,7 @@ def test_names_of_files_do_not_leave_the_folder(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     import torch
 
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.opening import open_run
 
     for names in (["../../../etc/passwd"], ["/dev/zero"], [".."], [3], "vocabulary.txt", ["a"] * 101):
         (tmp_path / "config.json").write_text(json.dumps({**config, "files": names}))

@@ -42,7 +42,7 @@ def test_no_gpu(name):
 
 def test_a_record_has_a_folder_before_it_is_measured(tmp_path):
     line = refused(FOLDER / "cpu.py", "--out", tmp_path / "none" / "cpu.json")
-    assert line.endswith("none is no folder; make it first, or choose another --out.")
+    assert line.endswith("none is not a folder; make it first, or choose another --out.")
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_record_is_replaced_only_if_that_is_wanted(program, monkeypatch, capsy
     os.mkfifo(tmp_path / "pipe")
     module = program(name)
     for given, message in (
-        (["record.json"], "record.json is there already; replace it with --force, or choose another --out."),
-        (["pipe", "--force"], "pipe is no file; choose another --out."),
-        (["none/record.json"], "none is no folder; make it first, or choose another --out."),
+        (["record.json"], "record.json exists already; replace it with --force, or choose another --out."),
+        (["pipe", "--force"], "pipe is not a regular file; choose another --out."),
+        (["none/record.json"], "none is not a folder; make it first, or choose another --out."),
     ):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--out", str(tmp_path / given[0]), *given[1:]])
         with pytest.raises(SystemExit):

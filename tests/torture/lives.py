@@ -15,7 +15,8 @@ from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.progress import Progress
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.checkpoint import BEST, LAST
-from bayesrnn.lab.runs.folder import MARKER, RECORD
+from bayesrnn.lab.runs.folder import MARKER
+from bayesrnn.lab.runs.record import RECORD
 
 RECIPE = "brnn-medium"
 OVERRIDES = (

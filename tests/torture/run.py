@@ -35,7 +35,8 @@ from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs import folder as run_folder
 from bayesrnn.lab.runs.checkpoint import BEST, BEST_COPY, FILES, LAST, PREVIOUS
-from bayesrnn.lab.runs.folder import LOCK, MARKER, RECORD
+from bayesrnn.lab.runs.folder import LOCK, MARKER
+from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.language import task as language
 from tests.torture.faults import (
     Impossible,

@@ -13,7 +13,7 @@ def test_no_pipe_is_replaced_by_the_record(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SystemExit):
         torture.main(["--out", str(tmp_path / "pipe")])
-    assert "pipe is no file; choose another --out." in capsys.readouterr().err
+    assert "pipe is not a regular file; choose another --out." in capsys.readouterr().err
     assert (tmp_path / "pipe").is_fifo()
 
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.progress import Silent
 from bayesrnn.lab.report.tables import Column
+from bayesrnn.lab.runs.record import Record
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,7 +80,7 @@ class Outcome(BaseModel):
     rows: list[Row]
     words: list[Word]
     text: str
-    record: dict[str, Any]
+    record: Record
     cpu_seconds: float
 
 
@@ -170,7 +171,7 @@ def train_one(name: str, out: Path, *, seed: int, fast: bool, send: Callable[[An
     from bayesrnn.lab.engine.launch import launch
     from bayesrnn.lab.runs import checkpoint
     from bayesrnn.lab.runs.folder import identity
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.opening import open_run
     from bayesrnn.lab.tasks.language.scoring import scores, word_dropout
 
     torch.set_num_threads(1)
@@ -185,7 +186,7 @@ def train_one(name: str, out: Path, *, seed: int, fast: bool, send: Callable[[An
     if task.random:
         options["samples"] = run.recipe.evaluate.samples
     else:  # its weights are the best epoch's until the last ones are loaded
-        rows = [row(f"{MODELS[name]} at epoch {record['metrics']['best_epoch']}", scores(run.model, test, bins=BINS))]
+        rows = [row(f"{MODELS[name]} at epoch {record.metric('best_epoch')}", scores(run.model, test, bins=BINS))]
     last = out / checkpoint.LAST
     checkpoint.load_model(run.model, checkpoint.load_own(last, identity(out))[0], last)
     with word_dropout(run.model, on=False):
@@ -266,12 +267,12 @@ def summary(outcomes: Mapping[str, Outcome], *, command: str, started: str, seed
     first = next(iter(outcomes.values()))
     named = {MODELS[name]: outcome for name, outcome in outcomes.items()}
     rows = [o.rows[0] for o in named.values()] + [r for o in named.values() for r in o.rows[1:]]
-    curves = {name: o.record["curves"]["valid_perplexity"] for name, o in named.items()}
+    curves = {name: o.record.curve("valid_perplexity") for name, o in named.items()}
     smoke = ["This was --fast, a smoke run: the models have hardly begun to learn, so compare nothing."]
     return Quickstart(
-        command=command, started=started, seed=seed, fast=fast, text=first.text, versions=first.record["versions"],
+        command=command, started=started, seed=seed, fast=fast, text=first.text, versions=first.record.versions,
         cpu_seconds=sum(o.cpu_seconds for o in named.values()) + time.process_time(),
-        settings={name: o.record["settings"] for name, o in named.items()}, table=rows, curves=curves,
+        settings={name: o.record.settings for name, o in named.items()}, table=rows, curves=curves,
         sentence=typical_sentence({name: o.words for name, o in named.items()}),
         findings=smoke if fast else findings(rows, curves),
     )  # fmt: skip

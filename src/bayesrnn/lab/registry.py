@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bayesrnn.errors import UserError
 
 if TYPE_CHECKING:
-    from bayesrnn.lab.tasks.base import Task
+    from bayesrnn.lab.tasks.base import Task as Task
 
 TASKS: "dict[str, str | type[Task]]" = {
     "language": "bayesrnn.lab.tasks.language.task:Language",

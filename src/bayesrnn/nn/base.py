@@ -1,4 +1,4 @@
-"""What the library asks of its own layers. Code asks `isinstance`, never for attributes that a user's module may have."""
+"""What the library asks of its own layers, by `isinstance`: attributes of a user's module mean nothing to it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_the_record_has_a_row_for_every_kind_and_says_where_it_was_made(tmp_path
     assert "Bayes by Backprop" in result.output
     again = run("--out", str(out))
     assert again.exit_code == 2
-    assert "is there already" in again.output
+    assert "exists already" in again.output
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
@@ -73,9 +73,9 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
         (["--device", "tpu"], "There is no device tpu"),
         (["--kind", ""], "there is no kind '' to time"),
         (["--kind", " "], "there is no kind ' ' to time"),
-        (["--out", "/nowhere/at/all.json"], "is no folder"),
-        (["--out", "."], ". is no file; choose another --out."),
-        (["--out", ".", "--force"], ". is no file; choose another --out."),
+        (["--out", "/nowhere/at/all.json"], "is not a folder"),
+        (["--out", "."], ". is not a regular file; choose another --out."),
+        (["--out", ".", "--force"], ". is not a regular file; choose another --out."),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments, message):
@@ -91,7 +91,7 @@ def test_what_is_no_file_is_left_alone_and_refused_before_anything_is_measured(t
     for place in (tmp_path / "pipe", tmp_path):
         result = run("--out", str(place), "--force")
         assert result.exit_code == 2
-        assert f"{place} is no file; choose another --out." in " ".join(result.output.splitlines())
+        assert f"{place} is not a regular file; choose another --out." in " ".join(result.output.splitlines())
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks import signatures
 
 TINY = ["hidden=6", "batch_size=4", "window=6", "epochs=1", "layers=2"]
@@ -130,10 +130,10 @@ def test_bad_requests(run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "a.json")
     for arguments, said in (
-        ([run, "--out", tmp_path / "pipe", "--force"], "pipe is no file; choose another --out."),
-        ([run, "--out", tmp_path / "a", "--force"], "a.json is no file; choose another --out."),
-        ([run, "--out", tmp_path, "--force"], "is no file; choose another --out."),
-        ([run], "model.safetensors is there already; replace it with --force"),
+        ([run, "--out", tmp_path / "pipe", "--force"], "pipe is not a regular file; choose another --out."),
+        ([run, "--out", tmp_path / "a", "--force"], "a.json is not a regular file; choose another --out."),
+        ([run, "--out", tmp_path, "--force"], "is not a regular file; choose another --out."),
+        ([run], "model.safetensors exists already; replace it with --force"),
         ([run, "--format", "pickle"], "no format pickle; choose torch, exported, onnx"),
         (
             [run, "--format", "exported", "--out", "ex.exported"],
@@ -141,7 +141,7 @@ def test_bad_requests(run, tmp_path):
         ),
         ([run, "--format", "exported", "--out", "ex"], "of other names; --out ex.pt2 is one"),
         ([run, "--out", tmp_path / "no" / "a.onnx"], "There is no folder"),
-        ([tmp_path / "none"], "is no run of bayesrnn train"),
+        ([tmp_path / "none"], "is not a run of bayesrnn train"),
     ):
         result = invoke("export", *arguments)
         assert result.exit_code == 2

@@ -64,8 +64,9 @@ def test_evaluate_everything(bayesian):
 
 
 def test_draws_that_drop_words_are_told_from_the_protocols(runs, tmp_path):
-    from bayesrnn.lab.cli.reproduce import compared
     from bayesrnn.lab.recipes import load
+    from bayesrnn.lab.runs.record import read
+    from bayesrnn.lab.tasks.language.published import compared
 
     run = shutil.copytree(runs / "variational-tied-medium", tmp_path / "run")
     result = invoke("evaluate", run, "--samples", 2, "--drop-words", "--seed", 4)
@@ -75,7 +76,7 @@ def test_draws_that_drop_words_are_told_from_the_protocols(runs, tmp_path):
     assert (record["metrics"]["samples_words"], record["metrics"]["draws_seed_words"]) == (2, 4)
 
     def ours():
-        rows = compared("x", load("variational-tied-medium"), [json.loads((run / "record.json").read_text())])
+        rows = compared("x", load("variational-tied-medium"), [read(run / "record.json")])
         return next(row["ours"] for row in rows if row["measure"] == "test, MC")
 
     assert ours() is None
@@ -343,7 +344,7 @@ def test_figures_of_weights_that_are_no_longer_there_are_not_written(
     result = invoke(words[0], bayesian, *words[1:])
     assert after
     assert result.exit_code == 2, result.output
-    assert result.stderr.startswith(f"bayesrnn: The run in {bayesian} was replaced or trained on meanwhile")
+    assert result.stderr.startswith(f"bayesrnn: The run in {bayesian} was replaced or trained further meanwhile")
     assert "nothing was written" in result.stderr
     assert result.stderr.count("\n") == 1
     assert contents(bayesian) == after[0]
@@ -362,7 +363,7 @@ def test_no_run_is_begun_inside_one_that_was_replaced(bayesian, text_folder, mon
     monkeypatch.setattr(prune, "_curve", meanwhile)
     result = invoke("prune", bayesian, "--retrain", 1, "--device", "cpu")
     assert result.exit_code == 2
-    assert "was replaced or trained on meanwhile" in result.stderr
+    assert "was replaced or trained further meanwhile" in result.stderr
     assert not list(bayesian.glob("prune*"))
 
 
@@ -522,7 +523,7 @@ def test_other_data_is_said_and_the_record_is_left_alone(runs, bayesian, text_fo
 
 
 def test_figures_of_other_data_are_not_in_a_report(bayesian, text_folder, tmp_path):
-    from bayesrnn.lab.runs.collect import read
+    from bayesrnn.lab.runs.collection import read
 
     other = shutil.copytree(text_folder, tmp_path / "text")
     (other / "test.txt").write_text("w1 w2 w5\n" * 20)
@@ -676,7 +677,7 @@ def test_rates_of_an_earlier_choice_leave_the_record(bayesian):
 
 
 def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):
-    assert "is no run of bayesrnn train" in invoke("evaluate", tmp_path / "none").stderr
+    assert "is not a run of bayesrnn train" in invoke("evaluate", tmp_path / "none").stderr
     other = shutil.copytree(text_folder, tmp_path / "text")
     (other / "train.txt").write_text("quite other words here\n" * 50)
     assert "vocabulary of this text" in invoke("evaluate", bayesian, "--data", other).stderr

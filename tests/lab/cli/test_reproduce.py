@@ -13,6 +13,8 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.cli import app, reproduce
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.runs.folder import MARKER
+from bayesrnn.lab.runs.record import read_folder
+from bayesrnn.lab.tasks.language.published import compared
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1", "samples=2"]
 SETS = [part for setting in TINY for part in ("--set", setting)]
@@ -167,12 +169,12 @@ def test_copies_of_a_record_are_one_seed(reproduced, tmp_path):
     folder = shutil.copytree(reproduced / "results" / "brnn-medium", tmp_path / "brnn-medium")
     shutil.copy(reproduced / "runs" / "brnn-medium" / "1" / "record.json", folder / "record.json")
     shutil.copy(folder / "1.json", folder / "1 (copy).json")
-    lines = reproduce.compared("brnn-medium", recipes.load("brnn-medium"), reproduce.records_of(folder))
+    lines = compared("brnn-medium", recipes.load("brnn-medium"), read_folder(folder))
     assert [line["seeds"] for line in lines] == [1] * 6
     assert not any("±" in line["ours"] for line in lines)
     two = json.loads((folder / "1.json").read_text())
     (folder / "2.json").write_text(json.dumps({**two, "seed": 2}))
-    lines = reproduce.compared("brnn-medium", recipes.load("brnn-medium"), reproduce.records_of(folder))
+    lines = compared("brnn-medium", recipes.load("brnn-medium"), read_folder(folder))
     assert [line["seeds"] for line in lines] == [2] * 6
 
 

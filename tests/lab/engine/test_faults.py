@@ -17,8 +17,9 @@ from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs import folder as run_folder
 from bayesrnn.lab.runs.checkpoint import BEST, BEST_COPY, LAST, NEXT, PREVIOUS, Damaged
-from bayesrnn.lab.runs.folder import FORMAT, LOCK, MARKER, Busy, RunFolder, write_file
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.files import write_file
+from bayesrnn.lab.runs.folder import FORMAT, LOCK, MARKER, Busy, RunFolder
+from bayesrnn.lab.runs.opening import open_run
 
 
 class Stop(Exception):
@@ -276,7 +277,7 @@ def test_a_run_whose_lock_was_taken_away_stops(train, stopped, tmp_path, whole):
                 self.files = {p.name: p.read_bytes() for p in stopped.iterdir()}
 
     told = Deleting()
-    with pytest.raises(Busy, match=r"\.lock was taken away during the run.*go on with --resume") as error:
+    with pytest.raises(Busy, match=r"\.lock was removed during the run.*continue with --resume") as error:
         train("stopped", told, resume=True)
     assert "\n" not in str(error.value)
     assert {p.name: p.read_bytes() for p in stopped.iterdir()} == told.files
@@ -513,7 +514,7 @@ def test_a_jump_of_the_clock_changes_nothing(train, tmp_path, whole, monkeypatch
     monkeypatch.setattr(time, "time", lambda: 2e9 + (-1) ** next(hours) * 1e9)
     record = train("r")
     same(outcome(tmp_path / "r"), whole)
-    assert 0 < record["metrics"]["train_seconds"] < 60
+    assert 0 < record.metrics["train_seconds"] < 60
 
 
 def as_format_1(out):

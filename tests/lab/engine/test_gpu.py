@@ -48,8 +48,8 @@ def test_a_graph_does_what_the_steps_do(line_recipe, tmp_path, overrides):
     assert "One step is one CUDA graph." in told.said
     eager, told = run(line_recipe, tmp_path / "eager", overrides, graph=False)
     assert "Steps run eagerly: switched off." in told.said
-    for key, values in eager["curves"].items():
-        assert graph["curves"][key] == pytest.approx(values, rel=1e-3, abs=1e-6), key
+    for key, values in eager.curves.items():
+        assert graph.curves[key] == pytest.approx(values, rel=1e-3, abs=1e-6), key
 
 
 @pytest.mark.parametrize("overrides", SETTINGS, ids=lambda o: o[0])
@@ -60,8 +60,8 @@ def test_a_run_is_resumed_exactly(line_recipe, tmp_path, monkeypatch, overrides)
     with pytest.raises(KeyboardInterrupt):
         run(line_recipe, tmp_path / "stopped", overrides, reporter=Quiet(stop=12))
     again, _ = run(line_recipe, tmp_path / "stopped", overrides, resume=True)
-    for key, values in whole["curves"].items():
-        assert again["curves"][key] == pytest.approx(values, rel=1e-4, abs=1e-7), key
+    for key, values in whole.curves.items():
+        assert again.curves[key] == pytest.approx(values, rel=1e-4, abs=1e-7), key
     a, b = (checkpoint.load(tmp_path / name / "last.safetensors")[0] for name in ("whole", "stopped"))
     assert torch.equal(a["step.task.order"], b["step.task.order"])
     assert a["rng.cuda"].equal(b["rng.cuda"])
@@ -74,6 +74,6 @@ def test_language_models_too(text_folder, tmp_path, name):
     for graph in (True, False):
         records[graph], told = run(name, tmp_path / str(graph), overrides, data=str(text_folder), graph=graph)
         assert ("One step is one CUDA graph." in told.said) is graph
-    assert records[True]["curves"]["valid_perplexity"] == pytest.approx(
-        records[False]["curves"]["valid_perplexity"], rel=1e-2
+    assert records[True].curves["valid_perplexity"] == pytest.approx(
+        records[False].curves["valid_perplexity"], rel=1e-2
     )

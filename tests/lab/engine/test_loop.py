@@ -78,7 +78,7 @@ def test_other_data_is_refused_wherever_it_differs(text_folder, tmp_path):
         assert "\n" not in str(e.value)
     whole = run(text_folder, tmp_path / "whole")
     moved = shutil.copytree(text_folder, tmp_path / "moved")
-    assert run(moved, out, resume=True)["curves"] == whole["curves"]
+    assert run(moved, out, resume=True).curves == whole.curves
 
 
 def test_a_run_of_before_there_were_digests_goes_on(text_folder, tmp_path):
@@ -93,7 +93,7 @@ def test_a_run_of_before_there_were_digests_goes_on(text_folder, tmp_path):
         checkpoint.save_file(out / name, tensors, {**about, "run": identity(out)})
     for name in ("previous.safetensors", "best-copy.safetensors"):
         (out / name).unlink(missing_ok=True)
-    assert run(text_folder, out, resume=True)["curves"] == whole["curves"]
+    assert run(text_folder, out, resume=True).curves == whole.curves
 
 
 @pytest.mark.parametrize(("first", "said"), [(2, []), (4, ["there are 3 epochs"])])
@@ -114,7 +114,7 @@ def test_a_record_names_the_commit_that_the_run_began_with(text_folder, tmp_path
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: SimpleNamespace(stdout=f"{said[0]}\n"))
     commit.cache_clear()
     try:
-        assert run(text_folder, tmp_path / "r", reporter=Moving())["commit"] == "first"
+        assert run(text_folder, tmp_path / "r", reporter=Moving()).commit == "first"
         assert said == ["later"]
     finally:
         commit.cache_clear()
@@ -132,17 +132,17 @@ def test_a_run_leaves_its_folder_and_record(text_folder, tmp_path):
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert lines[2]["lr"] == pytest.approx(0.8333333333**2)
     assert lines[-1]["valid_perplexity"] < lines[0]["valid_perplexity"] < 14
-    assert record["metrics"]["valid_perplexity"] == pytest.approx(lines[-1]["valid_perplexity"], rel=0.1)
-    assert record["curves"]["valid_perplexity"] == [line["valid_perplexity"] for line in lines]
-    assert {"recipe", "seed", "commit", "device", "versions", "command"} <= record.keys()
+    assert record.metrics["valid_perplexity"] == pytest.approx(lines[-1]["valid_perplexity"], rel=0.1)
+    assert record.curves["valid_perplexity"] == [line["valid_perplexity"] for line in lines]
+    assert {"recipe", "seed", "commit", "device", "versions", "command"} <= record.to_dict().keys()
     assert told.steps[-1].step == told.steps[-1].steps
     assert "not a CUDA device" in " ".join(told.said)
 
 
 def test_the_record_names_the_kernels_that_were_asked_for(text_folder, tmp_path, monkeypatch):
-    assert "kernel" not in run(text_folder, tmp_path / "default", overrides=["epochs=1"])
+    assert "kernel" not in run(text_folder, tmp_path / "default", overrides=["epochs=1"]).to_dict()
     monkeypatch.setenv("BAYESRNN_KERNEL", "loop")
-    assert run(text_folder, tmp_path / "asked", overrides=["epochs=1"])["kernel"] == "loop"
+    assert run(text_folder, tmp_path / "asked", overrides=["epochs=1"]).kernel == "loop"
 
 
 def weights(out, name="last.safetensors"):
@@ -177,8 +177,8 @@ def test_killed_and_resumed_is_bit_identical(text_folder, tmp_path, name):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     a, b = (json.loads((p / "record.json").read_text()) for p in (out, tmp_path / "whole"))
-    assert a["curves"] == b["curves"]
-    assert a["metrics"]["test_perplexity"] == b["metrics"]["test_perplexity"]
+    assert a.curves == b.curves
+    assert a.metrics["test_perplexity"] == b.metrics["test_perplexity"]
 
 
 def test_resuming_needs_the_same_settings_seed_and_text(text_folder, tmp_path):
@@ -261,7 +261,7 @@ def test_a_full_disk_keeps_what_was_saved(text_folder, tmp_path, monkeypatch):
     assert not list(out.glob(".*.tmp"))
     run(text_folder, out, resume=True)
     whole = run(text_folder, tmp_path / "whole")
-    assert json.loads((out / "record.json").read_text())["curves"] == whole["curves"]
+    assert json.loads((out / "record.json").read_text())["curves"] == whole.curves
 
 
 def in_the_background(monkeypatch):
@@ -273,7 +273,7 @@ def test_checkpoints_in_the_background_are_the_same(text_folder, tmp_path, monke
     plain = run(text_folder, tmp_path / "plain", overrides=["average_from=2", "save_every=3"])
     in_the_background(monkeypatch)
     record = run(text_folder, tmp_path / "r", overrides=["average_from=2", "save_every=3"])
-    assert record["curves"] == plain["curves"]
+    assert record.curves == plain.curves
     for name in ("last.safetensors", "best.safetensors"):
         found, expected = (checkpoint.load(tmp_path / out / name) for out in ("r", "plain"))
         assert found[0].keys() == expected[0].keys()
@@ -401,7 +401,7 @@ def test_a_task_of_minibatches_is_resumed_exactly(line_recipe, tmp_path, monkeyp
     with pytest.raises(Stop):
         line(line_recipe, tmp_path / "stopped", overrides, Stopped(12))
     again = line(line_recipe, tmp_path / "stopped", overrides, resume=True)
-    assert again["curves"] == whole["curves"]
+    assert again.curves == whole.curves
     for file in ("last.safetensors", "best.safetensors"):
         ours, theirs = weights(tmp_path / "stopped", file), weights(tmp_path / "whole", file)
         assert ours.keys() == theirs.keys()
@@ -415,10 +415,10 @@ def test_a_task_of_its_own(line_recipe, tmp_path, monkeypatch):
         "config.json", "metrics.jsonl", "scale.txt", "best.safetensors", "last.safetensors", "state.json",
         "record.json",
     }  # fmt: skip
-    assert record["data"] == "made up"
-    assert record["metrics"]["valid_rmse"] == min(record["curves"]["valid_rmse"])
-    assert record["metrics"]["valid_rmse"] < record["curves"]["valid_rmse"][0]
-    assert {"train_nll", "kl", "valid_rmse", "lr", "loss", "gradient_norm"} == record["curves"].keys()
+    assert record.data == "made up"
+    assert record.metrics["valid_rmse"] == min(record.curves["valid_rmse"])
+    assert record.metrics["valid_rmse"] < record.curves["valid_rmse"][0]
+    assert {"train_nll", "kl", "valid_rmse", "lr", "loss", "gradient_norm"} == record.curves.keys()
     assert told.lines[0]["points_per_second"] > 0
     assert "7 steps of 8 points per epoch on cpu." in told.said
     (tmp_path / "r" / ".unfinished").write_text("1\n")
@@ -432,27 +432,27 @@ def test_a_task_of_its_own(line_recipe, tmp_path, monkeypatch):
 def test_the_average_is_validated_and_kept(line_recipe, tmp_path):
     plain = line(line_recipe, tmp_path / "plain")
     averaged = line(line_recipe, tmp_path / "averaged", ["average_from=2"])
-    a, b = plain["curves"], averaged["curves"]
+    a, b = plain.curves, averaged.curves
     assert a["loss"] == b["loss"]  # the steps are the same
     assert a["valid_rmse"][0] == b["valid_rmse"][0]
     assert a["valid_rmse"][1:] != b["valid_rmse"][1:]
     last, best = weights(tmp_path / "averaged"), weights(tmp_path / "averaged", "best.safetensors")
     assert torch.equal(last["model.0.weight"], weights(tmp_path / "plain")["model.0.weight"])
     assert torch.equal(best["model.0.weight"], last["step.average.0"])  # the last epoch is the best
-    assert averaged["metrics"]["valid_rmse"] == b["valid_rmse"][-1]
+    assert averaged.metrics["valid_rmse"] == b["valid_rmse"][-1]
 
 
 def test_measuring_does_not_change_training(line_recipe, tmp_path):
     from bayesrnn.lab.tasks.base import TASKS
 
-    before = line(line_recipe, tmp_path / "a", ["dropout=0.5"])["curves"]
+    before = line(line_recipe, tmp_path / "a", ["dropout=0.5"]).curves
 
     class More(TASKS["line"]):
         def validate(self):
             return {**super().validate(), "valid_noise": float(torch.rand(()))}
 
     TASKS["line"] = More  # the fixture puts it away
-    after = line(line_recipe, tmp_path / "b", ["dropout=0.5"])["curves"]
+    after = line(line_recipe, tmp_path / "b", ["dropout=0.5"]).curves
     assert len(set(after.pop("valid_noise"))) == 3
     assert after == before
 

@@ -320,10 +320,10 @@ def test_a_run_started_again_goes_on(line_recipe, tmp_path, monkeypatch):
             with pytest.raises(UserError, match="holds an unfinished run"):
                 run(out, ranks=other)
         told = Told()
-        assert run(out, told, ranks=again, force=True)["curves"] == whole["curves"]
+        assert run(out, told, ranks=again, force=True).curves == whole.curves
         assert "Resumed in epoch 2, after step 3." in told.said
     ours = Ranks(launch="a", restarted=True)
-    assert run("a", ranks=ours)["curves"] == whole["curves"]  # it was over when it was started again
+    assert run("a", ranks=ours).curves == whole.curves  # it was over when it was started again
     for other in (Ranks(launch="a"), Ranks(launch="another", restarted=True), Ranks(restarted=True)):
         with pytest.raises(UserError, match="already holds a finished run"):
             run("a", ranks=other)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.report.page import build
-from bayesrnn.lab.runs.collect import groups, read
+from bayesrnn.lab.runs.collection import groups, read
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,8 +9,7 @@ from report_examples import DIGITS, FORECAST, SENTIMENT, Reader, groups_of, page
 from bayesrnn.lab.report import uncertainty_sections
 from bayesrnn.lab.report.page import heading
 from bayesrnn.lab.report.parts import Page
-from bayesrnn.lab.runs import collect
-from bayesrnn.lab.runs.collect import scalars
+from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast import sections as forecast_sections
 from bayesrnn.lab.tasks.language.measured import Measured, Word
 
@@ -250,7 +249,7 @@ def test_a_task_that_is_not_known_here(tmp_path):
 
 
 def test_numbers_that_are_none_leave_gaps(tmp_path):
-    broken = record(curves={"valid_perplexity": [math.nan, 100.0, math.inf], "odd": ["x"], "empty": []})
+    broken = record(curves={"valid_perplexity": [math.nan, 100.0, math.inf], "empty": []})
     broken["metrics"]["test_perplexity"] = math.inf
     text, _ = page_of(tmp_path, broken)
     assert "nan to inf" in text
@@ -273,7 +272,8 @@ def test_a_run_that_has_diverged(tmp_path, key):
 def test_very_many_figures(tmp_path, monkeypatch):
     """Tables end, and metrics are looked through a few times, not once for each."""
     calls = []
-    monkeypatch.setattr(collect, "scalars", lambda metrics: calls.append(1) or scalars(metrics))
+    own = Record.scalars
+    monkeypatch.setattr(Record, "scalars", lambda record: calls.append(1) or own(record))
     curves = {**record()["curves"], **{f"kl_{k}": [2.0, 1.0] for k in range(30)}}
     metrics = {f"m{k}": k + 0.5 for k in range(1500)}
     text, pictures = page_of(tmp_path, record(metrics={**metrics, "test_perplexity": 3.0}, curves=curves))

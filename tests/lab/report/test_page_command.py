@@ -13,7 +13,7 @@ from report_examples import ROOT, Reader, invoke, page_of, record
 from bayesrnn.errors import UserError
 from bayesrnn.lab.report.page import build
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.collect import groups, metrics_lines, read
+from bayesrnn.lab.runs.collection import groups, metrics_lines, read
 from bayesrnn.lab.runs.folder import identity
 
 

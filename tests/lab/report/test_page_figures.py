@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bayesrnn.lab.report import figures, html, sections, wording
-from bayesrnn.lab.runs.collect import scalars
+from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.captioning import gallery
 from bayesrnn.lab.tasks.forecast import plots as forecast
 
@@ -125,4 +125,4 @@ def test_words_for_names_and_numbers():
     assert wording.figure("test_coverage", [0.93, 0.95]) == "94.0% ± 1.4%"
     assert wording.figure("epistemic_share", [0.25]) == "25.0%"
     assert wording.figure("test_crps", [0.25]) == wording.figure("coverage", [25.0])[:2].replace("25", "0.25")
-    assert scalars({"a": 1, "b": True, "c": {"d": 2.5, "e": [1]}, "f": "x"}) == {"a": 1.0, "c.d": 2.5}
+    assert Record(metrics={"a": 1, "b": True, "c": {"d": 2.5, "e": [1]}, "f": "x"}).scalars() == {"a": 1.0, "c.d": 2.5}

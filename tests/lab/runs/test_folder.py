@@ -8,7 +8,8 @@ import time
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.runs.folder import LOCK, MARKER, Busy, RunFolder, briefly_locked, check_free, check_out, write_file
+from bayesrnn.lab.runs.files import check_free, check_out, write_file
+from bayesrnn.lab.runs.folder import LOCK, MARKER, Busy, RunFolder, briefly_locked
 
 FILES = ["a.txt", "b.jsonl"]
 
@@ -115,11 +116,12 @@ def test_captions_go_with_the_run_if_they_are_its_own(tmp_path):
     """Those that say that this program wrote them; a data set's file of the same name stays, and is in nobody's way."""
     mine = '{"images": [{"caption": "a dog", "program": "bayesrnn"}]}'
     (tmp_path / "captions.json").write_text(mine)
-    RunFolder(tmp_path, files=["a.txt"], force=True).finish({})
+    about = {"settings": {"task": "captioning"}}
+    RunFolder(tmp_path, files=["a.txt"], force=True).finish(about)
     for content in (mine, "not JSON", '["program", "bayesrnn"]', '{"program": "another"}'):
         (tmp_path / "captions.json").write_text(content)
         run = RunFolder(tmp_path, files=["a.txt"], force=True)
-        run.finish({})
+        run.finish(about)
         assert run.note == ""
         assert (tmp_path / "captions.json").read_text() == content
     (tmp_path / "captions.json").write_text('{"program": "bayesrnn", "found": []}')
@@ -274,9 +276,9 @@ def pipe(tmp_path):
 
 @pytest.mark.parametrize("force", [True, False])
 def test_what_is_no_file_is_refused_whatever_force_says(tmp_path, pipe, force):
-    with pytest.raises(UserError, match="pipe is no file; choose another --plot"):
+    with pytest.raises(UserError, match="pipe is not a regular file; choose another --plot"):
         check_free(pipe, force=force, option="--plot")
-    with pytest.raises(UserError, match="is no file; choose another --out"):
+    with pytest.raises(UserError, match="is not a regular file; choose another --out"):
         check_free(tmp_path, force=force)
     link = tmp_path / "link"
     for target in (pipe, tmp_path / "a.txt", tmp_path / "nowhere"):
@@ -289,13 +291,13 @@ def test_what_is_no_file_is_refused_whatever_force_says(tmp_path, pipe, force):
 
 def test_a_file_that_is_there_needs_force_and_a_new_one_needs_a_folder(tmp_path):
     (tmp_path / "a.txt").write_text("mine")
-    with pytest.raises(UserError, match="is there already; replace it with --force, or choose another --out"):
+    with pytest.raises(UserError, match="exists already; replace it with --force, or choose another --out"):
         check_out(tmp_path / "a.txt", force=False)
     check_out(tmp_path / "a.txt", force=True)
     check_out(tmp_path / "b.txt", force=False)
     check_free(tmp_path / "a.txt/b.txt", force=False)  # its folder is looked at by `check_out`
     for path in (tmp_path / "none/b.txt", tmp_path / "a.txt/b.txt"):
-        with pytest.raises(UserError, match="is no folder; make it first, or choose another --out"):
+        with pytest.raises(UserError, match="is not a folder; make it first, or choose another --out"):
             check_out(path, force=True)
     with pytest.raises(UserError, match="cannot be written"):
         check_out(tmp_path / ("x" * 300), force=True)
@@ -304,7 +306,7 @@ def test_a_file_that_is_there_needs_force_and_a_new_one_needs_a_folder(tmp_path)
 def test_a_pipe_is_never_replaced_by_a_file(tmp_path, pipe):
     (tmp_path / "link").symlink_to(pipe)
     for path in (pipe, tmp_path / "link", tmp_path):
-        with pytest.raises(UserError, match="is no file, and will not be replaced by one"):
+        with pytest.raises(UserError, match="is not a regular file, and will not be replaced by one"):
             write_file(path, "text")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert {p.name for p in tmp_path.iterdir()} == {"pipe", "link"}

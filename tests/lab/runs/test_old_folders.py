@@ -19,7 +19,7 @@ import torch
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.runs.folder import FORMAT, MARKER
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 
 FOLDERS = Path(__file__).parent / "folders"
 KEPT = ("config.json", "metrics.jsonl", "vocabulary.txt", "last.safetensors", "best.safetensors", MARKER)
@@ -52,8 +52,8 @@ def train(out, steps=None, **options):
 
 def figures(record):
     """What a run comes to: curves and figures, times and speeds aside."""
-    curves = {key: values for key, values in record["curves"].items() if "second" not in key}
-    return {**curves, **{key: record["metrics"][key] for key in ("valid_perplexity", "test_perplexity")}}
+    curves = {key: values for key, values in record.curves.items() if "second" not in key}
+    return {**curves, **{key: record.metrics[key] for key in ("valid_perplexity", "test_perplexity")}}
 
 
 @pytest.mark.parametrize("number", range(1, FORMAT + 1))

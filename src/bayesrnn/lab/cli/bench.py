@@ -31,7 +31,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
 ) -> None:
     """Time whole training steps beside plain torch.nn; a row is printed only after its correctness check."""
-    from bayesrnn.lab.runs.folder import check_out, write_file
+    from bayesrnn.lab.runs.files import check_out, write_file
 
     if out is not None:
         check_out(out, force=force)

@@ -46,7 +46,7 @@ def command(
 
     from bayesrnn.lab.cli.console import plain_console
     from bayesrnn.lab.engine.launch import device_of
-    from bayesrnn.lab.runs.trained import check_task, open_run
+    from bayesrnn.lab.runs.opening import check_task, open_run
     from bayesrnn.lab.tasks.captioning.description import describe
 
     check_task(run, "captioning")
@@ -99,7 +99,7 @@ def _asked(
 
 def _check_place(path: Path) -> None:
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.runs.folder import check_free
+    from bayesrnn.lab.runs.files import check_free
 
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--gallery writes a page; {path} should end in .html.")
@@ -135,7 +135,7 @@ def _show(console: "Console", one: "Description") -> None:
 
 
 def _write_gallery(path: Path, found: list["Description"], files: list[Path | None], title: str) -> None:
-    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.runs.files import write_file
     from bayesrnn.lab.tasks.captioning.gallery import gallery
 
     pictures = [None if file is None else _small(file) for file in files]

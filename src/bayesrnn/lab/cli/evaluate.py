@@ -82,14 +82,15 @@ def command(
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
     from bayesrnn.lab.report.tables import Column, rich_table
-    from bayesrnn.lab.runs.folder import MARKER, RECORD
-    from bayesrnn.lab.runs.trained import Measured, open_run
+    from bayesrnn.lab.runs.folder import MARKER
+    from bayesrnn.lab.runs.opening import WeightsGuard, open_run
+    from bayesrnn.lab.runs.record import RECORD, add_evaluation
     from bayesrnn.lab.tasks.base import task_class
 
     console = plain_console()
     where = device_of(device)
     unfinished = (run / MARKER).exists()
-    measured = Measured.of(run)
+    measured = WeightsGuard.of(run)
     trained = open_run(run, where)
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
@@ -109,7 +110,7 @@ def command(
             other.write(run, metrics)
     else:
         with measured.unchanged():
-            recorded = record(run, metrics)
+            recorded = add_evaluation(run, metrics)
         if recorded is None:
             told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
             console.print(told, soft_wrap=True, markup=False)
@@ -213,7 +214,7 @@ def _shown(value: Any) -> str:
 
 def _other_rules(metrics: dict[str, Any]) -> dict[str, Any]:
     """Figures of dynamic evaluation by the rule that was not the best on validation, to be read beside the best's."""
-    from bayesrnn.lab.runs.figures import OF_A_RULE
+    from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE
 
     rules = metrics.get("dynamic_by_rule", {})
     kept = ("dynamic_lr", "dynamic_decay", *(key for key in OF_A_RULE if "perplexity" in key))
@@ -245,33 +246,7 @@ class _Other:
         return f"evaluation-{name}-{self.digest[:8]}.json"
 
     def write(self, run: Path, metrics: dict[str, Any]) -> None:
-        from bayesrnn.lab.runs.folder import as_json, write_file
+        from bayesrnn.lab.runs.files import as_json, write_file
 
         about = {"program": "bayesrnn", "data": self.name, "data_digest": self.digest}
         write_file(run / self.file, as_json({**about, "metrics": metrics}))
-
-
-def record(run: Path, metrics: dict[str, Any]) -> dict[str, Any] | None:
-    """Write evaluation.json, and put the figures, which are of the run's own data, into its record.
-
-    Returns the figures as evaluation.json has them: with dynamic evaluation also that by another rule in the record.
-    None: there is no record to put them into.
-    """
-    import json
-
-    from bayesrnn.lab.runs.figures import by_rule, merged
-    from bayesrnn.lab.runs.folder import RECORD, as_json, write_file
-
-    whole, latest = None, metrics
-    try:
-        whole = json.loads((run / RECORD).read_text("utf-8"))
-        kept = whole.get("metrics", {})
-        whole["metrics"] = merged(kept, metrics)
-        if by_rule(metrics):
-            latest = merged({"dynamic_by_rule": by_rule(kept)}, metrics)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        whole = None
-    write_file(run / "evaluation.json", as_json(latest))
-    if whole is not None:
-        write_file(run / RECORD, as_json(whole))
-    return None if whole is None else latest

@@ -10,7 +10,7 @@ from bayesrnn.lab.cli.errors import one_line
 if TYPE_CHECKING:
     from torch import nn
 
-    from bayesrnn.lab.runs.trained import Trained
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 ENDINGS = {"torch": ".safetensors", "exported": ".pt2", "onnx": ".onnx"}
 
@@ -31,8 +31,9 @@ def command(
 
     from bayesrnn.errors import UserError
     from bayesrnn.lab.runs import checkpoint
-    from bayesrnn.lab.runs.folder import check_free, identity, write_file
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.files import check_free, write_file
+    from bayesrnn.lab.runs.folder import identity
+    from bayesrnn.lab.runs.opening import open_run
 
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
@@ -73,7 +74,7 @@ def command(
     typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {path} and {beside}.{unchecked}")
 
 
-def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool]:
+def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bool]:
     """Write the file; returns its description, and whether its numbers were compared with the model's."""
     import io
 
@@ -81,7 +82,7 @@ def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool
 
     from bayesrnn import export
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.runs.files import write_file
     from bayesrnn.lab.tasks.signatures import in_use, signature
 
     plain = export.to_torch(in_use(run))
@@ -119,7 +120,7 @@ def written(run: "Trained", path: Path, form: str) -> tuple[dict[str, Any], bool
     return about, checked
 
 
-def description(run: "Trained", plain: "nn.Module") -> dict[str, Any]:
+def description(run: "OpenedRun", plain: "nn.Module") -> dict[str, Any]:
     """What the weights are of: layers with their arguments, shapes, ties, and the files of the run's data."""
     from bayesrnn._version import __version__
 

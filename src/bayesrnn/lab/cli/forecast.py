@@ -27,8 +27,8 @@ def command(
 
     from bayesrnn.errors import UserError
     from bayesrnn.lab.engine.launch import device_of
-    from bayesrnn.lab.runs.folder import check_free
-    from bayesrnn.lab.runs.trained import check_task, open_run
+    from bayesrnn.lab.runs.files import check_free
+    from bayesrnn.lab.runs.opening import check_task, open_run
 
     check_task(run, "forecast")
     if not 0 < level < 1:
@@ -105,7 +105,7 @@ def forecast(
 
 
 def _plot(found: dict[str, Any], path: Path) -> None:
-    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.runs.files import write_file
     from bayesrnn.lab.tasks.forecast.plots import forecast_plot
 
     rows = {key: [row[key] for row in found["rows"]] for key in ("mean", "low", "high", "epistemic")}

@@ -9,7 +9,7 @@ import typer
 from bayesrnn.lab.cli.errors import one_line
 
 if TYPE_CHECKING:
-    from bayesrnn.lab.runs.trained import Trained
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 
 _PART = 1 << 20
@@ -33,7 +33,7 @@ def command(
 
     from bayesrnn.errors import UserError
     from bayesrnn.lab.engine.launch import device_of
-    from bayesrnn.lab.runs.trained import check_task, open_run
+    from bayesrnn.lab.runs.opening import check_task, open_run
     from bayesrnn.lab.tasks.language.text import read_tokens, tokens_of
 
     check_task(run, "language")
@@ -79,7 +79,7 @@ def _stdin() -> bytes:
     return bytes(data)
 
 
-def scored(trained: "Trained", tokens: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:
+def scored(trained: "OpenedRun", tokens: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:
     """One line per word; the first is predicted from the end of a sentence.
 
     Of a recipe with ``data.carry_state: false`` the state starts from zero in every window, as in training.
@@ -88,10 +88,12 @@ def scored(trained: "Trained", tokens: list[str], *, samples: int, seed: int) ->
 
     from bayesrnn.lab.tasks.language import scoring
     from bayesrnn.lab.tasks.language.evaluation import reset_of
+    from bayesrnn.lab.tasks.language.task import vocabulary_of
     from bayesrnn.lab.tasks.language.text import EOS
 
+    vocabulary = vocabulary_of(trained.files)
     device = next(trained.model.parameters()).device
-    stream = trained.vocabulary.encode([EOS, *tokens]).unsqueeze(1).to(device)
+    stream = vocabulary.encode([EOS, *tokens]).unsqueeze(1).to(device)
     position = 0
     with scoring.word_dropout(trained.model, on=False):
         found = scoring.log_probabilities(trained.model, stream, samples=samples, seed=seed, reset=reset_of(trained))
@@ -103,6 +105,6 @@ def scored(trained: "Trained", tokens: list[str], *, samples: int, seed: int) ->
             values = zip(surprisal.tolist(), entropy.tolist(), information.tolist(), strict=True)
             for s, h, i in values:
                 word = tokens[position]
-                known = word in trained.vocabulary
+                known = word in vocabulary
                 yield {"word": word, "known": known, "surprisal": s, "entropy": h, "mutual_information": i}
                 position += 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bayesrnn.lab.engine.progress import Reporter
-    from bayesrnn.lab.runs.trained import Trained
+    from bayesrnn.lab.runs.opening import OpenedRun
     from bayesrnn.lab.tasks.language.retraining import Schedule
 
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
@@ -70,15 +70,16 @@ def command(
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
     from bayesrnn.lab.runs import checkpoint
-    from bayesrnn.lab.runs.folder import MARKER, as_json, write_file
-    from bayesrnn.lab.runs.trained import Measured, check_task, open_run
+    from bayesrnn.lab.runs.files import as_json, write_file
+    from bayesrnn.lab.runs.folder import MARKER
+    from bayesrnn.lab.runs.opening import WeightsGuard, check_task, open_run
     from bayesrnn.lab.tasks.language.pruning import picture
     from bayesrnn.pruning import gaussian_of, removed
 
     check_task(run, "language")
     where, console = device_of(device), plain_console()
     unfinished = (run / MARKER).exists()
-    measured = Measured.of(run)
+    measured = WeightsGuard.of(run)
     trained = open_run(run, where)
     set_precision(trained.recipe.train.precision, where)
     if trained.recipe.posterior.kind == "none":
@@ -144,7 +145,7 @@ def command(
             "tensors": _tensors(q),
             "curve": again,
         }
-        told += f" Trained again: {_figures(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
+        told += f" OpenedRun again: {_figures(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
     if not not_kept:
         tensors = {f"model.{key}": value for key, value in q.state_dict().items()}
         about = {
@@ -185,11 +186,12 @@ def _retrained(run: Path) -> Any:
     return before.get("retrained") if isinstance(before, dict) else None
 
 
-def _still_valid(trained: "Trained", plan: "Schedule", data: str, console: "Console") -> set[float]:
+def _still_valid(trained: "OpenedRun", plan: "Schedule", data: str, console: "Console") -> set[float]:
     """Which shares of prune.json were trained again from these weights, by the same plan, and are there still."""
     from bayesrnn.errors import UserError
     from bayesrnn.lab.cli.train import reporter
-    from bayesrnn.lab.runs.folder import MARKER, RECORD
+    from bayesrnn.lab.runs.folder import MARKER
+    from bayesrnn.lab.runs.record import RECORD
 
     before = _retrained(trained.path)
     curve = before.get("curve") if isinstance(before, dict) else None
@@ -205,7 +207,7 @@ def _still_valid(trained: "Trained", plan: "Schedule", data: str, console: "Cons
     return found
 
 
-def _share_before(trained: "Trained") -> float:
+def _share_before(trained: "OpenedRun") -> float:
     """Which share of the run's weights is gone already: it is that of pruned ones, trained again."""
     from bayesrnn.pruning import removed, share_of
 
@@ -215,7 +217,7 @@ def _share_before(trained: "Trained") -> float:
 
 
 def _plan(
-    trained: "Trained", fraction: float, epochs: int | None, at: str | None, lr: float | None
+    trained: "OpenedRun", fraction: float, epochs: int | None, at: str | None, lr: float | None
 ) -> "tuple[Schedule | None, list[float]]":
     """How to train again, and with which further shares removed; None: not at all."""
     from bayesrnn.errors import UserError
@@ -244,7 +246,7 @@ def _plan(
     return schedule(trained.recipe, epochs, lr), more
 
 
-def _measure(trained: "Trained") -> Callable[[Any, Any], float]:
+def _measure(trained: "OpenedRun") -> Callable[[Any, Any], float]:
     """Perplexity of the posterior mean on one stream, its state carried as the run's recipe does."""
     from bayesrnn.lab.tasks.language import task as language
     from bayesrnn.lab.tasks.language.evaluation import reset_of
@@ -252,7 +254,7 @@ def _measure(trained: "Trained") -> Callable[[Any, Any], float]:
     reset = reset_of(trained)
 
     def perplexity(model: Any, stream: Any) -> float:
-        window = reset or language.evaluation_window(stream, len(trained.vocabulary))
+        window = reset or language.evaluation_window(stream, len(language.vocabulary_of(trained.files)))
         return language.perplexity(model, stream, window=window, carry_state=reset is None)
 
     return perplexity
@@ -286,7 +288,7 @@ def _percent(share: float) -> str:
 
 
 def _trained_again(
-    trained: "Trained", plan: "Schedule", share: float, before: float, data: str, force: bool, console: "Console"
+    trained: "OpenedRun", plan: "Schedule", share: float, before: float, data: str, force: bool, console: "Console"
 ) -> Any:
     """As :func:`_posterior`, and it is told how it goes; ``before`` is the share gone from the beginning."""
     from bayesrnn.lab.cli.train import reporter
@@ -303,7 +305,9 @@ def _trained_again(
             raise
 
 
-def _posterior(trained: "Trained", plan: "Schedule", share: float, data: str, force: bool, reporter: "Reporter") -> Any:
+def _posterior(
+    trained: "OpenedRun", plan: "Schedule", share: float, data: str, force: bool, reporter: "Reporter"
+) -> Any:
     """The run's posterior with this share removed by steps and the rest trained, in eval mode."""
     import copy
 
@@ -347,7 +351,7 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
     console.print(rich_table(shown, columns))
 
 
-def _about(trained: "Trained", device: "torch.device", data: str | None) -> Row:
+def _about(trained: "OpenedRun", device: "torch.device", data: str | None) -> Row:
     """Which run was pruned, and where; ``data`` is what was given: the figures are then a record by themselves."""
     from bayesrnn.lab.engine.provenance import commit, environment
     from bayesrnn.lab.reading import data_name

@@ -65,7 +65,8 @@ def _replaces(out: Path, force: bool) -> bool:
     from bayesrnn.errors import UserError
     from bayesrnn.lab.quickstart import MODELS
     from bayesrnn.lab.reading import read_json
-    from bayesrnn.lab.runs.folder import MARKER, RECORD
+    from bayesrnn.lab.runs.folder import MARKER
+    from bayesrnn.lab.runs.record import RECORD
 
     def keys(name: str) -> set[str]:
         try:

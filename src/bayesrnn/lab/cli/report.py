@@ -19,7 +19,7 @@ def command(
     from bayesrnn.lab.cli.console import plain_console
     from bayesrnn.lab.reading import counted
     from bayesrnn.lab.report.page import build, heading
-    from bayesrnn.lab.runs.collect import LeftOut, groups, read
+    from bayesrnn.lab.runs.collection import LeftOut, groups, read
     from bayesrnn.lab.tasks.language.measured import Measured, measure
 
     console = plain_console()
@@ -62,7 +62,7 @@ def _check(out: Path) -> None:
 
 def _write(out: Path, page: str, pictures: dict[str, bytes]) -> None:
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.runs.files import write_file
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -16,21 +16,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bayesrnn.lab.recipes import Recipe
-    from bayesrnn.lab.runs.records import Record
+    from bayesrnn.lab.runs.record import Record
 
     Metrics = Mapping[str, Any]
 
 _CHOICE = " or ".join(f"{name} ({what})" for name, what in TABLES.items())
-MEASURES = (
-    ("valid", "valid_perplexity", "valid"),
-    ("test", "test_perplexity", "test"),
-    ("test_mc", "test_perplexity_mc", "test, MC"),
-    ("valid_dynamic", "valid_perplexity_dynamic", "valid, dynamic"),
-    ("test_dynamic", "test_perplexity_dynamic", "test, dynamic"),
-    ("entropy_gap", "entropy_gap", "entropy gap"),
-    ("entropy_gap_mean", "entropy_gap_mean", "entropy gap, mean"),
-)
-DYNAMIC = ("valid_dynamic", "test_dynamic")
 
 
 @one_line
@@ -56,6 +46,8 @@ def command(
     from bayesrnn.lab.cli.console import plain_console
     from bayesrnn.lab.recipes.tables import rows as rows_of
     from bayesrnn.lab.report.tables import Column, markdown_table, rich_table
+    from bayesrnn.lab.runs.record import read_folder
+    from bayesrnn.lab.tasks.language.published import compared
 
     if table not in TABLES:
         raise UserError(f"There is no table {table}; choose {_CHOICE}.")
@@ -69,12 +61,12 @@ def command(
             for seed in range(1, seeds + 1):
                 row = _Row(name, wanted, seed, data, runs / name / str(seed), results / name)
                 found = row.record()
-                if found is not None and (made := row.otherwise(found[1]["metrics"])):
+                if found is not None and (made := row.otherwise(found[1].metrics)):
                     told = f"{found[0]} has its figures with {', '.join(made)}, and keeps them"
                     console.print(f"{told}; move it away to have others.", soft_wrap=True, markup=False)
-                if found is None or row.lacking(found[1]["metrics"]):
+                if found is None or row.lacking(found[1].metrics):
                     _run(console, row, found, device, overrides)
-        rows += compared(name, recipe, records_of(results / name))
+        rows += compared(name, recipe, read_folder(results / name))
     columns = (
         Column("row", "row"),
         Column("measure", "measure"),
@@ -122,29 +114,30 @@ class _Row:
     def fits(self, record: "Record") -> bool:
         """Whether a record is of this seed, with these settings of training, on a text of this name."""
         from bayesrnn.lab.reading import data_name
-        from bayesrnn.lab.report.changes import changed_settings
 
-        same = record.get("seed") == self.seed and record.get("data") == data_name(self.data)
-        return same and bool(record.get("settings")) and not changed_settings(record, self.wanted)
+        same = record.seed == self.seed and record.data == data_name(self.data)
+        return same and bool(record.settings) and not record.changed_settings(self.wanted)
 
     def lacking(self, metrics: "Metrics") -> list[str]:
         """What the paper has figures of, and these have not."""
-        from bayesrnn.lab.runs.figures import PAPERS_RULE, by_rule
+        from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule
+        from bayesrnn.lab.tasks.language.published import DYNAMIC, number, published_metrics
 
         papers = by_rule(metrics).get(PAPERS_RULE, {})
         kind = "_bound" if self.wanted.posterior.kind == "sharpened" else ""
         return [
             published
-            for published, key, _ in _measures(self.wanted)
-            if _number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
+            for published, key, _ in published_metrics(self.wanted)
+            if number(papers.get(key.replace("_dynamic", kind)) if published in DYNAMIC else metrics.get(key)) is None
         ]
 
     def otherwise(self, metrics: "Metrics") -> list[str]:
         """Settings of the evaluation that are not the recipe's, nor those that the figures there were made with."""
         from bayesrnn.lab import recipes
-        from bayesrnn.lab.runs.figures import PAPERS_RULE, by_rule
+        from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule
+        from bayesrnn.lab.tasks.language.published import DYNAMIC, published_metrics
 
-        published = {each[0] for each in _measures(self.wanted)}
+        published = {each[0] for each in published_metrics(self.wanted)}
         there = {}
         if set(DYNAMIC) & published:
             there["dynamic_lr"] = by_rule(metrics).get(PAPERS_RULE, {}).get("lr")
@@ -159,12 +152,12 @@ class _Row:
 
     def record(self) -> "tuple[Path, Record] | None":
         """The row's record and its file; of several the one that lacks least."""
-        from bayesrnn.lab.reading import read_json
+        from bayesrnn.lab.runs.record import read, read_folder
 
-        records_of(self.folder)  # what is no record is refused
-        there = [(path, read_json(path)) for path in sorted(self.folder.glob("*.json"))]
+        read_folder(self.folder)  # refuses what is not a record
+        there = [(path, read(path)) for path in sorted(self.folder.glob("*.json"))]
         found = [(path, record) for path, record in there if self.fits(record)]
-        return min(found, key=lambda each: len(self.lacking(each[1]["metrics"])), default=None)
+        return min(found, key=lambda each: len(self.lacking(each[1].metrics)), default=None)
 
     def make_folder(self) -> None:
         """Before the time that training takes, not after it."""
@@ -199,83 +192,13 @@ class _Row:
         return next(path for path in (self.folder / f"{name}.json" for name in names) if not path.exists())
 
 
-def records_of(folder: Path) -> "list[Record]":
-    """The records of one recipe, one per seed."""
-    from bayesrnn.lab.runs import records
+def _begun(config: dict[str, Any], out: Path) -> "Record":
+    """The configuration of an unfinished run, as its record will say it."""
+    from bayesrnn.lab.reading import data_name
+    from bayesrnn.lab.runs.record import from_json
 
-    return records.read(folder)
-
-
-def compared(name: str, recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
-    """One line per published figure: the paper's, and the mean (± sd over seeds) of ours.
-
-    One set of lines for each settings and text; what is not the recipe's or the papers' is in the name.
-    """
-    from bayesrnn.lab.report.changes import changed_settings, other_text
-
-    alike: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        text = other_text(record)
-        own = ([f"on {text}"] if text else []) + sorted(changed_settings(record))
-        alike.setdefault(tuple(own), []).append(record)
-    lines = []
-    for marks, same in sorted(alike.items()) or [((), [])]:
-        row = f"{name} ({', '.join(marks)})" if marks else name
-        lines += [{"row": row, **line} for line in _lines(recipe, same)]
-    return lines
-
-
-def _measures(recipe: "Recipe") -> list[tuple[str, str, str]]:
-    """Those that the paper has of this recipe: its key there, the key in a record, and words for it."""
-    bounds = ("valid", "test") if recipe.posterior.kind == "sharpened" else ()
-    there = [each for each in MEASURES if getattr(recipe.paper, each[0]) is not None]
-    return [(p, f"{key}_bound", f"{label} (bound)") if p in bounds else (p, key, label) for p, key, label in there]
-
-
-def _number(value: Any) -> float | None:
-    """A figure of a record; None where there is none, or what is there is no number."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _shown(value: float) -> str:
-    return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.2e}"
-
-
-def _lines(recipe: "Recipe", records: "list[Record]") -> list[dict[str, Any]]:
-    import statistics
-
-    lines = []
-    for published, key, label in _measures(recipe):
-        papers, found_by = label, {label: [r["metrics"].get(key) for r in records]}
-        if published in DYNAMIC:
-            papers = f"{label} (bound)" if recipe.posterior.kind == "sharpened" else label
-            found_by = {papers: [], **_by_rule(key, label, records)}
-        for name, found in found_by.items():
-            ours = [value for each in found if (value := _number(each)) is not None]
-            text = None
-            if ours:
-                spread = f" ± {_shown(statistics.stdev(ours))}" if len(ours) > 1 else ""
-                text = f"{_shown(statistics.fmean(ours))}{spread}"
-            paper = getattr(recipe.paper, published) if name == papers else None
-            lines.append({"measure": name, "paper": paper, "ours": text, "seeds": len(ours) or None})
-    return lines
-
-
-def _by_rule(key: str, label: str, records: "list[Record]") -> dict[str, list[Any]]:
-    """Figures of dynamic evaluation, the papers' rule first; labels name other rules and bounds."""
-    from bayesrnn.lab.runs.figures import PAPERS_RULE, by_rule
-
-    rules = [by_rule(record["metrics"]) for record in records]
-    others = {rule for each in rules for rule in each} - {PAPERS_RULE}
-    lines = {}
-    for rule in (PAPERS_RULE, *sorted(others)):
-        for bound in (False, True):
-            kind = ", ".join(([] if rule == PAPERS_RULE else [rule]) + ["bound"] * bound)
-            name = key.replace("_dynamic", "_bound" * bound)
-            found = [each[rule].get(name) for each in rules if rule in each]
-            if any(value is not None for value in found):
-                lines[f"{label} ({kind})" if kind else label] = found
-    return lines
+    about = {key: config.get(key) for key in ("seed", "settings")}
+    return from_json({**about, "data": data_name(str(config.get("data", ""))), "metrics": {}}, where=out)
 
 
 def _run(
@@ -286,13 +209,14 @@ def _run(
     overrides: list[str] | None,
 ) -> None:
     """Train the row where its run is not there, measure what the paper has, and write the record."""
-    from bayesrnn.lab.reading import read_json
-    from bayesrnn.lab.runs.figures import by_rule, merged
-    from bayesrnn.lab.runs.folder import MARKER, RECORD, as_json, write_file
+    from bayesrnn.lab.runs.folder import MARKER
+    from bayesrnn.lab.runs.record import RECORD, read
+    from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule, merged
+    from bayesrnn.lab.tasks.language.published import DYNAMIC
 
     told = f"{row.name}, seed {row.seed}"
     if found is not None:
-        told += f": {found[0]} lacks {', '.join(row.lacking(found[1]['metrics']))}"
+        told += f": {found[0]} lacks {', '.join(row.lacking(found[1].metrics))}"
     console.print(told, style="bold", soft_wrap=True, markup=False)
     _check_folder(row)
     with row.folder_made(), _advice(console, row):
@@ -300,18 +224,18 @@ def _run(
             if found is not None and not (row.out / MARKER).exists():
                 console.print(f"Its run is not in {row.out}: it is trained.", soft_wrap=True, markup=False)
             _train(console, row, device, overrides)
-        before = read_json(row.out / RECORD)
-        same = found is not None and found[1].get("started") == before.get("started")
-        known = merged(before["metrics"], _known(found[1]["metrics"] if found and same else {}))
-        if set(DYNAMIC) & (set(row.lacking(known)) - set(row.lacking(before["metrics"]))):  # measured anew since
-            known = merged(known, {"dynamic_by_rule": by_rule(before["metrics"])})
+        before = read(row.out / RECORD)
+        same = found is not None and found[1].started == before.started
+        known = merged(before.metrics, _known(found[1].metrics if found and same else {}))
+        if set(DYNAMIC) & (set(row.lacking(known)) - set(row.lacking(before.metrics))):  # measured anew since
+            known = merged(known, {"dynamic_by_rule": by_rule(before.metrics)})
         new = _measure(console, row, known, device)
     file = row.free() if found is None else found[0]
     if file.exists() and not same:
         kept = _before(file)
         file.replace(kept)
         console.print(f"{file} was of another run, and is now {kept}.", soft_wrap=True, markup=False)
-    write_file(file, as_json({**before, "metrics": merged(known, new)}))
+    before.model_copy(update={"metrics": merged(known, new)}).write(file)
 
 
 def _before(file: Path) -> Path:
@@ -329,17 +253,20 @@ def _known(metrics: "Metrics") -> dict[str, Any]:
 def _check_folder(row: _Row) -> None:
     """Refuse a folder for the run that has something else in it."""
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.reading import data_name, read_json
-    from bayesrnn.lab.runs.folder import LOCK, MARKER, RECORD
+    from bayesrnn.lab.reading import read_json
+    from bayesrnn.lab.runs.folder import LOCK, MARKER
+    from bayesrnn.lab.runs.record import RECORD, NotARunRecord, read
 
     away = "move it away, or choose another --runs."
     if (row.out / RECORD).exists():
-        there = read_json(row.out / RECORD)
-        if not isinstance(there, dict) or not row.fits(there) or not isinstance(there.get("metrics"), dict):
+        fits = False
+        with suppress(NotARunRecord):
+            fits = row.fits(read(row.out / RECORD))
+        if not fits:
             raise UserError(f"{row.out} holds a run with other settings or on another text; {away}")
     elif (row.out / MARKER).exists():
         begun = read_json(row.out / "config.json") if (row.out / "config.json").exists() else None
-        if isinstance(begun, dict) and not row.fits({**begun, "data": data_name(str(begun.get("data", "")))}):
+        if isinstance(begun, dict) and not row.fits(_begun(begun, row.out)):
             raise UserError(
                 f"{row.out} holds an unfinished run with other settings or on another text; go on with the same, {away}"
             )
@@ -392,16 +319,17 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
     """What the paper has figures of and these are not; added to the run's own record too."""
     from bayesrnn.errors import UserError
     from bayesrnn.lab import recipes
-    from bayesrnn.lab.cli.evaluate import record
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
-    from bayesrnn.lab.runs.figures import PAPERS_RULE, by_rule
-    from bayesrnn.lab.runs.trained import Measured, open_run
+    from bayesrnn.lab.runs.opening import WeightsGuard, open_run
+    from bayesrnn.lab.runs.record import add_evaluation
+    from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule
     from bayesrnn.lab.tasks.language.evaluation import evaluate
+    from bayesrnn.lab.tasks.language.published import DYNAMIC, number
     from bayesrnn.lab.tasks.language.task import Language
 
     where = device_of(device)
-    measured = Measured.of(row.out)
+    measured = WeightsGuard.of(row.out)
     trained = open_run(row.out, where)
     set_precision(trained.recipe.train.precision, where)
     task = trained.task(row.data, where)
@@ -421,8 +349,8 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
         task.streams,
         samples=settings.samples if "test_mc" in missing else 0,
         dynamic=dynamic,
-        dynamic_lr=_number(chosen.get("lr")) or settings.dynamic_lr if dynamic else None,
-        dynamic_decay=_number(chosen.get("decay")) or 0.0 if dynamic else None,
+        dynamic_lr=number(chosen.get("lr")) or settings.dynamic_lr if dynamic else None,
+        dynamic_decay=number(chosen.get("decay")) or 0.0 if dynamic else None,
         reversed_text=bool({"entropy_gap", "entropy_gap_mean"} & set(missing)),
         say=lambda text: console.print(text, style="dim"),
     )
@@ -433,5 +361,5 @@ def _measure(console: "Console", row: _Row, known: "Metrics", device: str | None
             figures |= tried
             metrics |= {f"dynamic_{key}": value for key, value in tried.items()}
     with measured.unchanged():
-        record(row.out, metrics)
+        add_evaluation(row.out, metrics)
     return metrics

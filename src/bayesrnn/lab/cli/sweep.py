@@ -46,7 +46,7 @@ def command(
     from bayesrnn.lab.engine.sweep import sweep
     from bayesrnn.lab.report.sweep import heat_map
     from bayesrnn.lab.report.tables import Column, rich_table
-    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.runs.files import write_file
 
     console = plain_console()
     where = out or Path("sweeps") / Path(recipe).stem

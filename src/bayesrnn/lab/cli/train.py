@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from bayesrnn.lab.engine.progress import Progress
+    from bayesrnn.lab.runs.record import Record
 
 
 @one_line
@@ -82,15 +83,15 @@ def command(
         console.print(_summary(record, where), soft_wrap=True)
 
 
-def _summary(record: dict[str, Any], where: Path) -> str:
-    metrics = dict(record["metrics"])
+def _summary(record: "Record", where: Path) -> str:
+    metrics = dict(record.metrics)
     epoch = metrics.pop("best_epoch")
     speed = next(key for key in metrics if key.endswith("_per_second"))
     last = {k: v for k, v in metrics.items() if k.startswith(("valid_", "test_"))}
     first = list(dict.fromkeys(k.partition("_")[2] for k in last))[:_TOLD]  # the others are in record.json
     last = {k: v for k, v in last.items() if k.partition("_")[2] in first}
     return (
-        f"{record['recipe']}, seed {record['seed']}: best epoch {epoch}, {figures(last)} "
+        f"{record.recipe}, seed {record.seed}: best epoch {epoch}, {figures(last)} "
         f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}"
     )
 

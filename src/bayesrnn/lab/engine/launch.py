@@ -14,9 +14,10 @@ from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
 from bayesrnn.lab.engine.resume import Request, describe, go_on, request, started
-from bayesrnn.lab.reading import counted, lack_of_memory, read_json
+from bayesrnn.lab.reading import counted, lack_of_memory
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import MARKER, RECORD, RunFolder
+from bayesrnn.lab.runs.folder import MARKER, RunFolder
+from bayesrnn.lab.runs.record import RECORD, Record, from_json, read
 from bayesrnn.lab.tasks.base import Task, task_class
 
 _STARTERS = "started_by"  # key of the record: which launch of several processes wrote it
@@ -50,7 +51,7 @@ def launch(
     measure: bool = True,
     command: str = "",
     ranks: Ranks | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Train a recipe on its data into a run folder; returns the record.
 
     All ranks of a distributed run call this with the same arguments. Rank 0 alone touches ``out``, reports, and returns
@@ -80,7 +81,7 @@ def launch(
     again = any(ranks.everyone(ranks.restarted))
     done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out, starters) if again else None)
     if done is not None:
-        return done
+        return from_json(done, where=out / RECORD)
     with ExitStack() as stack:
         folder: RunFolder | None = None
 
@@ -106,12 +107,12 @@ def launch(
             go_on(run)
         run.train()
         if folder is None:
-            return {}
+            return Record()
         record = provenance.record_of(
             run, config, overrides=overrides or [], command=command, started=began, measure=measure
         )
         if starters:
-            record[_STARTERS] = " ".join(starters)
+            record = record.model_copy(update={_STARTERS: " ".join(starters)})
         folder.finish(record, spare=checkpoint.SPARE)
     return record
 
@@ -163,9 +164,9 @@ def _finished(out: Path, starters: list[str]) -> dict[str, Any] | None:
     """The record of a run that had finished when its processes were restarted."""
     if (out / MARKER).exists() or not (out / RECORD).exists():
         return None
-    record = read_json(out / RECORD)
-    ours = isinstance(record, dict) and set(str(record.get(_STARTERS, "")).split()) & set(starters)
-    return record if ours else None
+    record = read(out / RECORD)
+    ours = set(str(record.extra.get(_STARTERS, "")).split()) & set(starters)
+    return record.to_dict() if ours else None
 
 
 def _is_ours(out: Path, starters: list[str]) -> bool:

@@ -16,7 +16,9 @@ from bayesrnn.lab.engine.loop import Run
 from bayesrnn.lab.reading import data_name
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs.folder import FORMAT
-from bayesrnn.lab.tasks.base import Files, evaluating, file_digests
+from bayesrnn.lab.runs.opening import Files, file_digests
+from bayesrnn.lab.runs.record import Record
+from bayesrnn.lab.tasks.base import evaluating
 
 
 def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
@@ -35,27 +37,29 @@ def record_of(
     command: str,
     started: float,
     measure: bool = True,
-) -> dict[str, Any]:
-    """The record of a run that has ended; ``started``: when, in seconds since 1970."""
+    **extra: Any,
+) -> Record:
+    """The record of a run that has ended; ``started``: when, in seconds since 1970; ``extra``: more keys."""
     metrics = final_metrics(run, measure=measure)
     wanted = kernels.asked()  # the first path to try, where one was named
-    return {
-        "recipe": config["recipe"],
-        "seed": config["seed"],
-        "commit": commit(),
+    return Record(
+        recipe=config["recipe"],
+        seed=config["seed"],
+        commit=commit(),
         **environment(run.step.device),
-        "command": command,
-        "data": data_name(config["data"]),
-        "overrides": overrides,
-        "ranks": run.ranks.count,
-        "cuda_graph": run.step.graph is not None,
-        **({"kernel": wanted[0]} if wanted else {}),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "settings": config["settings"],
+        command=command,
+        data=data_name(config["data"]),
+        overrides=overrides,
+        ranks=run.ranks.count,
+        cuda_graph=run.step.graph is not None,
+        kernel=wanted[0] if wanted else None,
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        settings=config["settings"],
         **run.task.about(),
-        "curves": curves(run),
-        "metrics": metrics,
-    }
+        curves=curves(run),
+        metrics=metrics,
+        **extra,
+    )
 
 
 def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:

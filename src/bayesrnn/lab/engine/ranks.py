@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bayesrnn.draws import Noise
+from bayesrnn.draws.noise import Distribution
 from bayesrnn.errors import AlreadyTold, UserError
 
 T = TypeVar("T")
@@ -207,7 +208,9 @@ class Share:
             return noise.sample(shape, like)
         return noise.sample((rows * self.count, *shape), like)[self.rank * rows : (self.rank + 1) * rows]
 
-    def steps(self, key: str, noise: Noise, shape: Sequence[int], like: Tensor, *, batch_dim: int | None) -> Tensor:
+    def steps(
+        self, key: str, noise: Distribution, shape: Sequence[int], like: Tensor, *, batch_dim: int | None
+    ) -> Tensor:
         if batch_dim is None:
             return noise.sample(shape, like)
         own = shape[batch_dim]

@@ -15,7 +15,7 @@ from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, check_format
-from bayesrnn.lab.runs.trained import check_digests, check_files
+from bayesrnn.lab.runs.opening import check_digests, check_files
 from bayesrnn.lab.tasks.base import Task, task_class
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import as_given, read_json
-from bayesrnn.lab.runs.folder import is_own
+from bayesrnn.lab.runs.files import is_own
 
 FILE = "sweep.json"
 _HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
@@ -99,7 +99,7 @@ _OTHER = {
 
 def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
     """How a study was started, where it was not like this; empty: it was. Earlier versions wrote no digest."""
-    from bayesrnn.lab.runs.collect import flat
+    from bayesrnn.lab.runs.collection import flat
 
     before = {"data_digest": now["data_digest"], **before}
     if before == now:

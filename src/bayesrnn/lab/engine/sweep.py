@@ -36,7 +36,9 @@ from bayesrnn.lab.engine.space import (
 from bayesrnn.lab.engine.study import FILE, check_folder, dead, load_optuna, open_study, quiet, worker
 from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.folder import MARKER, RECORD, Busy, write_file
+from bayesrnn.lab.runs.files import write_file
+from bayesrnn.lab.runs.folder import MARKER, Busy
+from bayesrnn.lab.runs.record import RECORD, Record, read
 from bayesrnn.lab.tasks.base import task_class
 
 DATABASE = "sweep.db"
@@ -229,10 +231,11 @@ class _Work:
         except KeyboardInterrupt:
             trial.set_user_attr("tries", trial.user_attrs.get("tries", 1) - 1)  # stopped by hand, which is no failure
             raise
-        best: float = record["curves"][metric][record["metrics"]["best_epoch"] - 1]
-        trial.set_user_attr("best_epoch", record["metrics"]["best_epoch"])
-        trial.set_user_attr("epochs", len(record["curves"][metric]))
-        trial.set_user_attr("train_seconds", record["metrics"]["train_seconds"])
+        epoch, curve = record.metric("best_epoch"), record.curve(metric)
+        best = curve[epoch - 1]
+        trial.set_user_attr("best_epoch", epoch)
+        trial.set_user_attr("epochs", len(curve))
+        trial.set_user_attr("train_seconds", record.metric("train_seconds"))
         self.say(f"trial {trial.number}: {metric} {best:.6g}")
         return best
 
@@ -266,12 +269,13 @@ class _Work:
             values[key] = (trial.suggest_int if whole else trial.suggest_float)(key, r.low, r.high, log=r.log)
         return values
 
-    def _record(self, trial: Any, folder: Path, changes: list[str], metric: str) -> dict[str, Any]:
-        with suppress(OSError, ValueError):  # killed between the end of the run and the news of it
-            record: dict[str, Any] = json.loads((folder / RECORD).read_text("utf-8"))
-            if not (folder / MARKER).exists():
-                self._check_run(folder, changes)
-                return record
+    def _record(self, trial: Any, folder: Path, changes: list[str], metric: str) -> Record:
+        record = None
+        with suppress(UserError):  # killed between the end of the run and the news of it
+            record = read(folder / RECORD)
+        if record is not None and not (folder / MARKER).exists():
+            self._check_run(folder, changes)
+            return record
         resume = (folder / MARKER).exists() and checkpoint.any_saved(folder)
         if resume:
             self._check_run(folder, changes)

@@ -8,7 +8,7 @@ from bayesrnn.lab.report import html as pages
 from bayesrnn.lab.report import sections
 from bayesrnn.lab.report import uncertainty_sections as uncertain
 from bayesrnn.lab.report.parts import Page
-from bayesrnn.lab.runs.collect import Group
+from bayesrnn.lab.runs.collection import SeedGroup
 from bayesrnn.lab.tasks.captioning.gallery import DARK, INK, LIGHT
 from bayesrnn.lab.tasks.forecast import sections as forecasts
 from bayesrnn.lab.tasks.language.measured import Measured
@@ -58,7 +58,7 @@ LINES
 """
 
 
-def build(groups: Sequence[Group], measured: Mapping[str, Measured], *, title: str) -> tuple[str, dict[str, bytes]]:
+def build(groups: Sequence[SeedGroup], measured: Mapping[str, Measured], *, title: str) -> tuple[str, dict[str, bytes]]:
     """The page, and its pictures by file name.
 
     Args:
@@ -80,7 +80,7 @@ def build(groups: Sequence[Group], measured: Mapping[str, Measured], *, title: s
     return pages.page(title, body, footer=footer), pictures
 
 
-def heading(groups: Sequence[Group]) -> str:
+def heading(groups: Sequence[SeedGroup]) -> str:
     """A title for the page: the runs' names where they are few and short, else how many there are of which task."""
     names = ", ".join(group.label for group in groups)
     if len(names) <= _TITLE:
@@ -113,7 +113,7 @@ _SECTIONS = (
 )
 
 
-def _chapters(groups: Sequence[Group], measured: Mapping[str, Measured]) -> list[Page]:
+def _chapters(groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> list[Page]:
     """One for each task: figures of different tasks have nothing to say to each other."""
     tasks = list(dict.fromkeys(group.first.task for group in groups))
     made = []

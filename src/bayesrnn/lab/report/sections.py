@@ -15,7 +15,7 @@ from bayesrnn.lab.report import figures
 from bayesrnn.lab.report import html as pages
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.report.wording import figure, mean, metric_of, number, paper_of, spoken
-from bayesrnn.lab.runs.collect import Group, completed
+from bayesrnn.lab.runs.collection import SeedGroup, completed
 from bayesrnn.lab.tasks.language.measured import Measured
 
 _ENDS = ("", "_mc", "_bound", "_tempered", "_dynamic", "_dynamic_rms", "_dynamic_bound", "_dynamic_rms_bound")
@@ -28,7 +28,7 @@ _HOW = ("level", "samples", "decode_samples", "beam", "length_penalty", "beam_mc
         "entropy_draws_seed", "entropy_draws_seed_words", "ahead.direct")  # fmt: skip
 
 
-def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def summary(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     said = []
     for group in groups:
         run, metric = group.first, metric_of(group.first)
@@ -58,7 +58,7 @@ def summary(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured
     page.add("summary", "Summary", pages.bullets(said), *([pages.bullets(notes)] if notes else []))
 
 
-def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def curves(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     shown = []
     metric = metric_of(groups[0].first)
     wanted = [f"valid_{metric}", f"train_{metric}"]
@@ -87,12 +87,12 @@ def curves(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]
         )
 
 
-def measures(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def measures(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     """The figures that runs are compared by, the paper's beside them; below, folded, all others."""
     papers = [paper_of(g.first) for g in groups]
     metric = metric_of(groups[0].first)
     first = [f"{split}_{metric}{end}" for end in _ENDS for split in ("valid", "test")]
-    keys = [k for g in groups for one in g.figures for k in one] + [k for paper in papers for k in paper]
+    keys = [k for g in groups for one in g.scalars for k in one] + [k for paper in papers for k in paper]
     keys = [k for k in dict.fromkeys(keys) if any(g.values(k) for g in groups) or any(k in p for p in papers)]
     keys.sort(key=lambda key: _place(key, first))
     same_data = len({str(g.first.environment.get("data")) for g in groups}) == 1
@@ -130,7 +130,7 @@ def _is_main(key: str, first: Sequence[str]) -> bool:
     return key.startswith("test_") and not key.endswith(("_raw", "_all_words", "_mc_words", "_information_words"))
 
 
-def _lowest(groups: Sequence[Group], keys: Sequence[str]) -> dict[str, int]:
+def _lowest(groups: Sequence[SeedGroup], keys: Sequence[str]) -> dict[str, int]:
     """Which group has the lowest mean, for figures that more than one has."""
     found = {}
     for key in keys:
@@ -141,7 +141,7 @@ def _lowest(groups: Sequence[Group], keys: Sequence[str]) -> dict[str, int]:
 
 
 def _figures_table(
-    groups: Sequence[Group], papers: Sequence[Mapping[str, float]], keys: Sequence[str], lowest: Mapping[str, int]
+    groups: Sequence[SeedGroup], papers: Sequence[Mapping[str, float]], keys: Sequence[str], lowest: Mapping[str, int]
 ) -> str:
     rows = []
     for key in keys[:_ROWS]:
@@ -165,7 +165,7 @@ def _left_out(count: int) -> str:
     return pages.paragraphs(f"{count:,} more are left out; the record has them.") if count > 0 else ""
 
 
-def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def configuration(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     settings = [completed(g.first.settings) for g in groups]
     keys = list(dict.fromkeys(k for one in settings for k in one))
     differing = [k for k in keys if k != "description" and len({repr(one.get(k)) for one in settings}) > 1]
@@ -184,7 +184,7 @@ def configuration(page: Page, groups: Sequence[Group], measured: Mapping[str, Me
     page.add("configuration", "Configuration", *parts)
 
 
-def _settings_table(groups: Sequence[Group], settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
+def _settings_table(groups: Sequence[SeedGroup], settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
     head = "".join(f'<th scope="col">{pages.breakable(g.label)}</th>' for g in groups)
     rows = "".join(
         f'<tr><th scope="row">{pages.breakable(key)}</th>'
@@ -205,7 +205,7 @@ def _setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def environment(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def environment(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     parts = []
     for group in groups:
         for run in group.runs:

@@ -11,7 +11,8 @@ from bayesrnn.lab.report import html as pages
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.report.tables import Column, html_table
 from bayesrnn.lab.report.wording import number, part, spoken
-from bayesrnn.lab.runs.collect import Group, Run, scalars
+from bayesrnn.lab.runs.collection import SeedGroup
+from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.captioning.gallery import level
 from bayesrnn.lab.tasks.language.measured import WORDS, Measured
 
@@ -37,7 +38,7 @@ def _count(point: Mapping[str, Any]) -> float:
     return float(value) if known else 1.0  # type: ignore[arg-type]
 
 
-def reliability(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def reliability(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     found = {g.label: _points(g.first.metrics.get("reliability"), "confidence", "accuracy") for g in groups}
     found = {label: points for label, points in found.items() if points}
     if not found:
@@ -66,7 +67,7 @@ def _gap(points: Sequence[tuple[float, float]], sizes: Sequence[float]) -> float
     return sum(n * abs(a - b) for (a, b), n in zip(points, sizes, strict=True)) / total
 
 
-def coverage(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def coverage(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     """Of regressors: how often intervals hold the truth. Two forms of records are known."""
     named: dict[str, list[tuple[float, float]]] = {}
     for group in groups:
@@ -96,7 +97,7 @@ def coverage(page: Page, groups: Sequence[Group], measured: Mapping[str, Measure
     )
 
 
-def selective(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def selective(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     named: dict[str, list[tuple[float, float]]] = {}
     up = "error"
     for group in groups:
@@ -128,7 +129,7 @@ def selective(page: Page, groups: Sequence[Group], measured: Mapping[str, Measur
     )
 
 
-def _by_entropy(run: Run) -> list[tuple[float, float]]:
+def _by_entropy(run: Record) -> list[tuple[float, float]]:
     """Of captions: the score of the share that the model is surest of, with draws where it was measured with them."""
     for key in ("selective_mc", "selective"):
         pairs = part(run.metrics, key).get("entropy")
@@ -139,7 +140,7 @@ def _by_entropy(run: Run) -> list[tuple[float, float]]:
     return []
 
 
-def unfamiliar(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def unfamiliar(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     """Of digits: whether inputs of another kind are told from the test data by the entropy of their predictions."""
     rows: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -161,11 +162,11 @@ def unfamiliar(page: Page, groups: Sequence[Group], measured: Mapping[str, Measu
     )
 
 
-def entropy_gap(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def entropy_gap(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     named: dict[str, list[tuple[float, float]]] = {}
     computed = False
     for group in groups:
-        metrics, points = scalars(group.first.metrics), {}
+        metrics, points = group.scalars[0], {}
         for key, draws in (
             ("entropy_gap_mean", 0.0),
             ("entropy_gap_1", 1.0),
@@ -211,7 +212,7 @@ def entropy_gap(page: Page, groups: Sequence[Group], measured: Mapping[str, Meas
     )
 
 
-def signal_to_noise(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def signal_to_noise(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     named: dict[str, tuple[list[float], list[float]]] = {}
     said = []
     for label, one in measured.items():
@@ -242,7 +243,7 @@ def _log_histogram(one: Measured) -> tuple[list[float], list[float], float]:
     return edges.tolist(), (counts / counts.sum()).tolist(), ratios.median().item()
 
 
-def pruning(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def pruning(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     named: dict[str, list[tuple[float, float]]] = {}
     rises = []
     up = ""
@@ -280,7 +281,7 @@ def pruning(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured
     )
 
 
-def patterns(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def patterns(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     shown = []
     for group in groups:
         one = measured.get(group.label)
@@ -327,14 +328,14 @@ def _kept(one: Measured, share: float) -> dict[str, Any]:
     return {name: ratio > threshold for name, ratio in one.ratios.items()}
 
 
-def _gate_names(run: Run, name: str) -> tuple[str, ...]:
+def _gate_names(run: Record, name: str) -> tuple[str, ...]:
     if "weight_" not in name:
         return ()
     cell = str(part(run.settings, "model").get("cell", "lstm"))
     return ("i", "f", "g", "o") if cell == "lstm" else ("r", "z", "n") if cell == "gru" else ()
 
 
-def words(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def words(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     parts = []
     for label, one in measured.items():
         if not one.sentences:

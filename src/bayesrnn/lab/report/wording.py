@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayesrnn.lab.runs.collect import Run
+from bayesrnn.lab.runs.record import Record
 
 _ACRONYMS = {
     "kl": "KL",
@@ -44,7 +44,7 @@ _PERCENT = {"digits": ("valid_error", "test_error", "train_error")}
 _HEADS = {"end": "after the last epoch", "human": "people's captions"}
 
 
-def metric_of(run: Run) -> str:
+def metric_of(run: Record) -> str:
     """The figure that training looked at, without its split: such as ``perplexity``."""
     from bayesrnn.errors import UserError
     from bayesrnn.lab.tasks.base import task_class
@@ -56,7 +56,7 @@ def metric_of(run: Run) -> str:
     return key.removeprefix("valid_")
 
 
-def paper_of(run: Run) -> dict[str, float]:
+def paper_of(run: Record) -> dict[str, float]:
     """Published figures by the metric that each is to be compared with."""
     from bayesrnn.errors import UserError
     from bayesrnn.lab.tasks.base import task_class

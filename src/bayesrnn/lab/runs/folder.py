@@ -1,17 +1,14 @@
-"""The folder a run writes to: whole files or none, one process at a time, and nothing of anyone else's is touched."""
+"""The folder of a run: one process at a time writes to it, and files of others are never touched."""
 
 import errno
 import hashlib
 import json
-import math
 import os
 import re
-import secrets
 import socket
-import stat
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +16,9 @@ from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import shown
+from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.runs.files import Content, as_json, is_own, read_own, sync, unwritten, write_file
+from bayesrnn.lab.runs.record import EVALUATION, RECORD, Record
 
 fcntl: ModuleType | None
 try:
@@ -27,27 +27,21 @@ except ImportError:  # not on Windows
     fcntl = None
 
 MARKER = ".unfinished"
-RECORD = "record.json"
-# What other commands make of a run's weights: gone with the run that is replaced.
-DERIVED = ("evaluation.json", "prune.json", "prune.png", "pruned.safetensors")
+CONFIG = "config.json"
+DERIVED = (EVALUATION, "prune.json", "prune.png", "pruned.safetensors")
+"""What other commands make from a run's weights; removed with the run."""
 OTHER_DATA = "evaluation-*.json"
-"""Figures of other data than the run's own, by `bayesrnn evaluate`, where the file says so itself."""
-CAPTIONS = "captions.json"
-"""Of `bayesrnn evaluate`, where it says so itself: data sets have files of this name too."""
+"""Evaluations on other data than the run's own, if the file says that this program wrote it."""
 EXPORTS = ("model.safetensors", "model.pt2", "model.onnx")
-"""Default names of `bayesrnn export`; only with the description that it writes beside them are they its own."""
+"""Default names of ``bayesrnn export``; its own only with the description that it writes beside them."""
 LOCK = ".lock"
 FORMAT = 2
-"""Of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
+"""The format of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
 KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", "files", "file_digests", "settings")
-"""Of config.json; ``pruned`` is there where pruned weights are trained again."""
+"""The keys of config.json; ``pruned`` only where pruned weights are trained again."""
 KINDS = ("recipe", "quickstart", "fast")
 """Keys of config.json that tell kinds of runs apart: of `train`, of `quickstart`, and of its earlier version."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
-
-
-Content = str | bytes | Sequence[bytes | memoryview]
-"""Of a file: text, bytes, or bytes in parts."""
 
 
 class Busy(UserError):
@@ -57,17 +51,17 @@ class Busy(UserError):
 class RunFolder:
     """Claims a folder for one run of one process.
 
-    While the run lasts the folder holds a file ``.unfinished``; :meth:`finish` writes ``record.json`` and takes the
-    marker away. Files are written beside their final name and moved there, so a killed run leaves no torn file. A lock
-    on the file ``.lock`` keeps a second process out; it ends with the process, however that ends.
+    During the run the folder holds a file ``.unfinished``; :meth:`finish` writes ``record.json`` and removes it. Files
+    are written beside their final name and moved there, so a killed run leaves no torn file. A lock on the file
+    ``.lock`` keeps a second process out; the kernel releases it when the process ends, however it ends.
 
     Args:
-        path: the folder; made if it is not there.
-        files: names of the files this run writes, the record aside.
-        force: replace an earlier run, finished or not: its files and what our commands made of it go, and no others.
-        resume: go on with the run that the folder holds: its files stay.
+        path: the folder; created if it is missing.
+        files: names of the files this run writes, besides the record.
+        force: replace an earlier run, finished or not: remove its files and what commands made from it, nothing else.
+        resume: continue the run in the folder and keep its files.
         by: words to put into the marker, besides this process's number.
-        elsewhere: what to do, in messages, where this folder cannot be had.
+        elsewhere: what messages advise if this folder cannot be used.
         kind: the key of config.json that tells this kind of run from others; ``force`` does not replace another kind.
 
     Raises:
@@ -88,7 +82,7 @@ class RunFolder:
     ) -> None:
         self.path, self._by, self._elsewhere, self._kind = Path(path), by, elsewhere, kind
         self.note = ""
-        """What the user should know about the folder; empty: nothing."""
+        """What the user should know about the folder; may be empty."""
         own = [*files, RECORD, MARKER, *DERIVED]
         if resume and not self.path.is_dir():
             raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
@@ -107,18 +101,18 @@ class RunFolder:
 
     def _claim(self, own: list[str], denied: OSError | None, *, force: bool, resume: bool) -> None:
         found = {p.name for p in self.path.iterdir()} - {LOCK}
-        written = (*(f".{name}." for name in (*own, CAPTIONS)), ".evaluation-")
+        artifacts = _artifacts(self.path)
+        written = (*(f".{name}." for name in (*own, *artifacts)), ".evaluation-")
         torn = {name for name in found if name.endswith(".tmp") and name.startswith(written)}
         present = found - torn
         if resume:
             self._check_unfinished()
         elif present:
             self._check(present, own, force)
-        if denied is not None:  # only now: what is in the folder is worth more to know
+        if denied is not None:  # only now: the contents of the folder matter more to the user
             raise denied
         replaced = not resume and (MARKER in present or RECORD in present)
-        made = [*(name for name in DERIVED if name in present), *_exports(self.path)] if replaced else []
-        made += [*_captions(self.path), *_other_data(self.path)] if replaced else []
+        made = [name for name in DERIVED if name in present] + _derived(self.path) if replaced else []
         inside = list(_retrainings(self.path)) if replaced else []
         with ExitStack() as locks:
             for folder in inside:
@@ -126,16 +120,16 @@ class RunFolder:
                 if descriptor is not None:
                     locks.callback(_let_go, folder / LOCK, descriptor, os.getpid())
             if not resume:
-                # The marker goes first: from here on a killed run is recognised.
+                # The marker first: from here on a killed run is recognised.
                 self.mark()
                 torn |= (set(own) & present) - {MARKER}
-            # What was made of the run goes before the run itself: stopped in between, it cannot be taken for a new one.
+            # What was made from the run goes before the run itself, so that it is never taken for a new run's.
             for folder in inside:
-                _remove(folder, [*_exports(folder), *_captions(folder), *_other_data(folder), *own])
+                _remove(folder, [*_derived(folder), *own])
             _remove(self.path, made)
             _remove(self.path, torn)
         for folder in inside:
-            with suppress(OSError):  # something else is in it, and stays
+            with suppress(OSError):  # it holds something else, which stays
                 folder.rmdir()
         gone = made + [("the run in " * p.exists()) + p.name for p in inside if p.parent == self.path]
         if gone:
@@ -148,21 +142,21 @@ class RunFolder:
     _descriptor: int | None
 
     def _lock(self) -> OSError | None:
-        """Take the lock; returns what the folder's permissions say against it."""
+        """Take the lock; returns the error if the folder's permissions forbid it."""
         self._unlock, self._descriptor = lambda: None, None
         try:
             descriptor = _locked(self.path / LOCK, self._elsewhere)
         except OSError as error:
             return error
         if descriptor is None:
-            self._say(f"{self.path} is on a file system without locks: see to it that no second process writes there.")
+            self._say(f"{self.path} is on a file system without locks: make sure that no second process writes there.")
         else:
             self._descriptor = descriptor
             self._unlock = weakref.finalize(self, _let_go, self.path / LOCK, descriptor, os.getpid())
         return None
 
     def release(self) -> None:
-        """Let other processes have the folder."""
+        """Give the folder up to other processes."""
         self._descriptor = None
         self._unlock()
 
@@ -190,7 +184,7 @@ class RunFolder:
                 )
             what = "a finished run" if finished else "files"
             raise UserError(f"{self.path} already holds {what}; replace it with --force, or {self._elsewhere}.")
-        config = _read(self.path / "config.json")
+        config = read_own(self.path / "config.json")
         kinds = [key for key in KINDS if isinstance(config, dict) and key in config]
         if (unfinished or finished) and kinds and self._kind not in kinds:
             raise UserError(
@@ -208,26 +202,26 @@ class RunFolder:
         return is_own(self.path / RECORD)
 
     def write(self, name: str, content: Content) -> Path:
-        """Write one file, atomically; not where the folder has been taken from this process."""
+        """Write one file, whole or not at all; refused if another process has taken the folder."""
         if self._descriptor is not None and not _is_at(self._descriptor, self.path / LOCK):
             raise Busy(
-                f"{self.path / LOCK} was taken away during the run, so another process may have the folder; this one "
-                "stops. See to it that no other one writes there, and go on with --resume."
+                f"{self.path / LOCK} was removed during the run, so another process may have the folder; this one "
+                "stops. Make sure that no other one writes there, and continue with --resume."
             )
         return write_file(self.path / name, content)
 
     def mark(self) -> None:
-        """Say that the run is unfinished, and whose it is."""
+        """Mark the run as unfinished, with the process that owns it."""
         self.write(MARKER, f"{os.getpid()} {self._by}".rstrip() + "\n")
 
     def move(self, name: str, to: str) -> None:
-        """Give a file another name, if it is there; a file of that name is replaced."""
+        """Rename a file, if it exists; a file of the new name is replaced."""
         try:
             with suppress(FileNotFoundError):
                 os.replace(self.path / name, self.path / to)
-            _sync(self.path)
+            sync(self.path)
         except OSError as error:
-            raise _unwritten(self.path / to, error) from None
+            raise unwritten(self.path / to, error) from None
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add one line of JSON to a file."""
@@ -235,16 +229,17 @@ class RunFolder:
             with open(self.path / name, "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise _unwritten(self.path / name, error) from None
+            raise unwritten(self.path / name, error) from None
 
-    def finish(self, record: dict[str, Any], *, spare: Iterable[str] = ()) -> Path:
-        """Write the record, take ``spare`` files and the marker away, and let go: the run is complete."""
-        final = self.write(RECORD, as_json({"program": "bayesrnn", **record}))
+    def finish(self, record: Record | Mapping[str, Any], *, spare: Iterable[str] = ()) -> Path:
+        """Write the record, remove ``spare`` files and the marker, and release the lock: the run is complete."""
+        content = record.to_dict() if isinstance(record, Record) else record
+        final = self.write(RECORD, as_json({"program": "bayesrnn", **content}))
         for name in (*spare, MARKER):
             try:
                 (self.path / name).unlink(missing_ok=True)
             except OSError as error:
-                raise _unwritten(self.path / name, error) from None
+                raise unwritten(self.path / name, error) from None
         self.release()
         return final
 
@@ -253,7 +248,7 @@ _RETRAINING = re.compile(r"pruned-[0-9.e+-]+")
 
 
 def _retrainings(folder: Path) -> Iterator[Path]:
-    """Runs inside a run that trained its pruned weights again; the innermost first. They go with the run."""
+    """Runs inside a run that trained its pruned weights again, innermost first. They are removed with the run."""
     for path in sorted(folder.iterdir()):
         if _RETRAINING.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and _is_retraining(path):
             yield from _retrainings(path)
@@ -261,45 +256,30 @@ def _retrainings(folder: Path) -> Iterator[Path]:
 
 
 def _is_retraining(folder: Path) -> bool:
-    if not (folder / "config.json").exists():
-        return (folder / MARKER).exists()  # killed before it said what it is
-    config = _read(folder / "config.json")
-    return isinstance(config, dict) and "pruned" in config
+    if not (folder / CONFIG).exists():
+        return (folder / MARKER).exists()  # killed before it wrote what it is
+    return "pruned" in read_own(folder / CONFIG)
 
 
-def _exports(folder: Path) -> list[str]:
-    """Files of `bayesrnn export` under its own names, each before its description; what has none is someone else's."""
+def _derived(folder: Path) -> list[str]:
+    """Files of other commands that say themselves that this program wrote them: exports, artifacts, other data."""
     found = []
     for name in EXPORTS:
         beside = f"{name}.json"
-        about = _read(folder / beside)
-        if isinstance(about, dict) and str(about.get("written_by")).startswith("bayesrnn "):
+        if str(read_own(folder / beside).get("written_by")).startswith("bayesrnn "):
             found += [part for part in (name, beside) if (folder / part).is_file()]
-    return found
+    found += [name for name in _artifacts(folder) if is_own(folder / name)]
+    return found + sorted(path.name for path in folder.glob(OTHER_DATA) if is_own(path))
 
 
-def _captions(folder: Path) -> list[str]:
-    """The captions of `bayesrnn evaluate`, if they are there."""
-    return [CAPTIONS] if is_own(folder / CAPTIONS) else []
-
-
-def _other_data(folder: Path) -> list[str]:
-    """What `bayesrnn evaluate` has written about other data."""
-    return sorted(path.name for path in folder.glob(OTHER_DATA) if is_own(path))
-
-
-def is_own(path: Path) -> bool:
-    """Whether a JSON file says that this program wrote it."""
-    content = _read(path)
-    return isinstance(content, dict) and content.get("program") == "bayesrnn"
-
-
-def _read(path: Path) -> Any:
-    """What a JSON file says; None where it is not there or is none."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
+def _artifacts(folder: Path) -> tuple[str, ...]:
+    """What the task of the run in this folder writes besides metrics; empty if the task is unknown."""
+    for name in (CONFIG, RECORD):
+        settings = read_own(folder / name).get("settings")
+        if isinstance(settings, dict):
+            with suppress(UserError, ImportError):
+                return task_class(str(settings.get("task", "language"))).artifacts
+    return ()
 
 
 def _remove(folder: Path, names: Iterable[str]) -> None:
@@ -308,7 +288,7 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def _locked(path: Path, elsewhere: str) -> int | None:
-    """A descriptor of the locked file; None: there are no locks here."""
+    """A descriptor of the locked file; None: this file system has no locks."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -316,11 +296,11 @@ def _locked(path: Path, elsewhere: str) -> int | None:
                 raise OSError(errno.ENOSYS, "no locks")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
-                with suppress(OSError):  # the note is a courtesy, the lock is the kernel's
+                with suppress(OSError):  # the note is a courtesy; the kernel holds the lock
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
                 return descriptor
-            os.close(descriptor)  # its owner has just taken it away
+            os.close(descriptor)  # its owner has just removed it
         except BlockingIOError:
             who = os.pread(descriptor, 100, 0).decode("utf-8", "replace")
             os.close(descriptor)
@@ -338,10 +318,10 @@ def _locked(path: Path, elsewhere: str) -> int | None:
 
 @contextmanager
 def briefly_locked(folder: Path, *, patience: float = 10.0) -> Iterator[None]:
-    """Keeps other processes out while files are written beside a finished run; waits for one that does the same.
+    """Keep other processes out while files are written beside a finished run; wait for one that does the same.
 
     Raises:
-        Busy: it took that one longer than ``patience`` seconds, or it trains.
+        Busy: the other process took longer than ``patience`` seconds, or it trains.
     """
     until = time.monotonic() + patience
     while True:
@@ -353,7 +333,7 @@ def briefly_locked(folder: Path, *, patience: float = 10.0) -> Iterator[None]:
                 raise
             time.sleep(0.1)
         except OSError as error:
-            raise _unwritten(folder, error) from None
+            raise unwritten(folder, error) from None
     try:
         yield
     finally:
@@ -369,94 +349,21 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _let_go(path: Path, descriptor: int, owner: int) -> None:
-    # A forked child has the descriptor too, but not the lock's file to take away; nor is another process's ours.
+    # A forked child has the descriptor too, but must not remove the file; nor is another process's lock ours.
     if os.getpid() == owner and _is_at(descriptor, path):
         with suppress(OSError):
             path.unlink()
     os.close(descriptor)
 
 
-def as_json(value: Any) -> str:
-    """The text of a JSON file. What is no finite number is null there: JSON has no word for it."""
-    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def check_out(path: Path, *, force: bool, option: str = "--out") -> None:
-    """Refuse, before the work, a file that the user named and that could not be written after it."""
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} is no folder; make it first, or choose another {option}.")
-    check_free(path, force=force, option=option)
-
-
-def check_free(path: Path, *, force: bool, option: str = "--out") -> None:
-    """Refuse a file that is there, unless `force`; and, whatever `force` says, what is there and is no plain file."""
-    try:
-        mode = os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another {option}.") from None
-    if stat.S_ISLNK(mode):  # moved onto, the link itself would go: /dev/stdout is one
-        raise UserError(f"{path} is a link; name the file itself, or choose another {option}.")
-    if not stat.S_ISREG(mode):
-        raise UserError(f"{path} is no file; choose another {option}.")
-    if not force:
-        raise UserError(f"{path} is there already; replace it with --force, or choose another {option}.")
-
-
-def write_file(final: Path, content: Content) -> Path:
-    """Write a whole file or leave what was there: beside its final name, then moved. Only files are replaced."""
-    content = content.encode("utf-8") if isinstance(content, str) else content
-    # A name of its own: two processes may write the same file, such as the table of a sweep.
-    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        if final.exists() and not final.is_file():  # a device or a pipe, which would become a file for everyone
-            raise UserError(f"{final} is no file, and will not be replaced by one.")
-        with open(temporary, "xb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, final)
-        _sync(final.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        raise _unwritten(final, error) from None
-    return final
-
-
-def _unwritten(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path} cannot be written ({error.strerror}); what was saved before is still whole.")
-
-
-def _sync(folder: Path) -> None:
-    """The moves themselves reach the disk, so that a power failure cannot undo them."""
-    with suppress(OSError):  # not every file system can
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def identity(folder: Path) -> str:
-    """Of the run that the folder holds: a checkpoint of another one is not taken for its own."""
-    path = folder / "config.json"
+    """Identity of the run in the folder, so that a checkpoint of another run is recognised."""
+    path = folder / CONFIG
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def check_format(config: dict[str, Any], folder: Path) -> None:
-    """Refuse a run folder that a later version wrote, or with unknown keys; one without a number is of the first."""
+    """Refuse a run folder of a newer version, or with unknown keys; without a number it is format 1."""
     number = config.get("format", 1)
     if not isinstance(number, int) or number > FORMAT:
         raise UserError(
@@ -464,4 +371,4 @@ def check_format(config: dict[str, Any], folder: Path) -> None:
             "update bayesrnn."
         )
     if unknown := [key for key in config if key not in KEYS]:
-        raise UserError(f"{folder}: there is no key {shown(unknown[0])} in a config.json; it has {', '.join(KEYS)}.")
+        raise UserError(f"{folder}: config.json has an unknown key {shown(unknown[0])}; known are {', '.join(KEYS)}.")

@@ -43,19 +43,23 @@ from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
+from bayesrnn.lab.runs.opening import Files as Files
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
     from bayesrnn.likelihoods import Likelihood
 
-Files = Mapping[str, bytes]
 Say = Callable[[str], None]
 State = tuple[Tensor, ...]
 
 
-def file_digests(files: Files) -> dict[str, str]:
-    """By name: weights mean something only beside the very files that they were trained with."""
-    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
+def merge_draws(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of a run with those of a later evaluation, which win where both have one.
+
+    An evaluation of the posterior mean (``samples`` is 0) removes the metrics of draws, whose names contain ``_mc``.
+    """
+    stale = {key for key in kept if key == "draws_seed" or "_mc" in key} if new.get("samples") == 0 else set()
+    return {**{key: value for key, value in kept.items() if key not in stale}, **new}
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -88,6 +92,12 @@ class Task:
     """What a user calls the data, for messages: text, reviews, images, series."""
     default_data: ClassVar[str] = ""
     """The name of the data that ``data=None`` means, for the record; empty: there is none."""
+    runs_called: ClassVar[str] = "runs of this task"
+    """What several runs are called in messages: language models, forecasts."""
+    command: ClassVar[str] = "evaluate"
+    """The command that a run of this task is mostly used with."""
+    artifacts: ClassVar[tuple[str, ...]] = ()
+    """Files that ``bayesrnn evaluate`` writes into the run folder besides its metrics; JSON that names the program."""
     paper_figures: ClassVar[Mapping[str, str]] = {}
     """Fields of ``sections.paper`` to the record's metric that each is to be compared with."""
 
@@ -223,6 +233,21 @@ class Task:
         but not shown.
         """
         return self.final()
+
+    @staticmethod
+    def merge_metrics(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """A record's metrics with those of a later evaluation."""
+        return merge_draws(kept, new)
+
+    @staticmethod
+    def carried_metrics(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics of the record that evaluation.json repeats beside the new ones."""
+        return {}
+
+    @staticmethod
+    def report_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """A record's metrics under the names that a report shows."""
+        return dict(metrics)
 
     def describe(self) -> str:
         """One line on the data, said at the start."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 
 if TYPE_CHECKING:
-    from bayesrnn.lab.runs.trained import Trained
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 _STEPS, _ROWS = 5, 3  # sizes of the examples; free axes are not 1, which exporters take for fixed
 
@@ -64,7 +64,7 @@ class _WithFeatures(nn.Module):
         return self.captioner(tokens, features=features)
 
 
-def in_use(run: Trained) -> nn.Module:
+def in_use(run: OpenedRun) -> nn.Module:
     """The run's model without what it was trained with and is not used any more: of a mixture the kept networks."""
     if run.recipe.task == "forecast":
         from bayesrnn.lab.tasks.forecast.model import Components
@@ -74,7 +74,7 @@ def in_use(run: Trained) -> nn.Module:
     return run.model
 
 
-def signature(run: Trained) -> Signature:
+def signature(run: OpenedRun) -> Signature:
     """Of the run's model; UserError for a task that has none here."""
     task, model = run.recipe.task, in_use(run)
     device = next(model.parameters()).device

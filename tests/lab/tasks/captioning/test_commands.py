@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.base import weights_digest
 from bayesrnn.lab.tasks.captioning import evaluation as caption_evaluation
 from bayesrnn.lab.tasks.captioning import gallery as galleries
@@ -333,7 +333,7 @@ class TestCaption:
         os.mkfifo(tmp_path / "x.html")
         result = run("caption", runs["caption-bbb"], "x.jpg", "--gallery", tmp_path / "x.html")
         assert result.exit_code == 2
-        assert "x.html is no file; choose another --gallery." in result.output.replace("\n", " ")
+        assert "x.html is not a regular file; choose another --gallery." in result.output.replace("\n", " ")
         assert (tmp_path / "x.html").is_fifo()
 
     def test_unknown_ids_and_other_features(self, runs, pictures, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayesrnn.lab.engine.launch import launch
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.captioning.search import find_captions, seeds
 from bayesrnn.lab.tasks.language.text import UNK
 
@@ -37,12 +37,12 @@ def test_a_run_is_one_graph_per_step_and_learns(pictures, tmp_path, name, lr):
     record = launch(
         name, out=tmp_path / "run", reporter=Silent(), data=str(pictures), overrides=overrides, device="cuda"
     )
-    assert record["cuda_graph"]
-    curve = record["curves"]["valid_perplexity"]
+    assert record.cuda_graph
+    curve = record.curves["valid_perplexity"]
     assert curve[-1] < 0.8 * curve[0]
     for where in (CPU, CUDA):
         task = open_run(tmp_path / "run", where).task(str(pictures), where)
-        assert task.perplexity("test") == pytest.approx(record["metrics"]["test_perplexity"], rel=1e-3)
+        assert task.perplexity("test") == pytest.approx(record.metrics["test_perplexity"], rel=1e-3)
     # Evaluated on the GPU, read again on the CPU: the weights are recognised as the same.
     first = task.evaluate(samples=2, beam=3, length_penalty=0.5)
     kept = json.loads((tmp_path / "run/captions.json").read_text())

@@ -6,7 +6,6 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.report.changes import changed_settings
 from docs.build import caption_plots, captioning
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -176,7 +175,7 @@ def test_records_under_another_recipe_have_its_settings():
     """Bayes by Backprop with masks was trained as caption-bbb with other settings, which then became a recipe."""
     for name in captioning.METHODS:
         for record in captioning.load(ROOT / "results").get(name, []):
-            assert record["recipe"] == name or changed_settings(record, recipe=name) == []
+            assert record.recipe == name or record.changed_settings(name) == []
 
 
 def test_every_recipe_has_a_name_and_every_name_a_recipe():

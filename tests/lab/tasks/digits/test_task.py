@@ -16,7 +16,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine.launch import launch
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.digits import task as digits
 from bayesrnn.lab.tasks.digits.images import FILES
 
@@ -233,14 +233,14 @@ def test_every_recipe_trains_and_is_evaluated(name, folder, tmp_path):
     told = Quiet()
     changes = [*SMALL, "epochs=1", "evaluate.samples=3"]
     record = launch(name, out=tmp_path / "r", reporter=told, data=str(folder), overrides=changes, device="cpu")
-    assert record["metrics"]["valid_error"] == told.lines[0]["valid_error"]
-    assert {"train_nll", "valid_error", "valid_nll", "test_error", "test_nll"} <= record["curves"].keys()
+    assert record.metrics["valid_error"] == told.lines[0]["valid_error"]
+    assert {"train_nll", "valid_error", "valid_nll", "test_error", "test_nll"} <= record.curves.keys()
     task = open_run(tmp_path / "r", CPU).task(None, CPU)
     found = json.loads(json.dumps(task.evaluate()))
     random = name not in ("digits-lenet", "digits-mlp-plain")
     assert task.random == random
     assert found.get("samples") == (3 if random else None)
-    assert found["test_error"] == record["metrics"]["test_error"]
+    assert found["test_error"] == record.metrics["test_error"]
     for suffix in ("", "_mc") if random else ("",):
         assert all(f"{split}_{key}{suffix}" in found for split in ("valid", "test") for key in ("error", "nll"))
         assert 0 <= found[f"test_calibration_error{suffix}"] <= 1
@@ -285,7 +285,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "b", Stop())
     again = run(tmp_path / "b", Quiet(), resume=True)
-    assert again["curves"] == whole["curves"]
+    assert again.curves == whole.curves
 
 
 @pytest.mark.parametrize("units", [400, 800, 1200])
@@ -358,7 +358,7 @@ def test_a_step_is_one_graph_on_a_gpu(name, folder, tmp_path):
     told = Quiet()
     changes = [*SMALL, "log_sigma2=-2", "evaluate.samples=3"]
     record = launch(name, out=tmp_path / "r", reporter=told, data=str(folder), overrides=changes, device="cuda")
-    assert record["cuda_graph"]
+    assert record.cuda_graph
     assert told.lines[0]["train_nll"] != told.lines[1]["train_nll"]  # replayed on new images with new noise
     cuda = torch.device("cuda")
     found = open_run(tmp_path / "r", cuda).task(None, cuda).evaluate()

@@ -16,7 +16,7 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.sweep import sweep
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.forecast import task as task_file
 from bayesrnn.lab.tasks.forecast.mixture import Mixture
 from bayesrnn.lab.tasks.forecast.plan import kept_series
@@ -225,7 +225,7 @@ class TestTask:
         """On a wave with noise of 0.4: better than the last season, and near the best score, 0.4 / sqrt(pi)."""
         path = csv_of(tmp_path / "wave.csv", wave(400))
         _, record = train("forecast", path, tmp_path / "run", "epochs=20", "difference=none")
-        found = record["metrics"]
+        found = record.metrics
         assert found["test_crps"] < 0.85 * found["seasonal_naive_crps"] < found["naive_crps"]
         assert found["test_crps"] < 1.25 * 0.4 / math.sqrt(math.pi)
         assert 0.88 < found["test_coverage"] < 1.0
@@ -235,7 +235,7 @@ class TestRuns:
     @pytest.mark.parametrize("name", RECIPES)
     def test_the_record(self, runs, name):
         out, record = runs[name]
-        found = record["metrics"]
+        found = record.metrics
         for key in ("valid_crps", "test_crps", "test_coverage", "test_width", "naive_crps", "seasonal_naive_crps"):
             assert math.isfinite(found[key])
         assert found["samples"] == (1 if name == "forecast-plain" else 8)
@@ -251,10 +251,10 @@ class TestRuns:
         result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu"])
         assert result.exit_code == 0, result.output
         again = json.loads((out / "evaluation.json").read_text())
-        assert again["test_crps"] == pytest.approx(record["metrics"]["test_crps"], rel=1e-6)
+        assert again["test_crps"] == pytest.approx(record.metrics["test_crps"], rel=1e-6)
         result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu", "--level", "0.5", "--samples", "4"])
         assert result.exit_code == 0, result.output
-        wide, half = record["metrics"]["test_width"], json.loads((out / "evaluation.json").read_text())["test_width"]
+        wide, half = record.metrics["test_width"], json.loads((out / "evaluation.json").read_text())["test_width"]
         assert half < 0.6 * wide
         result = CliRunner().invoke(app, ["evaluate", str(out), "--level", "95"])
         assert result.exit_code == 2
@@ -334,7 +334,7 @@ class TestRuns:
     def test_components_are_stopped_one_by_one(self, series, tmp_path):
         """What is kept of each is its weights at the epoch of its own lowest score; the metric never rises."""
         out, record = train("forecast-mixture", series, tmp_path / "run", "components=2", "epochs=6", "lr=0.05")
-        curve = record["curves"]["valid_crps"]
+        curve = record.curves["valid_crps"]
         assert curve == sorted(curve, reverse=True)
         trained = open_run(out, CPU)
         task = Forecast(trained.recipe, series, CPU)
@@ -348,8 +348,8 @@ class TestRuns:
         parts = [task_file.forecaster(n, task.plan, task.values, trained.recipe.evaluate) for n in trained.model.kept]
         said = [one.distribution(origins, samples=1, seed=0) for one in parts]
         both = Mixture(torch.cat([m.means for m in said]), torch.cat([m.sigmas for m in said]), said[0].log)
-        at = record["metrics"]["best_epoch"] - 1
-        own = record["curves"]["valid_crps_mixture"]
+        at = record.metrics["best_epoch"] - 1
+        own = record.curves["valid_crps_mixture"]
         assert own[at] == pytest.approx(float(both.crps(actual).mean()), rel=1e-5)
         assert own[at] < curve[at]  # CRPS is convex
 
@@ -456,7 +456,7 @@ class TestCommand:
                overrides=["hidden=4", "batch_size=2", "window=3", "epochs=1"])  # fmt: skip
         os.mkfifo(tmp_path / "pipe.png")
         for arguments, words in (
-            ([out, "--plot", tmp_path / "pipe.png"], "pipe.png is no file; choose another --plot."),
+            ([out, "--plot", tmp_path / "pipe.png"], "pipe.png is not a regular file; choose another --plot."),
             ([out, "--level", 95], "--level is 95.0; it must be between 0 and 1"),
             ([out, "--samples", 10**12], "Input should be less than or equal to 100000"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),
@@ -469,7 +469,7 @@ class TestCommand:
             ),
             ([out, "--data", tmp_path], "is a folder; --data names a CSV file, such as"),
             ([tmp_path / "text"], "is a language run; this command is for forecasts"),
-            ([tmp_path], "is no run of bayesrnn train"),
+            ([tmp_path], "is not a run of bayesrnn train"),
         ):
             status, text = self.forecast(*arguments)
             assert status == 2

@@ -8,9 +8,9 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
-from bayesrnn.lab.runs.figures import OF_A_RULE, merged
 from bayesrnn.lab.tasks.language import evaluation, scoring
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
 from bayesrnn.lab.tasks.language.text import windows
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from bayesrnn.lab.engine.step import Held, Step
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder
-from bayesrnn.lab.runs.trained import open_run
+from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.language import task as language
 from bayesrnn.lab.tasks.language.retraining import Retraining, Schedule, retrain, schedule
 
@@ -331,9 +331,7 @@ class TestNoise:
     def test_an_unfinished_run_is_the_pruned_model_too_or_none(self, runs, tmp_path):
         with pytest.raises(InterruptedError):
             again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=1))
-        with pytest.raises(
-            UserError, match=r"no checkpoint .*best\.safetensors; .* first epoch with all of them gone\."
-        ):
+        with pytest.raises(UserError, match=r"no checkpoint .*best\.safetensors; .* first epoch after the last step\."):
             open_run(tmp_path / "r", CPU)
         with pytest.raises(InterruptedError):
             again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=2))

@@ -121,9 +121,9 @@ def run(data, out, *, overrides=(), **kwargs):
 
 def test_training_from_disk_is_training_from_memory(text_folder, tokens, tmp_path):
     memory, disk = run(text_folder, tmp_path / "memory"), run(tokens, tmp_path / "disk")
-    assert disk["curves"] == memory["curves"]
-    assert disk["metrics"]["test_perplexity"] == memory["metrics"]["test_perplexity"]
-    assert disk["unknown_words"] == memory["unknown_words"]
+    assert disk.curves == memory.curves
+    assert disk.metrics["test_perplexity"] == memory.metrics["test_perplexity"]
+    assert disk.extra["unknown_words"] == memory.extra["unknown_words"]
     ours, theirs = (checkpoint.load(tmp_path / name / "last.safetensors")[0] for name in ("disk", "memory"))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
@@ -164,7 +164,7 @@ def test_a_run_from_disk_is_resumed_exactly(tokens, tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         run(tokens, tmp_path / "stopped", reporter=Stopped())
-    assert run(tokens, tmp_path / "stopped", resume=True)["curves"] == whole["curves"]
+    assert run(tokens, tmp_path / "stopped", resume=True).curves == whole.curves
 
 
 def test_evaluate_on_token_files(tokens, tmp_path):

@@ -310,9 +310,9 @@ def test_a_run(variant, folder, tmp_path):
     name = f"sentiment-{'gru' if variant == 'naive' else 'lstm'}-{variant}"
     reporter = Quiet()
     record = launch(name, out=tmp_path / "run", reporter=reporter, data=folder, overrides=SMALL, device="cpu")
-    losses = record["curves"]["loss"]
+    losses = record.curves["loss"]
     assert losses[-1] < losses[0]
-    curves, metrics = record["curves"], record["metrics"]
+    curves, metrics = record.curves, record.metrics
     assert metrics["end"]["valid_rmse"] == pytest.approx(curves["valid_rmse"][-1], rel=1e-5)
     assert metrics["valid_rmse"] == pytest.approx(min(curves["valid_rmse"]), rel=1e-5)
     assert ("test_rmse_mc" in curves) == ("test_rmse_mc" in metrics) == (variant != "plain")
@@ -335,7 +335,7 @@ def test_a_model_learns_what_there_is(folder, tmp_path):
         overrides=[*SMALL, *more],
         device="cpu",
     )
-    assert record["metrics"]["test_rmse"] < 0.6 * record["constant_rmse"]
+    assert record.metrics["test_rmse"] < 0.6 * record.extra["constant_rmse"]
 
 
 def test_resumed_run_is_the_same(folder, tmp_path):
@@ -355,8 +355,8 @@ def test_resumed_run_is_the_same(folder, tmp_path):
     assert state["epoch"] == 3
     assert state["step"] > 0
     again = launch(name, out=tmp_path / "b", reporter=Quiet(), resume=True, **options)
-    assert again["metrics"]["end"] == whole["metrics"]["end"]
-    assert again["curves"] == whole["curves"]
+    assert again.metrics["end"] == whole.metrics["end"]
+    assert again.curves == whole.curves
 
 
 @pytest.mark.gpu
@@ -367,9 +367,9 @@ def test_on_a_gpu_one_step_is_one_graph(variant, cell, folder, tmp_path):
     """Initial weights and order are the CPU's; without noise the curves are too, but for the order of sums."""
     name, options = f"sentiment-{cell}-{variant}", {"data": folder, "overrides": [*SMALL, "train.precision=fp32"]}
     record = launch(name, out=tmp_path / "gpu", reporter=Quiet(), device="cuda", **options)
-    assert record["cuda_graph"]
-    assert record["curves"]["loss"][-1] < record["curves"]["loss"][0]
-    assert record["metrics"]["end"]["valid_rmse"] == pytest.approx(record["curves"]["valid_rmse"][-1], rel=1e-3)
+    assert record.cuda_graph
+    assert record.curves["loss"][-1] < record.curves["loss"][0]
+    assert record.metrics["end"]["valid_rmse"] == pytest.approx(record.curves["valid_rmse"][-1], rel=1e-3)
     if variant == "plain":
         here = launch(name, out=tmp_path / "cpu", reporter=Quiet(), device="cpu", **options)
-        assert record["curves"]["test_rmse"] == pytest.approx(here["curves"]["test_rmse"], rel=0.02)
+        assert record.curves["test_rmse"] == pytest.approx(here.curves["test_rmse"], rel=0.02)

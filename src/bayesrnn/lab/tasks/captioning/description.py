@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.runs.trained import Trained
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.task import captioner_of, vocabulary_of
 from bayesrnn.lab.tasks.language import scoring
@@ -38,7 +38,7 @@ class Description:
 
 
 def describe(
-    run: Trained,
+    run: OpenedRun,
     names: list[str],
     features: Tensor,
     *,
@@ -97,7 +97,7 @@ def describe(
     ]
 
 
-def settings(run: Trained) -> dict[str, Any]:
+def settings(run: OpenedRun) -> dict[str, Any]:
     """Beam and length penalty that validation chose, where the run has been evaluated; else the recipe's first."""
     first = {"beam": run.recipe.evaluate.beams[0], "length_penalty": run.recipe.evaluate.length_penalties[0]}
     try:

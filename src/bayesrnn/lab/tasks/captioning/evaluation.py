@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.runs.folder import CAPTIONS, is_own, write_file
+from bayesrnn.lab.runs.files import is_own, write_file
 from bayesrnn.lab.tasks.base import Say, weights_digest
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
@@ -62,7 +62,7 @@ def evaluate(
         "length_penalties": list(length_penalties),
         "ways": _WAYS,
     }
-    file = None if task.folder is None else task.folder / CAPTIONS
+    file = None if task.folder is None else task.folder / task.artifacts[0]
     if file is not None and file.exists() and not is_own(file):
         raise UserError(f"{file} was not written by bayesrnn evaluate, and will not be replaced; move it away.")
     kept = None if again or file is None else _kept(file, asked)

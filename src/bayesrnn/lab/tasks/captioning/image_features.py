@@ -149,7 +149,7 @@ def _tell(text: str) -> None:
 
 
 def _keep(features: Features, file: Path) -> None:
-    from bayesrnn.lab.runs.folder import write_file
+    from bayesrnn.lab.runs.files import write_file
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

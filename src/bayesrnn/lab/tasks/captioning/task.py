@@ -79,6 +79,9 @@ class Captioning(Task):
 
     sections = SECTIONS
     metric = "valid_perplexity"
+    runs_called = "captioning runs"
+    command = "caption"
+    artifacts = ("captions.json",)
     unit = "words"
     source = "images"
     paper_figures: ClassVar[Mapping[str, str]] = {

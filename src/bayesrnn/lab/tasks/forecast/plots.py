@@ -3,29 +3,18 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab.report import figures
 from bayesrnn.lab.report.figures import png, short, shown
 from bayesrnn.lab.report.plots import COLOURS
-from bayesrnn.lab.tasks.forecast.verdicts import BLOCKS, records_by_series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BLOCKS",
-    "ahead_plot",
-    "forecast_plot",
-    "pit_plot",
-    "walk_plot",
-    "walked",
-    "write_figures",
-]
-_BLACK, _FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
+BLACK, FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
 _NARROW = (4.6, 3.9)
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 
@@ -39,7 +28,7 @@ def _figure(width: float = 7.2, height: float = 3.8) -> "Figure":
     return figure
 
 
-def _plain(axes: "Axes") -> None:
+def tidy(axes: "Axes") -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -72,12 +61,12 @@ def _bands(axes: "Axes", x: Sequence[int], rows: Mapping[str, Sequence[float]], 
     dark_low = [m - reach * e for m, e in zip(rows["mean"], rows["epistemic"], strict=True)]
     dark_high = [m + reach * e for m, e in zip(rows["mean"], rows["epistemic"], strict=True)]
     axes.fill_between(
-        x, rows["low"], rows["high"], color=_FORECAST, alpha=0.22, linewidth=0, label=f"{level:.0%} interval"
+        x, rows["low"], rows["high"], color=FORECAST, alpha=0.22, linewidth=0, label=f"{level:.0%} interval"
     )
     if any(e > 0 for e in rows["epistemic"]):
         name = "of this, the model's own doubt (epistemic)"
         axes.fill_between(x, dark_low, dark_high, color=_MODEL, alpha=0.45, linewidth=0, label=short(name))
-    axes.plot(x, rows["mean"], color=_FORECAST, linewidth=1.8, label="forecast")
+    axes.plot(x, rows["mean"], color=FORECAST, linewidth=1.8, label="forecast")
 
 
 def forecast_plot(
@@ -103,7 +92,7 @@ def forecast_plot(
     start = len(past)
     ahead = list(range(start, start + len(rows["mean"])))
     _bands(axes, ahead, rows, level)
-    axes.plot(range(start), past, color=_BLACK, linewidth=1.6, label=short(name))
+    axes.plot(range(start), past, color=BLACK, linewidth=1.6, label=short(name))
     if direct < len(ahead):
         axes.axvline(start + direct - 0.5, color="#888888", linewidth=1, linestyle=":")
         if not narrow:
@@ -113,16 +102,9 @@ def forecast_plot(
             )  # fmt: skip
     axes.set_ylabel(short(name))
     _date_ticks(axes, labels, 4 if narrow else 7)
-    _plain(axes)
+    tidy(axes)
     _legend_above(figure, axes, narrow, columns=4)
     return png(figure)
-
-
-def walk_plot(record: Mapping[str, Any], *, last: int = 120) -> bytes:
-    """Forecasts one step ahead through the test part beside what came, and the two uncertainties below. PNG bytes."""
-    walk = record["metrics"]["walk"]
-    name, level = record["series"]["columns"][0], record["metrics"]["level"]
-    return walked(walk, walk["date"], name=name, level=level, last=last)
 
 
 def walked(
@@ -134,7 +116,12 @@ def walked(
     last: int,
     narrow: bool = False,
 ) -> bytes:
-    """As :func:`walk_plot`, from columns mean, low, high, aleatoric, epistemic and actual, one value per date."""
+    """Forecasts one step ahead beside what came, and the two uncertainties below. PNG bytes.
+
+    Args:
+        columns: mean, low, high, aleatoric, epistemic and actual, one value per date.
+        last: how many dates are shown.
+    """
     keys = ("mean", "low", "high", "aleatoric", "epistemic", "actual")
     rows = _shown({key: columns[key][-last:] for key in keys}, keys)
     figure = _figure(_NARROW[0], 4.6) if narrow else _figure(height=4.8)
@@ -142,12 +129,12 @@ def walked(
     x = list(range(len(rows["mean"])))
     _bands(top, x, rows, level)
     inside = [a <= y <= b for a, y, b in zip(rows["low"], rows["actual"], rows["high"], strict=True)]
-    top.plot(x, rows["actual"], color=_BLACK, linewidth=0.9, alpha=0.6)
-    top.plot([i for i in x if inside[i]], [rows["actual"][i] for i in x if inside[i]], "o", color=_BLACK,
+    top.plot(x, rows["actual"], color=BLACK, linewidth=0.9, alpha=0.6)
+    top.plot([i for i in x if inside[i]], [rows["actual"][i] for i in x if inside[i]], "o", color=BLACK,
              markersize=3, label="what came, inside")  # fmt: skip
     out = [i for i in x if not inside[i]]
     top.plot(out, [rows["actual"][i] for i in out], "X", color=COLOURS[3], markersize=7, label="outside")
-    below.plot(x, rows["aleatoric"], color=_FORECAST, linewidth=1.4, label="noise in the data (aleatoric)")
+    below.plot(x, rows["aleatoric"], color=FORECAST, linewidth=1.4, label="noise in the data (aleatoric)")
     below.plot(
         x, rows["epistemic"], color=_MODEL, linewidth=1.4, linestyle=(0, (4, 2)), label="the model's (epistemic)"
     )
@@ -158,7 +145,7 @@ def walked(
     top.set_ylabel(short(name))
     _date_ticks(below, dates[-last:], 4 if narrow else 7)
     for axes in (top, below):
-        _plain(axes)
+        tidy(axes)
     _legend_above(figure, top, narrow, columns=3)
     return png(figure)
 
@@ -169,56 +156,3 @@ def _legend_above(figure: "Figure", axes: "Axes", narrow: bool, *, columns: int)
         figure.legend(handles, labels, loc="outside upper left", ncols=1, frameon=False, fontsize=8.5)
     else:
         figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
-
-
-def pit_plot(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """A histogram per series of where values fell in their predictive distributions; flat is right. PNG bytes."""
-    columns = min(len(records), 4 if len(records) > 6 else 3)
-    rows = math.ceil(len(records) / columns)
-    figure = _figure(height=0.4 + 2.0 * rows)
-    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-    for axes in panels[len(records) :]:
-        axes.set_visible(False)
-    for axes, (name, group) in zip(panels, records.items(), strict=False):
-        bars = [fmean(column) for column in zip(*(r["metrics"]["reliability"]["pit"] for r in group), strict=True)]
-        width = 1 / len(bars)
-        axes.bar([(i + 0.5) * width for i in range(len(bars))], bars, width=0.9 * width, color=_FORECAST)
-        axes.axhline(width, color=_BLACK, linewidth=1, linestyle=(0, (4, 2)))
-        axes.set_title(name, fontsize=9)
-        axes.set_xticks([0, 0.5, 1])
-        _plain(axes)
-    figure.supxlabel("P(forecast ≤ what came)", fontsize=9)
-    figure.supylabel("share", fontsize=9)
-    return png(figure)
-
-
-def ahead_plot(record: Mapping[str, Any]) -> bytes:
-    """What a record says comes after the end of its series. PNG bytes."""
-    ahead = record["metrics"]["ahead"]
-    return forecast_plot(
-        ahead["past"],
-        ahead,
-        ahead["date"],
-        name=record["series"]["columns"][0],
-        level=record["metrics"]["level"],
-        direct=ahead["direct"],
-    )
-
-
-def write_figures(results: Path, folder: Path) -> list[Path]:
-    """The pictures of docs/forecasting.md, from records; those without one are left out."""
-    found = records_by_series(results)
-    makers: dict[str, Any] = {}
-    for name, kind, plot in (("mauna_loa", "ahead", ahead_plot), ("elnino", "walk", walk_plot)):
-        records = found.get(name, {}).get("forecast")
-        if records:
-            makers[f"forecast-{kind}-{name}.png"] = lambda plot=plot, record=records[0]: plot(record)
-    bayesian = {name: group["forecast"] for name, group in found.items() if "forecast" in group}
-    if bayesian:
-        makers["forecast-pit.png"] = lambda: pit_plot(bayesian)
-    written = []
-    for name, make in makers.items():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(make())
-        written.append(folder / name)
-    return written

@@ -9,7 +9,8 @@ from bayesrnn.lab.report import figures
 from bayesrnn.lab.report import html as pages
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.report.wording import number, part
-from bayesrnn.lab.runs.collect import Group, Run
+from bayesrnn.lab.runs.collection import SeedGroup
+from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast import plots
 from bayesrnn.lab.tasks.language.measured import Measured
 
@@ -26,7 +27,7 @@ class _Rows:
     past: list[float]
 
 
-def ahead(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def ahead(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     shown = []
     for group in groups:
         found = part(group.first.metrics, "ahead")
@@ -62,7 +63,7 @@ def ahead(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured])
         )
 
 
-def walk(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def walk(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     shown = []
     for group in groups:
         rows = _rows(part(group.first.metrics, "walk"), (*_BANDS, "aleatoric", "actual"), past=False)
@@ -89,7 +90,7 @@ def walk(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) 
         )
 
 
-def by_step(page: Page, groups: Sequence[Group], measured: Mapping[str, Measured]) -> None:
+def by_step(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
     named: dict[str, list[tuple[float, float]]] = {}
     bars: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
@@ -143,12 +144,12 @@ def _numbers(values: Any) -> list[float]:
     return [float(v) for v in values] if fine else []
 
 
-def _series(run: Run) -> str:
-    columns = run.series.get("columns")
+def _series(run: Record) -> str:
+    columns = run.extra.get("series", {}).get("columns")
     return columns[0][:40] if isinstance(columns, list) and columns and isinstance(columns[0], str) else "value"
 
 
-def _level(run: Run) -> float:
+def _level(run: Record) -> float:
     level = run.metrics.get("level")
     return level if isinstance(level, float) and 0.01 <= level <= 0.999 else 0.95
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.runs.folder import check_free, write_file
+from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast.forecaster import (
     PARTS,
@@ -54,6 +54,8 @@ class Forecast(Task):
 
     sections = SECTIONS
     metric = "valid_crps"
+    runs_called = "forecasts"
+    command = "forecast"
     unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0
 

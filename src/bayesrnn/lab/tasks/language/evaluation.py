@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.runs.figures import PAPERS_RULE, WORDS, by_rule
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, WORDS, by_rule
 from bayesrnn.lab.tasks.language.text import batchify
 
 _NO_BOUND = "the bound is larger than any number: the rates of sharpening (eta) are too high here; it is left out"

@@ -12,7 +12,7 @@ from bayesrnn.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bayesrnn.lab.runs.trained import Trained
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 SENTENCES = 5
 DRAWS = (0, 1, 2, 5, 10)
@@ -45,7 +45,7 @@ def measure(folder: Path, *, with_gaps: bool, say: Callable[[str], None]) -> Mea
     import torch
 
     import bayesrnn as br
-    from bayesrnn.lab.runs.trained import open_run
+    from bayesrnn.lab.runs.opening import open_run
 
     found = Measured()
     try:
@@ -69,13 +69,14 @@ def measure(folder: Path, *, with_gaps: bool, say: Callable[[str], None]) -> Mea
     return found
 
 
-def _sentences(run: "Trained", stream: "Tensor") -> list[list[Word]]:
+def _sentences(run: "OpenedRun", stream: "Tensor") -> list[list[Word]]:
     """Sentences of 6 to 24 words, evenly spread over the first part of the test text, each in its context."""
     from bayesrnn.lab.tasks.language.evaluation import reset_of
+    from bayesrnn.lab.tasks.language.task import vocabulary_of
     from bayesrnn.lab.tasks.language.text import EOS
 
     ids = stream[: WORDS + 1]
-    tokens = run.vocabulary.decode(ids[1:, 0])
+    tokens = vocabulary_of(run.files).decode(ids[1:, 0])
     words = _scored(run, ids, tokens, reset_of(run))
     ends = [-1, *(i for i, token in enumerate(tokens) if token == EOS)]
     spans = [(a + 1, b) for a, b in itertools.pairwise(ends) if 6 <= b - a - 1 <= 24]
@@ -85,7 +86,7 @@ def _sentences(run: "Trained", stream: "Tensor") -> list[list[Word]]:
     return [words[a:b] for a, b in spans[::step][:SENTENCES]]
 
 
-def _scored(run: "Trained", ids: "Tensor", tokens: list[str], reset: int | None) -> list[Word]:
+def _scored(run: "OpenedRun", ids: "Tensor", tokens: list[str], reset: int | None) -> list[Word]:
     from bayesrnn.lab.tasks.language import scoring
 
     words: list[Word] = []
@@ -100,7 +101,7 @@ def _scored(run: "Trained", ids: "Tensor", tokens: list[str], reset: int | None)
     return words
 
 
-def _gaps(run: "Trained", stream: "Tensor", say: Callable[[str], None]) -> list[tuple[int, float]]:
+def _gaps(run: "OpenedRun", stream: "Tensor", say: Callable[[str], None]) -> list[tuple[int, float]]:
     """Entropy on the reversed text less that on the text, for several numbers of draws; 0 is the posterior mean."""
     import torch
 

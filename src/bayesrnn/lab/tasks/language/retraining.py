@@ -22,8 +22,9 @@ from bayesrnn.lab.engine.resume import describe, go_on
 from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.folder import MARKER, RECORD, RunFolder, identity
-from bayesrnn.lab.runs.trained import Trained, check_files
+from bayesrnn.lab.runs.folder import MARKER, RunFolder, identity
+from bayesrnn.lab.runs.opening import OpenedRun, check_files
+from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.base import weights_digest
 from bayesrnn.lab.tasks.language.task import Language
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
@@ -193,7 +194,7 @@ class _Run(engine.Run):
 
 @kernels.float32_precision()  # as it was, after the run
 def retrain(
-    run: Trained,
+    run: OpenedRun,
     plan: Schedule,
     *,
     fraction: float,
@@ -243,9 +244,15 @@ def retrain(
                 go_on(trained)
             _train(trained, fraction)
             record = provenance.record_of(
-                trained, config, overrides=overrides, command=command, started=started, measure=False
+                trained,
+                config,
+                overrides=overrides,
+                command=command,
+                started=started,
+                measure=False,
+                pruned=config["pruned"],
             )
-            folder.finish({**record, "pruned": config["pruned"]}, spare=checkpoint.SPARE)
+            folder.finish(record, spare=checkpoint.SPARE)
     return checkpoint.load_own(out / checkpoint.BEST, identity(out))[0]
 
 

@@ -13,6 +13,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Bound, Files, Say, State, Task, posterior
+from bayesrnn.lab.tasks.language import dynamic_metrics
 from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMState
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
@@ -155,6 +156,11 @@ class Language(Task):
 
     sections = SECTIONS
     metric = "valid_perplexity"
+    runs_called = "language models"
+    command = "predict"
+    merge_metrics = staticmethod(dynamic_metrics.merged)
+    carried_metrics = staticmethod(dynamic_metrics.carried)
+    report_metrics = staticmethod(dynamic_metrics.named_rules)
     unit = "words"
     source = "text"
     default_data = "python-docs"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayesrnn.lab.runs.figures import merged
+from bayesrnn.lab.tasks.language.dynamic_metrics import merged
 
 SGD = {"lr": 0.1, "decay": 0.0, "clip": 5.0, "valid_perplexity": 73.8, "test_perplexity": 71.0, "tried": {"0.1": 73.8}}
 RMS = {"lr": 2e-4, "decay": 0.0, "clip": None, "valid_perplexity": 73.5, "test_perplexity": 71.5}

@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.tasks.forecast.plots import (
-    BLOCKS,
-    _ticks,
-    ahead_plot,
-    forecast_plot,
-    pit_plot,
-    walk_plot,
-    write_figures,
-)
-from bayesrnn.lab.tasks.forecast.verdicts import (
+from bayesrnn.lab.runs.record import Record
+from bayesrnn.lab.tasks.forecast.plots import _ticks, forecast_plot
+from docs.build.forecast import (
     _T,
+    BLOCKS,
     NO_DIFFERENCE,
     Difference,
     comparison_table,
@@ -27,8 +21,9 @@ from bayesrnn.lab.tasks.forecast.verdicts import (
     findings,
     records_by_series,
 )
+from docs.build.forecast_plots import ahead_plot, pit_plot, walk_plot, write_figures
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def record(seed=1, crps=0.5, epistemic=0.2, raw=None, coverage=0.95):
@@ -52,7 +47,7 @@ def record(seed=1, crps=0.5, epistemic=0.2, raw=None, coverage=0.95):
         }},
     }  # fmt: skip
     about = {"device": "a machine", "versions": {"torch": "2.11"}, "series": {"columns": ["level"]}}
-    return {"seed": seed, "metrics": metrics, **about}
+    return Record(seed=seed, metrics=metrics, **about)
 
 
 def size(png):
@@ -103,7 +98,7 @@ def results(tmp_path):
             folder.mkdir(parents=True)
             for seed in (1, 2):
                 epistemic = 0.2 if recipe == "forecast" else 0.0
-                (folder / f"{seed}.json").write_text(json.dumps(record(seed, crps + 0.1 * seed, epistemic)))
+                record(seed, crps + 0.1 * seed, epistemic).write(folder / f"{seed}.json")
     return tmp_path
 
 
@@ -171,7 +166,7 @@ def write(results, recipe, series, *records):
     for path in (results / recipe / series).iterdir():
         path.unlink()
     for one in records:
-        (results / recipe / series / f"{one['seed']}.json").write_text(json.dumps(one))
+        one.write(results / recipe / series / f"{one.seed}.json")
 
 
 def test_findings_go_by_the_rule(results):
@@ -224,7 +219,7 @@ def test_the_long_series_are_compared_with_a_prior_too(results):
     for seed in (1, 2):
         path = results / "forecast-plain-prior" / "zoo" / f"{seed}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record(seed, 0.4 + 0.1 * seed, raw=1.0)))  # 0.1 better than variational dropout
+        record(seed, 0.4 + 0.1 * seed, raw=1.0).write(path)  # 0.1 better than variational dropout
     lines = BLOCKS["forecast-long"](results).splitlines()
     assert lines[2:] == [
         "| zoo | 0.55 ± 0.07 | -35.0% ± 5.0: no difference within noise | +18.2% ± 0.0: worse | 2 |",
@@ -233,7 +228,7 @@ def test_the_long_series_are_compared_with_a_prior_too(results):
     assert every.format("1 (mauna_loa)") in findings(results)[2]  # on zoo it is better than the other plain model alone
     for seed in (1, 2):
         path = results / "forecast-plain-prior" / "zoo" / f"{seed}.json"
-        path.write_text(json.dumps(record(seed, 0.8 + 0.1 * seed)))
+        record(seed, 0.8 + 0.1 * seed).write(path)
     assert every.format("2 (mauna_loa, zoo)") in findings(results)[2]
 
 
@@ -322,10 +317,10 @@ def test_plain_and_variational_got_as_many_tries():
 def test_records_are_of_the_recipes_as_they_are():
     """Both models of a comparison have the same seeds, and their records the recipe's settings."""
     for series, groups in records_by_series(ROOT / "results").items():
-        seeds = {name: [one["seed"] for one in group] for name, group in groups.items()}
+        seeds = {name: [one.seed for one in group] for name, group in groups.items()}
         assert sorted(seeds["forecast"]) == sorted(seeds["forecast-plain"]), series
         for name, one in ((name, one) for name, group in groups.items() for one in group):
             recipe = recipes.load(name)
             for section, later in (("model", {"components": 1}), ("train", {})):
-                found = later | one["settings"][section]  # earlier records lack what came later
-                assert found == getattr(recipe, section).model_dump(), (series, name, one["seed"])
+                found = later | one.settings[section]  # earlier records lack what came later
+                assert found == getattr(recipe, section).model_dump(), (series, name, one.seed)

@@ -1,6 +1,5 @@
 """Records of forecasts as the tables and sentences of the documentation; what is a difference, and what is noise."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.records import once
+from bayesrnn.lab.runs.record import Record, once
+from bayesrnn.lab.runs.record import values as values_of
+from docs.build import archive
+from docs.build.archive import ForecastChoice
 
 RECIPES = {
     "forecast": "variational dropout",
@@ -25,9 +27,9 @@ NO_DIFFERENCE = "no difference within noise"
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
 
 
-def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def records_by_series(results: Path) -> dict[str, dict[str, list[Record]]]:
     """Records of the forecasting recipes, ``results/RECIPE/SERIES/SEED.json``: by series, then by recipe."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    found: dict[str, dict[str, list[Record]]] = {}
     for recipe in RECIPES:
         for folder in sorted((results / recipe).glob("*")):
             found.setdefault(folder.name, {})[recipe] = _records(folder)
@@ -35,8 +37,8 @@ def records_by_series(results: Path) -> dict[str, dict[str, list[dict[str, Any]]
     return {name: found[name] for name in sorted(found, key=lambda name: (name != "mauna_loa", name))}
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    return once(json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json")))
+def _records(folder: Path) -> list[Record]:
+    return once(archive.records(folder))
 
 
 def comparison_table(results: Path) -> str:
@@ -45,11 +47,12 @@ def comparison_table(results: Path) -> str:
     for name, recipes in records_by_series(results).items():
         for recipe, records in recipes.items():
             rows.append({"series": name, "model": RECIPES[recipe], "seeds": len(records), **_means(records)})
-        one = next(iter(recipes.values()))[0]["metrics"]
+        one = next(iter(recipes.values()))[0]
         for key, label in (("naive", "last value"), ("seasonal_naive", "last season")):
-            if f"{key}_crps" in one:
-                scores = {k: f"{one[f'{key}_{k}']:.3g}" for k in ("crps", "width")}
-                rows.append({"series": name, "model": label, **scores, "coverage": f"{one[f'{key}_coverage']:.1%}"})
+            if one.metric(f"{key}_crps") is not None:
+                scores = {k: f"{one.metric(f'{key}_{k}'):.3g}" for k in ("crps", "width")}
+                coverage = f"{one.metric(f'{key}_coverage'):.1%}"
+                rows.append({"series": name, "model": label, **scores, "coverage": coverage})
     columns = (
         Column("series", "series"), Column("model", "model"), Column("crps_raw", "CRPS, raw"),
         Column("crps", "CRPS, recalibrated"), Column("coverage_raw", "95% intervals cover, raw"),
@@ -59,11 +62,11 @@ def comparison_table(results: Path) -> str:
     return markdown_table(rows, columns)
 
 
-def _values(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [record["metrics"][key] for record in records]
+def _values(records: Sequence[Record], key: str) -> list[float]:
+    return values_of(records, key)
 
 
-def _means(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _means(records: Sequence[Record]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in ("crps_raw", "crps"):
         values = _values(records, f"test_{key}")
@@ -99,10 +102,10 @@ class Difference:
         return f"{100 * self.mean:+.1f}% ± {100 * self.error:.1f}"
 
 
-def difference(records: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], key: str) -> Difference:
+def difference(records: Sequence[Record], plain: Sequence[Record], key: str) -> Difference:
     """Paired by seed; seeds that one of the two lacks do not count."""
-    others = {record["seed"]: record["metrics"][key] for record in plain}
-    pairs = [(r["metrics"][key], others[r["seed"]]) for r in records if r["seed"] in others]
+    others = {record.seed: record.metrics[key] for record in plain}
+    pairs = [(r.metrics[key], others[r.seed]) for r in records if r.seed in others]
     if not pairs:
         return Difference(0.0, 0.0, 0)
     scale = fmean(other for _, other in pairs)
@@ -187,18 +190,13 @@ def _block(results: Path) -> str:
     if not found:
         raise SystemExit("results/forecast is missing: make it with `python benchmarks/forecast.py run` and commit it")
     one = next(iter(next(iter(found.values())).values()))[0]
-    made = (
-        f"Written by `python benchmarks/forecast.py run`: {one['device']}, torch {one['versions']['torch']}, 1 thread."
-    )
+    made = f"Written by `python benchmarks/forecast.py run`: {one.made_on}, 1 thread."
     return "\n".join([difference_table(results), *findings(results), "", comparison_table(results), made])
 
 
 def _choice(results: Path) -> str:
     """The settings that were tried, by their score before the test parts."""
-    path = results / "forecast-choice.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing: make it with `python benchmarks/forecast.py choose` and commit it")
-    first = json.loads(path.read_text("utf-8"))
+    first = _choices(results, "", "choose")
     rows = [
         {
             **_tried(recipe, setting, group["chosen"]),
@@ -218,9 +216,6 @@ def _choice(results: Path) -> str:
 
 def _second_choice(results: Path) -> str:
     """The second round: raw and recalibrated scores, the best two of each recipe with more seeds."""
-    path = results / "forecast-choice-second.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing: make it with `python benchmarks/forecast.py choose` and commit it")
     rows = [
         {
             **_tried(recipe, setting, group["chosen"]),
@@ -228,7 +223,7 @@ def _second_choice(results: Path) -> str:
             **{key: _geometric(setting[key]) for key in ("crps_raw", "crps")},
             **{key: fmean(map(fmean, setting[key].values())) for key in ("coverage_raw", "coverage")},
         }
-        for recipe, group in _chosen(json.loads(path.read_text("utf-8")))
+        for recipe, group in _chosen(_choices(results, "-second", "choose"))
         for setting in group["settings"]
     ]
     columns = (
@@ -242,10 +237,7 @@ def _second_choice(results: Path) -> str:
 
 def _average(results: Path) -> str:
     """Even mixtures of several runs before the test parts, against one run of the plain LSTM: means over series."""
-    path = results / "forecast-choice-average.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing: make it with `python benchmarks/forecast.py average` and commit it")
-    mixtures = json.loads(path.read_text("utf-8"))["mixtures"]
+    mixtures = _choices(results, "-average", "average").mixtures
     one = mixtures[PLAIN]["1"]
 
     def against(by_series: Mapping[str, Any], key: str) -> str:
@@ -298,8 +290,13 @@ def _four(results: Path) -> str:
     return markdown_table(rows, [Column(label, label) for label in ("series", *labels, "pairs")])
 
 
-def _chosen(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(name, record["recipes"][name]) for name in RECIPES if name in record["recipes"]]
+def _choices(results: Path, which: str, command: str) -> ForecastChoice:
+    path = results / f"forecast-choice{which}.json"
+    return archive.required(path, ForecastChoice, f"python benchmarks/forecast.py {command}")
+
+
+def _chosen(record: ForecastChoice) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(name, record.recipes[name]) for name in RECIPES if name in record.recipes]
 
 
 def _tried(recipe: str, setting: Mapping[str, Any], chosen: Sequence[str]) -> dict[str, Any]:

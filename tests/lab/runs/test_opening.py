@@ -9,8 +9,9 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.trained import Trained, open_run
+from bayesrnn.lab.runs.opening import OpenedRun, check_task, open_run
 from bayesrnn.lab.tasks.base import task_class
+from bayesrnn.lab.tasks.language.task import vocabulary_of
 
 CPU = torch.device("cpu")
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
@@ -67,7 +68,7 @@ def test_data_that_is_not_where_the_run_found_it(name, source, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
 
     def refused(named, data=None):
-        run = Trained(tmp_path / "run", {"data": named}, recipes.load(name), {}, nn.Linear(1, 1))
+        run = OpenedRun(tmp_path / "run", {"data": named}, recipes.load(name), {}, nn.Linear(1, 1))
         with pytest.raises(UserError) as error:
             run.task(data, CPU)
         return str(error.value)
@@ -80,7 +81,7 @@ def test_data_that_is_not_where_the_run_found_it(name, source, tmp_path, monkeyp
     (tmp_path / "here").mkdir()  # something else has the name
     found = refused("here")
     assert found.startswith(f"{said.replace('NAMED', 'here')}: ")
-    assert found.endswith(". Where it is elsewhere now, name it with --data.")
+    assert found.endswith(". If it is elsewhere now, name it with --data.")
     assert "config.json" not in refused("old/data", data="given")  # the command's, not the run's
 
 
@@ -98,19 +99,19 @@ def test_a_language_run_of_before_there_were_tasks(text_folder, tmp_path):
     assert not trained.model.training
     assert trained.recipe.task == "language"
     task = trained.task(None, CPU)
-    assert task.final()["test_perplexity"] == record["metrics"]["test_perplexity"]
-    assert trained.vocabulary.words == task.streams.vocabulary.words
-    assert torch.equal(trained.streams(str(text_folder), CPU).test, task.streams.test)
+    assert task.final()["test_perplexity"] == record.metrics["test_perplexity"]
+    assert vocabulary_of(trained.files).words == task.streams.vocabulary.words
+    assert torch.equal(trained.task(str(text_folder), CPU).streams.test, task.streams.test)
 
 
 def test_a_run_of_another_task_is_opened_without_its_data(line_recipe, tmp_path):
     record = launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
     trained = open_run(tmp_path / "r", CPU)
     assert dict(trained.files) == {"scale.txt": b"1\n"}
-    assert trained.task(None, CPU).validate()["valid_rmse"] == record["metrics"]["valid_rmse"]
-    for language_only in (lambda: trained.vocabulary, lambda: trained.streams(None, CPU)):
-        with pytest.raises(UserError, match="is a line run; this command is for language models"):
-            language_only()
+    assert trained.task(None, CPU).validate()["valid_rmse"] == record.metrics["valid_rmse"]
+    said = "is a line run; this command is for language models. For this run: bayesrnn evaluate "
+    with pytest.raises(UserError, match=said):
+        check_task(tmp_path / "r", "language")
 
 
 def test_files_are_taken_from_the_run_alone(line_recipe, tmp_path):
@@ -160,14 +161,14 @@ def test_best_weights_that_are_not_there(line_recipe, tmp_path):
     assert refused() == "the run had finished: put its file back, or start it over with --force."
     marker.write_text("")
     stopped = "was the run stopped before its first epoch ended?"
-    go_on = "The same bayesrnn train with --resume goes on with the run, and writes the file."
+    go_on = "The same bayesrnn train with --resume continues the run, and writes the file."
     assert refused() == f"{stopped} {go_on}"
     best.mkdir()
-    assert refused() == f"what has its name is no file: move it away. {go_on}"
+    assert refused() == f"that path is not a regular file; move it. {go_on}"
     best.rmdir()
     config = config_of(tmp_path / "r")
     (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "pruned": {}}))
-    steps = "Where weights go by steps, that is the first epoch with all of them gone."
+    steps = "If weights are removed in steps, that is the first epoch after the last step."
     again = go_on.replace("train with --resume", "prune --retrain")
     assert refused() == f"{stopped} {steps} {again}"
 
@@ -180,9 +181,9 @@ def test_a_disk_that_was_full_as_the_best_weights_were_written(line_recipe, tmp_
         patched.setattr(checkpoint, "save_best", full)
         with pytest.raises(UserError, match="full"):
             launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
-    with pytest.raises(UserError, match=r"train with --resume goes on") as error:
+    with pytest.raises(UserError, match=r"train with --resume continues") as error:
         open_run(tmp_path / "r", CPU)
-    assert "by steps" not in str(error.value)
+    assert "in steps" not in str(error.value)
     launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu", resume=True)
     open_run(tmp_path / "r", CPU)
 
@@ -190,10 +191,10 @@ def test_a_disk_that_was_full_as_the_best_weights_were_written(line_recipe, tmp_
 def test_a_configuration_has_no_keys_of_its_own(line_recipe, tmp_path):
     launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu")
     (tmp_path / "r" / "config.json").write_text(json.dumps({**config_of(tmp_path / "r"), "sede": 3}))
-    with pytest.raises(UserError, match=r"no key 'sede' in a config\.json; it has program, format, recipe"):
+    with pytest.raises(UserError, match=r"config\.json has an unknown key 'sede'; known are program, format, recipe"):
         open_run(tmp_path / "r", CPU)
     (tmp_path / "r" / ".unfinished").write_text("")
-    with pytest.raises(UserError, match="there is no key 'sede'"):
+    with pytest.raises(UserError, match=r"config\.json has an unknown key 'sede'"):
         launch(line_recipe, out=tmp_path / "r", reporter=Quiet(), device="cpu", resume=True)
 
 

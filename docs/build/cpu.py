@@ -1,0 +1,77 @@
+"""Tables of speed and memory on the CPU for the documentation, from results/cpu.json."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bayesrnn.lab.report.tables import Column, markdown_table
+from docs.build import archive
+from docs.build.archive import CpuBench
+
+_TRAINING = (
+    Column("what", "training step, T = 35"),
+    Column("plain_words_per_second", "plain, words/s", "{:,.0f}"),
+    Column("none", "ours, no noise", "{:.2f}x"),
+    Column("tied", "variational, tied", "{:.2f}x"),
+    Column("untied", "variational, untied", "{:.2f}x"),
+    Column("bbb", "Bayes by Backprop", "{:.2f}x"),
+)
+
+
+def _record(results: Path) -> CpuBench:
+    return archive.required(results / "cpu.json", CpuBench, "python benchmarks/cpu.py --peers --out results/cpu.json")
+
+
+def _table(record: CpuBench) -> str:
+    rows = [
+        {**row, "what": f"{row['cell']}, {row['model']}, {row['hidden']} units, batch {row['batch']}"}
+        for row in record.training
+    ]
+    return markdown_table(rows, [c for c in _TRAINING if any(c.key in row for row in rows)])
+
+
+def _written(record: CpuBench) -> str:
+    return f"Written by `{record.command.strip()}` ({archive.environment(record.versions, record.threads)})."
+
+
+def training(results: Path) -> str:
+    record = _record(results)
+    return f"{_table(record)}\n{_written(record)}"
+
+
+def memory(results: Path) -> str:
+    found = _record(results).memory
+    return (
+        "A training step of Bayes by Backprop (a language model of 2 x 650 units, 20M weights, batch 20) peaks "
+        f"{found['copies']:.2f} copies of the parameters above the plain model's{_apart(found)}."
+    )
+
+
+def everything(results: Path) -> str:
+    record = _record(results)
+    lines = [_table(record)]
+    for row in record.peers:
+        lines.append(
+            f"- One Bayesian LSTM layer of {row['hidden']} units, batch {row['batch']}, forward, KL and backward: "
+            f"{row['ours_over_peer']:.1f}x as fast as {row['peer']}."
+        )
+    for row in record.prediction:
+        lines.append(
+            f"- `br.predict` with {row['draws']} draws, {row['model']}, {row['hidden']} units, batch {row['batch']}: "
+            f"{row['ratio']:.1f}x the speed of {row['draws']} passes."
+        )
+    lines += [
+        f"- Peak memory of Bayes by Backprop beyond the plain model's: {record.memory['copies']:.2f} copies of the "
+        f"parameters{_apart(record.memory)}.",
+        "",
+        _written(record),
+    ]
+    return "\n".join(lines)
+
+
+def _apart(part: dict[str, Any]) -> str:
+    """Says so where a part of a record was not measured in the same run as the rest."""
+    return f" ({part['command']})" if "command" in part else ""
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"cpu": everything, "cpu-training": training, "cpu-memory": memory}

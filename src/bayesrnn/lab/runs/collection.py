@@ -1,0 +1,258 @@
+"""Run folders and records read for a report: what is unreadable is set aside, seeds of one setting form a group."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import MB, parse_json, printable, read_json, read_text
+from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.runs.files import read_own
+from bayesrnn.lab.runs.folder import CONFIG
+from bayesrnn.lab.runs.record import EVALUATION, RECORD, NotARunRecord, Record, from_json, once
+
+_DEPTH = 3  # folders in folders: runs/RECIPE/SEED
+_NAMED = 2  # settings in a label
+_LARGEST = 1e150  # of a metric, so that means and deviations over seeds are finite
+_MOST_NAMED = 6  # settings in a label where fewer do not tell runs apart
+_TEXTS = ("description", "table", "task")
+_LAST = ("train.save_every",)  # changes no metric, so it is named last
+
+LeftOut = dict[str, list[Path]]
+"""Reasons, and the files that were not read for each."""
+
+
+@dataclass(frozen=True)
+class SeedGroup:
+    """Runs that differ only in their seed, under one label."""
+
+    label: str
+    runs: list[Record] = field(default_factory=list)
+
+    @property
+    def first(self) -> Record:
+        return self.runs[0]
+
+    def values(self, key: str) -> list[float]:
+        """A metric by its (dotted) name, from every run that has it as a number whose square is finite."""
+        return [one[key] for one in self.scalars if abs(one.get(key, math.nan)) <= _LARGEST]
+
+    @cached_property
+    def scalars(self) -> list[dict[str, float]]:
+        """The metrics of every run that are numbers, by their dotted names."""
+        return [run.scalars() for run in self.runs]
+
+
+def read(path: str | Path, left_out: LeftOut | None = None) -> list[Record]:
+    """The runs at a path: a run folder, a record, or a folder of those, such as ``results/`` or ``runs/``.
+
+    Other files in such a folder are added to ``left_out``. A file or run folder named by the user must be readable.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"There is no run or record {path}.")
+    if not path.is_dir():
+        return [_record(path)]
+    if _is_run(path):
+        return [_folder(path)]
+    found = list(_below(path, {} if left_out is None else left_out, _DEPTH))
+    if not found:
+        raise UserError(f"{path} holds neither a run nor records; name a run folder or results/RECIPE/SEED.json.")
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RECORD, CONFIG))
+
+
+def _below(folder: Path, left_out: LeftOut, depth: int) -> Iterator[Record]:
+    """Records, then folders, by name; numbers in their order."""
+    try:
+        inside = [p for p in folder.iterdir() if p.name[0] != "." and (p.suffix == ".json" or p.is_dir())]
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}).") from None
+    inside.sort(key=lambda p: (p.is_dir(), int(p.stem) if p.stem.isdecimal() else -1, p.name))
+    for path in inside:
+        try:
+            if not path.is_dir():
+                yield _record(path)
+            elif _is_run(path):
+                yield _folder(path)
+            elif depth > 1:
+                yield from _below(path, left_out, depth - 1)
+        except NotARunRecord:
+            left_out.setdefault("no records of runs", []).append(path)
+        except UserError as error:
+            left_out.setdefault(printable(str(error)).rstrip("."), []).append(path)
+
+
+def _record(path: Path, folder: Path | None = None) -> Record:
+    values = read_json(path)
+    if isinstance(values, dict) and {"table", "findings"} <= values.keys() and "metrics" not in values:
+        raise NotARunRecord(f"{path} is of a quickstart, which has a page of its own, index.html beside it.")
+    return _reported(values, path).at(folder, pruning=_pruning(folder))
+
+
+def _reported(values: Any, path: Path) -> Record:
+    """A record with its metrics under the names of a report, and without empty curves."""
+    record = from_json(values, where=path)
+    if not {"settings", "curves"} <= record.model_fields_set:
+        raise NotARunRecord(f"{path} is not the record of a run; it has no settings or no curves.")
+    try:
+        metrics = task_class(record.task).report_metrics(record.metrics)
+    except (UserError, ImportError):  # a task that is not installed
+        metrics = record.metrics
+    curves = {key: curve for key, curve in record.curves.items() if curve}
+    return record.model_copy(update={"recipe": record.recipe or path.stem, "metrics": metrics, "curves": curves})
+
+
+def _pruning(folder: Path | None) -> dict[str, Any] | None:
+    return (read_own(folder / "prune.json") or None) if folder is not None else None
+
+
+def _folder(folder: Path) -> Record:
+    """A run folder, finished or not. Without a record, evaluation.json has the metrics."""
+    if (folder / RECORD).exists():
+        return _record(folder / RECORD, folder)
+    config = read_json(folder / CONFIG)
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / CONFIG} is not the configuration of a run.")
+    lines = metrics_lines(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    keys = lines[0].keys() - {"epoch"} if lines else set()
+    curves = {key: curve for key in sorted(keys) if _numbers(curve := [line.get(key) for line in lines])}
+    about = {key: config[key] for key in ("recipe", "seed", "data", "settings") if key in config}
+    values = {**about, "curves": curves, "metrics": read_own(folder / EVALUATION)}
+    return _reported(values, folder).at(folder, finished=False, pruning=_pruning(folder))
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+
+
+def metrics_lines(path: Path) -> list[dict[str, Any]]:
+    """The epochs of a metrics.jsonl, without a last line that a killed run cut short."""
+    found = []
+    for text in read_text(path, most=256 * MB).splitlines():
+        with suppress(UserError):
+            found.append(parse_json(text, where="a line"))
+    return [line for line in found if isinstance(line, dict)]
+
+
+def groups(runs: Iterable[Record]) -> list[SeedGroup]:
+    """Runs of one recipe and one setting together, in the order given, with labels that tell them apart."""
+    found: dict[str, tuple[_Member, list[Record]]] = {}
+    for run in runs:
+        settings = completed(run.settings)
+        key = json.dumps([run.recipe, settings, run.data], sort_keys=True, default=str)
+        found.setdefault(key, (_Member(run, settings), []))[1].append(run)
+    labels = _labels([first for first, _ in found.values()])
+    return [SeedGroup(label, once(members)) for label, (_, members) in zip(labels, found.values(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A run to be runs from others, with its settings under dotted keys."""
+
+    run: Record
+    settings: dict[str, Any]
+
+
+def _labels(runs: Sequence[_Member]) -> list[str]:
+    """The recipe; where several share one, also the data, then the settings that differ, then the data's path."""
+    labels = [one.run.recipe for one in runs]
+    for name_of in (_by_data, _by_settings, _by_folder):
+        for members in _alike(labels):
+            names = name_of([runs[k] for k in members])
+            for k, name in zip(members, names, strict=True):
+                labels[k] += name
+    for members in _alike(labels):
+        for number, k in enumerate(members[1:], 2):
+            labels[k] += f" #{number}"
+    return labels
+
+
+def _alike(labels: Sequence[str]) -> list[list[int]]:
+    """Places of each label that occurs several times."""
+    places: dict[str, list[int]] = {}
+    for k, label in enumerate(labels):
+        places.setdefault(label, []).append(k)
+    return [members for members in places.values() if len(members) > 1]
+
+
+def _by_data(runs: Sequence[_Member]) -> list[str]:
+    stems = [Path(one.run.data or "").stem for one in runs]
+    return [f", {stem}" if stem and len(set(stems)) > 1 else "" for stem in stems]
+
+
+def _by_folder(runs: Sequence[_Member]) -> list[str]:
+    paths = [one.run.data or "" for one in runs]
+    return [f", {path[-40:]}" if path and len(set(paths)) > 1 else "" for path in paths]
+
+
+def _by_settings(runs: Sequence[_Member]) -> list[str]:
+    """The settings of each that are unusual; the rarest values and the settings with most values first."""
+    keys = [k for k in dict.fromkeys(k for one in runs for k in one.settings) if k not in _TEXTS]
+    values = {k: [_value(one.settings.get(k)) for one in runs] for k in keys}
+    counts = {k: Counter(texts) for k, texts in values.items()}
+    differing = sorted((k for k in keys if len(counts[k]) > 1), key=lambda k: -len(counts[k]))
+    plain = [k for k, one in enumerate(runs) if not one.run.overrides]
+    usual = {k: values[k][plain[0]] if len(plain) == 1 else _majority(values[k]) for k in differing}
+    changes = []
+    for n in range(len(runs)):
+        own = [k for k in differing if values[k][n] != usual[k]]
+        own.sort(key=lambda k: (k in _LAST, counts[k][values[k][n]]))
+        changes.append([f"{k}={values[k][n]}" for k in own])
+    named = _NAMED
+    while True:
+        labels = [_listed(own, named) for own in changes]
+        if len(set(labels)) == len(labels) or named >= _MOST_NAMED:
+            return labels
+        named += 1
+
+
+def _majority(texts: Sequence[str]) -> str | None:
+    """The text that more than half of them are."""
+    text, count = Counter(texts).most_common(1)[0]
+    return text if 2 * count > len(texts) else None
+
+
+def _value(value: Any) -> str:
+    return printable(f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value))[:40]
+
+
+def _listed(changes: Sequence[str], named: int) -> str:
+    if not changes:
+        return ""
+    more = f", {len(changes) - named} more" if len(changes) > named else ""
+    return f" ({', '.join(changes[:named])}{more})"
+
+
+def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under dotted keys; those that are newer than the record have their defaults."""
+    from bayesrnn.lab.recipes import flatten, from_dict
+
+    own = flat(settings)
+    try:
+        known = flatten(from_dict(dict(settings), where="the record"))
+    except (UserError, ImportError):  # a task that is not installed, or another version
+        return own
+    return {**{k: v for k, v in known.items() if not k.startswith("paper.")}, **own}
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under dotted keys, without the published values."""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key == "paper":
+            continue
+        if isinstance(value, dict):
+            out.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            out[key] = value
+    return out

@@ -1,0 +1,302 @@
+"""The record of a run: one type, one reader, one writer, one merge, and one rule for copies.
+
+``bayesrnn train`` writes ``record.json`` into the run folder; ``results/RECIPE/SEED.json`` are copies of such files. A
+record without a format number is of format 1.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, StrictInt, ValidationError, model_validator
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab import recipes
+from bayesrnn.lab.reading import read_json
+from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.runs.files import as_json, write_file
+
+RECORD, EVALUATION = "record.json", "evaluation.json"
+FORMAT = 1
+_ENVIRONMENT = ("device", "versions", "commit", "command", "data", "started", "cuda_graph", "kernel")
+_TRAINING = ("model", "posterior", "data", "train")
+_OF_ONE_RUN = ("recipe", "seed", "data", "settings", "started", "curves")
+
+
+_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+class NotARunRecord(UserError):
+    """Valid JSON, but not a run record."""
+
+
+class Record(BaseModel):
+    """What a run was, and what it measured. Keys that a task adds are kept in :attr:`extra`.
+
+    Example:
+        >>> record = Record(recipe="mine", seed=1, metrics={"end": {"rmse": 0.2}}, curves={"valid_rmse": [0.3, 0.2]})
+        >>> record.metric("end.rmse"), record.metric("end.mae"), record.curve("valid_rmse")
+        (0.2, None, [0.3, 0.2])
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    program: str = "bayesrnn"
+    format: StrictInt = FORMAT
+    recipe: str = ""
+    seed: StrictInt | None = None
+    commit: str | None = None
+    device: str | None = None
+    versions: dict[str, str] = {}
+    command: str | None = None
+    data: str | None = None
+    overrides: list[str] = []
+    ranks: int | None = None
+    cuda_graph: bool | None = None
+    kernel: str | None = None
+    note: str | None = None
+    started: str | None = None
+    settings: dict[str, Any] = {}
+    curves: dict[str, list[_Number]] = {}
+    metrics: dict[str, Any] = {}
+
+    _folder: Path | None = PrivateAttr(None)
+    _pruning: dict[str, Any] | None = PrivateAttr(None)
+    _finished: bool = PrivateAttr(True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the task has added: sizes of the data, the columns of a series."""
+        return self.model_extra or {}
+
+    @property
+    def task(self) -> str:
+        """The name of the task; recipes without one are language models."""
+        task = self.settings.get("task", "language")
+        return task if isinstance(task, str) else ""
+
+    @property
+    def paper(self) -> dict[str, Any]:
+        """The published values, by their keys in the recipe."""
+        paper = self.settings.get("paper")
+        return paper if isinstance(paper, dict) else {}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Where and how the run was made; only what is known."""
+        return {key: value for key in _ENVIRONMENT if (value := getattr(self, key)) not in (None, {})}
+
+    @property
+    def made_on(self) -> str:
+        """Device and version of torch."""
+        return f"{self.device}, torch {self.versions['torch']}"
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder; None where only the record is known."""
+        return self._folder
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended; False: read from the folder of a run that has not."""
+        return self._finished
+
+    @property
+    def pruning(self) -> dict[str, Any] | None:
+        """The pruning curve: of ``bayesrnn prune``, or measured by the task."""
+        embedded, points = self.extra.get("pruning"), self.metric("pruning")
+        own = {"curve": points} if isinstance(points, list) else None
+        return self._pruning or (embedded if isinstance(embedded, dict) else own)
+
+    def metric(self, path: str) -> Any:
+        """The metric at a dotted path, such as ``end.test_rmse``; None where it is missing."""
+        return _at(self.metrics, path)
+
+    def number(self, path: str) -> float | None:
+        """Like :meth:`metric`, if it is a number."""
+        value = self.metric(path)
+        return value if _is_number(value) else None
+
+    def setting(self, path: str) -> Any:
+        """The setting at a dotted path, such as ``train.lr``; None where it is missing."""
+        return _at(self.settings, path)
+
+    def curve(self, key: str) -> list[float]:
+        """Values per epoch, NaN where the run diverged; empty where there are none."""
+        return self.curves.get(key, [])
+
+    def scalars(self) -> dict[str, float]:
+        """All metrics that are numbers; those one level down under dotted names."""
+        pairs = (
+            (key if name is None else f"{key}.{name}", number)
+            for key, value in self.metrics.items()
+            for name, number in (value.items() if isinstance(value, dict) else [(None, value)])
+        )
+        return {key: float(number) for key, number in pairs if _is_number(number)}
+
+    def changed_settings(self, recipe: str | recipes.Recipe | None = None) -> list[str]:
+        """KEY=VALUE of each setting of training that differs from the recipe as it is now.
+
+        Settings newer than the record were at their defaults. Empty without settings, or without the recipe.
+
+        Args:
+            recipe: compare with this one instead of the recipe that the record names.
+        """
+        try:
+            found = recipe if isinstance(recipe, recipes.Recipe) else recipes.load(recipe or self.recipe)
+        except UserError:
+            return []
+        now = recipes.flatten(found)
+        sections = {name: part for name in _TRAINING if isinstance(part := self.settings.get(name), dict) and part}
+        then = {f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()}
+        defaults = recipes.flatten(recipes.from_dict({"task": found.task}, where="defaults"))
+        then |= {key: defaults[key] for key in now if key.partition(".")[0] in sections and key not in then}
+        removed = _at(self.extra, "pruned.fraction")
+        pruned = [] if removed is None else [f"pruned={_shown(removed)}"]
+        return pruned + [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
+
+    def at(self, folder: Path | None, *, finished: bool = True, pruning: dict[str, Any] | None = None) -> Self:
+        """This record, with the folder that it was read from."""
+        found = self.model_copy()
+        found._folder, found._finished, found._pruning = folder, finished, pruning
+        return found
+
+    def evaluated(self, new: Mapping[str, Any]) -> Self:
+        """This record with the metrics of a later evaluation, merged by the rules of its task."""
+        return self.model_copy(update={"metrics": task_class(self.task).merge_metrics(self.metrics, new)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a file holds: only what is known."""
+        return {"program": self.program, "format": self.format, **self.model_dump(exclude_unset=True)}
+
+    def write(self, path: Path) -> Path:
+        """Write the file, whole or not at all."""
+        return write_file(path, as_json(self.to_dict()))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    """A setting as it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _at(values: Any, path: str) -> Any:
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def from_json(values: Any, *, where: str | Path) -> Record:
+    """A record from parsed JSON.
+
+    Raises:
+        NotARunRecord: it is JSON of another kind.
+        UserError: a newer version wrote it.
+    """
+    if not isinstance(values, dict) or not isinstance(values.get("metrics"), dict):
+        raise NotARunRecord(f"{where} is not the record of a run.")
+    number = values.get("format", FORMAT)
+    if isinstance(number, int) and number > FORMAT:
+        raise UserError(
+            f"{where} was written by a newer bayesrnn (its format is {number}, this one reads up to {FORMAT}); "
+            "update bayesrnn."
+        )
+    try:
+        return Record.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))[:80]
+        raise NotARunRecord(f"{where} is not the record of a run ({key}: {first['msg']}).") from None
+
+
+def read(path: Path) -> Record:
+    """The record in a file."""
+    return from_json(read_json(path), where=path)
+
+
+def read_folder(
+    folder: Path, *, what: str = "a record of a run", needs: Sequence[str] = (), pattern: str = "*.json"
+) -> list[Record]:
+    """All records of a folder by seed, each run once; none where the folder is missing.
+
+    Args:
+        what: what each file should be, for the error message.
+        needs: dotted paths that every record must have, such as ``metrics.test_error``; a list there is not empty.
+    """
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        try:
+            record = read(path)
+            sound = all(_at(dict(record), need) not in (None, []) for need in needs)
+        except UserError:
+            sound = False
+        if not sound:
+            raise UserError(f"{path} is not {what}.")
+        found.append(record)
+    return by_seed(once(found))
+
+
+def by_seed(records: Iterable[Record]) -> list[Record]:
+    """Records in the order of their seeds."""
+    return sorted(records, key=lambda record: record.seed or 0)
+
+
+def once(records: Iterable[Record]) -> list[Record]:
+    """Each run once, in the order given: of copies the one with the most metrics, with the folder of any of them.
+
+    Two records are of one run if it started at the same second and its curves are the same; later evaluations add
+    metrics to one copy only. Without a start time the whole record must be the same.
+    """
+    found: dict[str, Record] = {}
+    for record in records:
+        whole = record.to_dict()
+        own = {key: whole.get(key) for key in _OF_ONE_RUN} if record.started else whole
+        key = json.dumps(own, sort_keys=True, default=str)
+        other = found.get(key, record)
+        more, less = (record, other) if len(record.metrics) > len(other.metrics) else (other, record)
+        found[key] = more.at(more.folder or less.folder, finished=more.finished, pruning=more._pruning or less._pruning)
+    return list(found.values())
+
+
+def values(records: Iterable[Record], path: str) -> list[float]:
+    """One metric of each record that has it."""
+    return [value for record in records if (value := record.metric(path)) is not None]
+
+
+def devices(records: Iterable[Record]) -> str:
+    """Where the runs were made."""
+    return "; ".join(sorted({record.made_on for record in records}))
+
+
+def add_evaluation(run: Path, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Write evaluation.json, and merge its metrics, which are of the run's own data, into the run's record.
+
+    Returns what evaluation.json holds; None if there is no record to merge into.
+    """
+    latest, record = dict(metrics), None
+    try:
+        record = read(run / RECORD)
+        cls = task_class(record.task)
+        latest = cls.merge_metrics(cls.carried_metrics(record.metrics, metrics), metrics)
+        record = record.evaluated(metrics)
+    except UserError:
+        record = None
+    write_file(run / EVALUATION, as_json(latest))
+    if record is None:
+        return None
+    record.write(run / RECORD)
+    return latest
