@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.cpu.memory import Pool, address
 from bayesrnn.kernels.shared.rows import offsets
-from bayesrnn.kernels.shared.tensors import Mapped, beneath, for_each, ordinary, traced
+from bayesrnn.kernels.shared.tensors import Mapped, beneath, for_each, ordinary, traced, transformed
 
 CELLS = {"lstm": (0, 4), "gru": (1, 3), "tanh": (2, 1), "relu": (3, 1)}
 """Number of the cell in C, and how many gates it has."""
@@ -200,21 +200,33 @@ def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     return (out,)
 
 
-def mapped(
+def run(
     cell: str,
-    gx: Tensor,
-    h: Tensor,
-    c: Tensor | None,
-    w: Tensor,
-    bias: Tensor | None,
+    tensors: Sequence[Any],
+    others: Sequence[Tensor | None],
     sizes: Sequence[int],
     reverse: bool,
+    *,
+    fast: Callable[[], Any],
+    loop: Callable[[], tuple[Tensor, ...]],
+    reference: Callable[[], tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """One direction of one layer without masks under `torch.vmap`; for predictions, without gradients."""
-    run = partial(_recurrences, cell=cell, sizes=sizes, reverse=reverse)
-    return Mapped.apply(run, gx, h, c, w, bias)  # type: ignore[no-any-return]
+    """One direction of one layer: `fast` where C can run it, else `loop`, or `reference` inside vmap and the like.
+
+    Inside vmap, C runs draws of the weights side by side, for predictions: without masks and gradients.
+
+    Args:
+        tensors: gx, h, c, w_hh and the bias inside the cell, or None for what the cell has not.
+        others: masks and whatever else the compiled kernels may not know.
+    """
+    if not transformed():
+        found = fast() if serves(*tensors, *others) else None
+        return loop() if found is None else found
+    if torch.is_grad_enabled() or any(t is not None for t in others) or not serves(*tensors):
+        return reference()
+    return Mapped.apply(partial(_recurrences, cell=cell, sizes=sizes, reverse=reverse), *tensors)  # type: ignore[no-any-return]
 
 
 def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """x (N, F) times w (M, F) transposed plus bias (M,) under `torch.vmap`; as `mapped`, without gradients."""
+    """x (N, F) times w (M, F) transposed plus bias (M,) under `torch.vmap`; for predictions, without gradients."""
     return Mapped.apply(_products, x, w, bias)[0]  # type: ignore[no-any-return]

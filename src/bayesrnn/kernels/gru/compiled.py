@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +15,13 @@ from bayesrnn.kernels.gru import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import transformed
+from bayesrnn.kernels.shared.tensors import with_nones
 
 
 class _GRU(OnceFunction):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        w_hh: Tensor,
-        b_hn: Tensor | None,
-        z_h: Tensor | None,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        gx, h0, w_hh, b_hn, z_h, batch_sizes, reverse = given
         layer = recurrent.Layer("gru", h0, z_h, None, batch_sizes, reverse)
         gates = gx.contiguous()
         out, inner = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
@@ -57,24 +50,15 @@ class _GRU(OnceFunction):
         return d_gx, dh, d_w_hh, d_b_hn, None, None, None
 
 
-def gru(
-    gx: Tensor,
-    h: Tensor,
-    w_hh: Tensor,
-    b_hn: Tensor | None = None,
-    z_h: Tensor | None = None,
-    *,
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.gru`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
-    if transformed():
-        if z_h is not None or torch.is_grad_enabled() or not recurrent.serves(gx, h, w_hh, b_hn):
-            return reference.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
-        return recurrent.mapped("gru", gx, h, None, w_hh, b_hn, batch_sizes, reverse)  # type: ignore[return-value]
-    if not recurrent.serves(gx, h, w_hh, b_hn, z_h):
-        return loop.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
-    return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+def gru(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
+    """Like `reference.gru`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
+    gx, h, w_hh, b_hn, z_h = tensors = with_nones(tensors, 5)
+    return recurrent.run(
+        "gru", (gx, h, None, w_hh, b_hn), (z_h,), batch_sizes, reverse,
+        fast=lambda: _GRU.apply(*tensors, batch_sizes, reverse),
+        loop=partial(loop.gru, *tensors, batch_sizes=batch_sizes, reverse=reverse),
+        reference=partial(reference.gru, *tensors, batch_sizes=batch_sizes, reverse=reverse),
+    )  # fmt: skip
 
 
 PATHS = (compiled_path("GRU", gru, mapped=True),)

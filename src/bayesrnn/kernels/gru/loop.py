@@ -12,23 +12,17 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.dispatch import loop_path
+from bayesrnn.kernels.gru import reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
+from bayesrnn.kernels.shared.tensors import ordinary, with_nones
 
 
 class _GRU(OnceFunction):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        w_hh: Tensor,
-        b_hn: Tensor | None,
-        z_h: Tensor | None,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        gx, h0, w_hh, b_hn, z_h, batch_sizes, reverse = given
         size, sizes, steps = h0.shape[1], list(batch_sizes), len(batch_sizes)
         product = forward_product(w_hh, z_h, rows=h0.shape[0], repeats=steps)
         out, inner = gx.new_empty(gx.shape[0], size), gx.new_empty(gx.shape[0], size)
@@ -101,18 +95,11 @@ class _GRU(OnceFunction):
         return d_gx, dh, d_w_hh, d_b_hn, None, None, None
 
 
-def gru(
-    gx: Tensor,
-    h: Tensor,
-    w_hh: Tensor,
-    b_hn: Tensor | None = None,
-    z_h: Tensor | None = None,
-    *,
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.gru`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
-    return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+def gru(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
+    """Like `reference.gru`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
+    if not ordinary(*tensors):
+        return reference.gru(*tensors, batch_sizes=batch_sizes, reverse=reverse)
+    return _GRU.apply(*with_nones(tensors, 5), batch_sizes, reverse)  # type: ignore[no-any-return]
 
 
 PATHS = (loop_path("GRU", gru),)

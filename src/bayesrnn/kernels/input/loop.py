@@ -21,14 +21,8 @@ from bayesrnn.kernels.shared.tensors import ordinary, transformed
 
 class _Project(OnceFunction):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        batch_sizes: Sequence[int],
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        x, weight, bias, mask, batch_sizes = given
         ctx.save_for_backward(x, weight, mask)
         ctx.batch_sizes = batch_sizes
         masks = _by_gate(mask)

@@ -17,6 +17,7 @@ from bayesrnn.kernels.lstm import loop
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
+from bayesrnn.kernels.shared.tensors import ordinary, with_nones
 
 _cell = torch.ops.aten._thnn_fused_lstm_cell.default
 _cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default
@@ -24,16 +25,8 @@ _cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        w_hh: Tensor,
-        z_h: Tensor | None,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        gx, h0, c0, w_hh, z_h, batch_sizes, reverse = given
         sizes, steps = list(batch_sizes), len(batch_sizes)
         product = forward_product(w_hh, z_h, rows=h0.shape[0], repeats=steps)
         parts = gx.split(sizes)
@@ -88,21 +81,11 @@ class _LSTM(torch.autograd.Function):
         return d_gx, dh, dc, d_w_hh, None, None, None
 
 
-def lstm(
-    gx: Tensor,
-    h: Tensor,
-    c: Tensor,
-    w_hh: Tensor,
-    w_hr: Tensor | None = None,
-    z_h: Tensor | None = None,
-    z_c: Tensor | None = None,
-    *,
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.lstm`; projections and cell masks, which the fused cell does not know, run in `loop`."""
-    if w_hr is not None or z_c is not None or not gx.is_cuda or gx.shape[0] == 0:
-        return loop.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
+def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
+    """Like `reference.lstm`; projections and cell masks, which the fused cell does not know, run in `loop`."""
+    gx, h, c, w_hh, w_hr, z_h, z_c = tensors = with_nones(tensors, 7)
+    if w_hr is not None or z_c is not None or not gx.is_cuda or gx.shape[0] == 0 or not ordinary(*tensors):
+        return loop.lstm(*tensors, batch_sizes=batch_sizes, reverse=reverse)
     return _LSTM.apply(gx, h, c, w_hh, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
 
 

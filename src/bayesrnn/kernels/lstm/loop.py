@@ -12,25 +12,17 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.dispatch import loop_path
+from bayesrnn.kernels.lstm import reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
+from bayesrnn.kernels.shared.tensors import ordinary, with_nones
 
 
 class _LSTM(OnceFunction):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        w_hh: Tensor,
-        w_hr: Tensor | None,
-        z_h: Tensor | None,
-        z_c: Tensor | None,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        gx, h0, c0, w_hh, w_hr, z_h, z_c, batch_sizes, reverse = given
         size, sizes, steps = c0.shape[1], list(batch_sizes), len(batch_sizes)
         # tanh(x) = 2 sigmoid(2x) - 1: one sigmoid over all four gates is half the price of three calls
         doubled = w_hh.clone()
@@ -128,20 +120,11 @@ class _LSTM(OnceFunction):
         return local, dh, dc, d_w_hh, d_w_hr, None, None, None, None
 
 
-def lstm(
-    gx: Tensor,
-    h: Tensor,
-    c: Tensor,
-    w_hh: Tensor,
-    w_hr: Tensor | None = None,
-    z_h: Tensor | None = None,
-    z_c: Tensor | None = None,
-    *,
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.lstm`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
-    return _LSTM.apply(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
+def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
+    """Like `reference.lstm`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
+    if not ordinary(*tensors):
+        return reference.lstm(*tensors, batch_sizes=batch_sizes, reverse=reverse)
+    return _LSTM.apply(*with_nones(tensors, 7), batch_sizes, reverse)  # type: ignore[no-any-return]
 
 
 PATHS = (loop_path("LSTM", lstm),)

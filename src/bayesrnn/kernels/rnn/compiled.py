@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +15,13 @@ from bayesrnn.kernels.rnn import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import transformed
+from bayesrnn.kernels.shared.tensors import with_nones
 
 
 class _RNN(OnceFunction):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        w_hh: Tensor,
-        z_h: Tensor | None,
-        nonlinearity: str,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        gx, h0, w_hh, z_h, nonlinearity, batch_sizes, reverse = given
         layer = recurrent.Layer(nonlinearity, h0, z_h, None, batch_sizes, reverse)
         out, h = gx.new_empty(gx.shape), recurrent.own_copy(h0, h0)
         layer.forward(gx.contiguous(), w_hh, h, None, out, None, None)
@@ -53,24 +46,17 @@ class _RNN(OnceFunction):
 
 
 def rnn(
-    gx: Tensor,
-    h: Tensor,
-    w_hh: Tensor,
-    z_h: Tensor | None = None,
-    *,
-    nonlinearity: str = "tanh",
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.rnn`; what is not float32 on a CPU runs in `loop`."""
-    if transformed():
-        if z_h is not None or torch.is_grad_enabled() or not recurrent.serves(gx, h, w_hh):
-            options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
-            return reference.rnn(gx, h, w_hh, z_h, **options)
-        return recurrent.mapped(nonlinearity, gx, h, None, w_hh, None, batch_sizes, reverse)  # type: ignore[return-value]
-    if not recurrent.serves(gx, h, w_hh, z_h):
-        return loop.rnn(gx, h, w_hh, z_h, nonlinearity=nonlinearity, batch_sizes=batch_sizes, reverse=reverse)
-    return _RNN.apply(gx, h, w_hh, z_h, nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
+    *tensors: Any, nonlinearity: str = "tanh", batch_sizes: Sequence[int], reverse: bool = False
+) -> tuple[Tensor, ...]:
+    """Like `reference.rnn`; what is not float32 on a CPU runs in `loop`."""
+    gx, h, w_hh, z_h = tensors = with_nones(tensors, 4)
+    options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
+    return recurrent.run(
+        nonlinearity, (gx, h, None, w_hh, None), (z_h,), batch_sizes, reverse,
+        fast=lambda: _RNN.apply(*tensors, nonlinearity, batch_sizes, reverse),
+        loop=partial(loop.rnn, *tensors, **options),
+        reference=partial(reference.rnn, *tensors, **options),
+    )  # fmt: skip
 
 
 PATHS = (compiled_path("RNN", rnn, mapped=True),)

@@ -9,23 +9,17 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.dispatch import loop_path
+from bayesrnn.kernels.rnn import reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
+from bayesrnn.kernels.shared.tensors import ordinary, with_nones
 
 
 class _RNN(OnceFunction):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        w_hh: Tensor,
-        z_h: Tensor | None,
-        nonlinearity: str,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        gx, h0, w_hh, z_h, nonlinearity, batch_sizes, reverse = given
         sizes, steps = list(batch_sizes), len(batch_sizes)
         product = forward_product(w_hh, z_h, rows=h0.shape[0], repeats=steps)
         out = gx.clone()
@@ -75,17 +69,12 @@ class _RNN(OnceFunction):
 
 
 def rnn(
-    gx: Tensor,
-    h: Tensor,
-    w_hh: Tensor,
-    z_h: Tensor | None = None,
-    *,
-    nonlinearity: str = "tanh",
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.rnn`."""
-    return _RNN.apply(gx, h, w_hh, z_h, nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
+    *tensors: Any, nonlinearity: str = "tanh", batch_sizes: Sequence[int], reverse: bool = False
+) -> tuple[Tensor, ...]:
+    """Like `reference.rnn`."""
+    if not ordinary(*tensors):
+        return reference.rnn(*tensors, nonlinearity=nonlinearity, batch_sizes=batch_sizes, reverse=reverse)
+    return _RNN.apply(*with_nones(tensors, 4), nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
 
 
 PATHS = (loop_path("RNN", rnn),)

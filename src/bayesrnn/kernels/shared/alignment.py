@@ -140,14 +140,8 @@ class Project(torch.autograd.Function):
     """`projection.reference` from filled-up copies, kept for the backward, which is written by hand."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        batch_sizes: Sequence[int],
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        x, weight, bias, mask, batch_sizes = given
         inputs = masked_inputs(x, mask, batch_sizes)
         gates = inputs.shape[0]
         weights = filled_weights(weight, gates)
