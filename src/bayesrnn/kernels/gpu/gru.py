@@ -9,7 +9,6 @@ file what differs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,28 +18,26 @@ import triton.language as tl
 from torch import Tensor
 
 from bayesrnn.kernels.gpu import persistent
-from bayesrnn.kernels.gpu.persistent import (
+from bayesrnn.kernels.gpu.exchange import (
     arrive,
-    exchanged,
-    exchanged_by_gate,
-    gates_of,
+    gradient_product,
     half,
     masks_of,
-    now,
     power_of_two,
     publish,
+    rows_back,
     sigmoid,
+    state_product,
     tanh,
-    to_units,
-    to_units_by_gate,
     units_of,
     wait,
+    weights_to_units,
 )
 from bayesrnn.kernels.gru import reference
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import Mapped, for_each, transformed
+from bayesrnn.kernels.shared.tensors import Mapped, ordinary, transformed, with_nones
 
 
 @triton.jit
@@ -70,12 +67,7 @@ def forward_kernel(
             b_hn += draw * H
     if BIAS:
         bias = tl.load(b_hn + unit, mask=unit < H, other=0.0)
-    weights = ()
-    for k in tl.static_range(KP // KB):
-        if COPIES == 3:
-            weights = weights + (to_units_by_gate(w, k * KB, H, 3, U, KB),)
-        else:
-            weights = weights + (to_units(w, k * KB, H, 3, U, KB),)
+    weights = weights_to_units(w, H, COPIES == 3, 3, U, KB, KP)
     if first < 0:
         for r0 in range(first_row, B, stride):
             row = r0 + tl.arange(0, BT)
@@ -110,25 +102,7 @@ def forward_kernel(
             if PERSISTENT:
                 if r0 == first_row:
                     wait(counter, programs * (s + 1))
-            ahead = ()
-            if COPIES == 3:
-                for k in tl.static_range(AHEAD):
-                    ahead = ahead + (exchanged_by_gate(read, row, k * KB, B, 3, KP, KB),)
-                p3 = tl.zeros((4, BT, U), tl.float32)
-                for k in tl.static_range(KP // KB):
-                    if (k + AHEAD) * KB < KP:
-                        ahead = ahead + (exchanged_by_gate(read, row, (k + AHEAD) * KB, B, 3, KP, KB),)
-                    p3 = tl.dot(now(ahead[k], PERSISTENT), weights[k], p3)
-                p = tl.reshape(tl.permute(p3, (1, 2, 0)), (BT, 4 * U))
-            else:
-                for k in tl.static_range(AHEAD):
-                    ahead = ahead + (exchanged(read, row, k * KB, B, KP, KB),)
-                p = tl.zeros((BT, 4 * U), tl.float32)
-                for k in tl.static_range(KP // KB):
-                    if (k + AHEAD) * KB < KP:
-                        ahead = ahead + (exchanged(read, row, (k + AHEAD) * KB, B, KP, KB),)
-                    p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
-            pr, pz, u, _ = gates_of(p, BT, U)
+            pr, pz, u, _ = state_product(read, row, weights, B, COPIES == 3, 3, BT, U, KB, KP, AHEAD, PERSISTENT)
             if BIAS:
                 u += bias[None, :]
             r, z = sigmoid(ar + pr), sigmoid(az + pz)
@@ -165,17 +139,6 @@ def _pieces(w, first, H, UNTIED: tl.constexpr, U: tl.constexpr, KB: tl.constexpr
 
 
 @triton.jit
-def _exchanged_pieces(exchange, row, first, B, UNTIED: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr):
-    """(4, BT, KB): the gradient that all programs wrote for these rows, columns `first`... of every piece."""
-    piece = tl.arange(0, 4)[:, None, None]
-    r, k = row[None, :, None], first + tl.arange(0, KB)[None, None, :]
-    mask = r < B
-    if UNTIED:
-        mask = mask & (piece < 3)
-    return tl.load(exchange + r * (4 * KP) + piece * KP + k, mask=mask, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
 def backward_kernel(
     gates, inner, out, h0, w, z_h, starts, d_out, scale, exchange, dh_state, d_gx, d_product, counter,
     first, last, programs, steps, B, H,
@@ -197,21 +160,7 @@ def backward_kernel(
     for k in tl.static_range(KP // KB):
         weights = weights + (_pieces(w, k * KB, H, UNTIED, U, KB, KP),)
     for s in range(first, last):
-        t = steps - 1 - s
-        before, after = t - 1, t + 1  # the steps of time that the recurrence did before and after this one
-        if REVERSE:
-            t = s
-            before, after = t + 1, t - 1
-        working = s < steps
-        t = tl.where(working, t, 0)
-        start = tl.load(starts + t)
-        n = tl.where(working, tl.load(starts + t + 1) - start, 0)
-        known = (before >= 0) & (before < steps) & working
-        before = tl.where(known, before, 0)
-        start_before = tl.load(starts + before)
-        n_before = tl.where(known, tl.load(starts + before + 1) - start_before, 0)
-        after = tl.where(s > 0, after, 0)
-        n_after = tl.where(s > 0, tl.load(starts + after + 1) - tl.load(starts + after), 0)
+        start, n, start_before, n_before, n_after = rows_back(starts, s, steps, REVERSE)
         read = exchange + (s % 2) * one_set
         write = exchange + ((s + 1) % 2) * one_set
         for r0 in range(first_row, B, stride):
@@ -240,15 +189,7 @@ def backward_kernel(
                 if PERSISTENT:
                     if r0 == first_row:
                         wait(counter, programs * s)
-                ahead = ()
-                for k in tl.static_range(AHEAD):
-                    ahead = ahead + (_exchanged_pieces(read, row, k * KB, B, UNTIED, KP, KB),)
-                p = tl.zeros((4, BT, U), tl.float32)
-                for k in tl.static_range(KP // KB):
-                    if (k + AHEAD) * KB < KP:
-                        ahead = ahead + (_exchanged_pieces(read, row, (k + AHEAD) * KB, B, UNTIED, KP, KB),)
-                    p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
-                p0, p1, p2, p3 = gates_of(tl.reshape(tl.permute(p, (1, 2, 0)), (BT, 4 * U)), BT, U)
+                p0, p1, p2, p3 = gradient_product(read, row, weights, B, True, UNTIED, BT, U, KB, KP, AHEAD, PERSISTENT)
                 if UNTIED:
                     total = p0 * masks[0] + p1 * masks[1] + p2 * masks[2]
                 else:
@@ -278,41 +219,21 @@ def backward_kernel(
 
 class _GRU(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        w_hh: Tensor,
-        b_hn: Tensor | None,
-        z_h: Tensor | None,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor]:
-        batch, hidden = h0.shape
-        sizes, steps = tuple(batch_sizes), len(batch_sizes)
-        copies = 3 if z_h is not None and z_h.ndim == 3 else 1
-        laid = persistent.plan_of(h0, z_h, gates=3)
-        gates, w_hh = gx.contiguous(), w_hh.contiguous()
-        b_hn, z_h = (None if x is None else x.contiguous() for x in (b_hn, z_h))
-        starts = persistent.starts_of(sizes, gx.device)
-        exchange, counter = persistent.space(2 * copies * batch * laid.forward.padded, laid.groups, gx)
-        h = torch.empty_like(h0, memory_format=torch.contiguous_format)
-        out, inner = gx.new_empty(gx.shape[0], hidden), gx.new_empty(gx.shape[0], hidden)
-        persistent.launch(
-            forward_kernel, laid, -1, steps,
-            (gates, w_hh, b_hn, z_h, starts, h0.contiguous(), exchange, h, out, inner, counter), (steps, batch, hidden),
-            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, BIAS=b_hn is not None, DRAWS=False,
-            **laid.forward.constants,
-        )  # fmt: skip
-        ctx.save_for_backward(gates, h0, w_hh, z_h, out, inner, starts)
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        gx, h0, w_hh, b_hn, z_h, sizes, reverse = given
+        w_hh, (b_hn, z_h) = w_hh.contiguous(), (None if t is None else t.contiguous() for t in (b_hn, z_h))
+        laid, kept, results = persistent.forward(
+            forward_kernel, gx, w_hh, (b_hn, z_h), z_h, (h0,), sizes, reverse, gates=3, BIAS=b_hn is not None
+        )
+        ctx.save_for_backward(*kept, h0, w_hh, z_h, results[0])
         ctx.batch_sizes, ctx.reverse, ctx.plan = list(sizes), reverse, laid
         ctx.set_materialize_grads(False)
-        return out, h
+        return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, w_hh, z_h, out, inner, starts = ctx.saved_tensors
+        gates, inner, starts, h0, w_hh, z_h, out = ctx.saved_tensors
         laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse
         batch, hidden = h0.shape
         scale = persistent.scale_of([d_out, d_h], like=gates)
@@ -335,54 +256,17 @@ class _GRU(torch.autograd.Function):
         return d_gx, dh, d_w_hh, d_b_hn, None, None, None
 
 
-def _draws(count: int, tensors: Sequence[Any], *, sizes: Sequence[int], reverse: bool) -> tuple[Tensor, ...]:
-    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks."""
-    gx, h0, w, bias = (for_each(t, count) for t in tensors)
-    batch, hidden, steps = h0.shape[1], h0.shape[2], len(sizes)
-    laid = persistent.plan_of_draws(batch, hidden, **persistent.limits(gx.device))
-    each = 2 * batch * laid.forward.padded
-    exchange, counter = persistent.space(count * each, count, gx)
-    h = torch.empty_like(h0)
-    out, inner = (gx.new_empty(*gx.shape[:2], hidden) for _ in range(2))
-    starts = persistent.starts_of(tuple(sizes), gx.device)
-    for at in range(0, count, laid.groups):
-        part = slice(at, at + laid.groups)
-        own = [t[part] for t in (gx, w, h0, h, out, inner)]
-        b_hn = None if bias is None else bias[part]
-        persistent.launch(
-            forward_kernel, replace(laid, groups=own[0].shape[0]), -1, steps,
-            (own[0], own[1], b_hn, None, starts, own[2], exchange[at * each :], *own[3:], counter[at:]),
-            (steps, batch, hidden),
-            REVERSE=reverse, COPIES=1, MASKED=False, BIAS=bias is not None, DRAWS=True, **laid.forward.constants,
-        )  # fmt: skip
-    return out, h
-
-
-def gru(
-    gx: Tensor,
-    h: Tensor,
-    w_hh: Tensor,
-    b_hn: Tensor | None = None,
-    z_h: Tensor | None = None,
-    *,
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """As `reference.gru`, differentiable once; `gx` is used up: the gates are written over it."""
-    reason = persistent.supported(
-        gates=3,
-        dtype=gx.dtype,
-        batch=h.shape[0],
-        hidden=h.shape[1],
-        rows=gx.shape[0],
-        untied=z_h is not None and z_h.ndim == 3,
-        device=gx.device,
-    )
-    if reason is not None or gx.shape[0] == 0:
-        raise ValueError(f"the persistent GRU cannot run this: {reason or 'no steps'}")
+def gru(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
+    """Like `reference.gru`, differentiable once; `gx` is used up: the gates are written over it."""
+    gx, h, w_hh, b_hn, z_h = tensors = with_nones(tensors, 5)
+    persistent.check("GRU", gx, h, z_h, gates=3)
+    options: Any = {"batch_sizes": batch_sizes, "reverse": reverse}
     if transformed():
         if z_h is not None or torch.is_grad_enabled():
-            return reference.gru(gx, h, w_hh, b_hn, z_h, batch_sizes=batch_sizes, reverse=reverse)
-        run = partial(_draws, sizes=batch_sizes, reverse=reverse)
+            return reference.gru(*tensors, **options)
+        flags: Any = {"kernel": forward_kernel, "states": 1, "BIAS": b_hn is not None}
+        run = partial(persistent.draws, sizes=batch_sizes, reverse=reverse, **flags)
         return Mapped.apply(run, gx, h, w_hh, b_hn)  # type: ignore[no-any-return]
-    return _GRU.apply(gx, h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+    if not ordinary(*tensors):
+        return reference.gru(*tensors, **options)
+    return _GRU.apply(*tensors, batch_sizes, reverse)  # type: ignore[no-any-return]

@@ -11,7 +11,6 @@ so that all programs are resident or none is. README.md beside this file has the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,29 +20,27 @@ import triton.language as tl
 from torch import Tensor
 
 from bayesrnn.kernels.gpu import persistent
-from bayesrnn.kernels.gpu.persistent import (
+from bayesrnn.kernels.gpu.exchange import (
     arrive,
-    exchanged,
-    exchanged_by_gate,
     from_units,
-    gates_of,
+    gradient_product,
     half,
     masks_of,
-    now,
     power_of_two,
     publish,
+    rows_back,
     sigmoid,
+    state_product,
     tanh,
-    to_units,
-    to_units_by_gate,
     units_of,
     wait,
+    weights_to_units,
 )
 from bayesrnn.kernels.lstm import reference
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import Mapped, for_each, transformed
+from bayesrnn.kernels.shared.tensors import Mapped, ordinary, transformed, with_nones
 
 
 @triton.jit
@@ -69,12 +66,7 @@ def forward_kernel(
         gx, out, cells = gx + draw * rows * (4 * H), out + draw * rows * H, cells + draw * rows * H
         h0, c0, h_state, c_state = h0 + draw * B * H, c0 + draw * B * H, h_state + draw * B * H, c_state + draw * B * H
         w, exchange = w + draw * (4 * H) * H, exchange + draw * (2 * B) * KP
-    weights = ()
-    for k in tl.static_range(KP // KB):
-        if COPIES == 4:
-            weights = weights + (to_units_by_gate(w, k * KB, H, 4, U, KB),)
-        else:
-            weights = weights + (to_units(w, k * KB, H, 4, U, KB),)
+    weights = weights_to_units(w, H, COPIES == 4, 4, U, KB, KP)
     if first < 0:
         for r0 in range(first_row, B, stride):
             row = r0 + tl.arange(0, BT)
@@ -114,26 +106,7 @@ def forward_kernel(
             if PERSISTENT:
                 if r0 == first_row:
                     wait(counter, programs * (s + 1))
-            if COPIES == 4:
-                ahead = ()
-                for k in tl.static_range(AHEAD):
-                    ahead = ahead + (exchanged_by_gate(read, row, k * KB, B, 4, KP, KB),)
-                p3 = tl.zeros((4, BT, U), tl.float32)
-                for k in tl.static_range(KP // KB):
-                    if (k + AHEAD) * KB < KP:
-                        ahead = ahead + (exchanged_by_gate(read, row, (k + AHEAD) * KB, B, 4, KP, KB),)
-                    p3 = tl.dot(now(ahead[k], PERSISTENT), weights[k], p3)
-                p = tl.reshape(tl.permute(p3, (1, 2, 0)), (BT, 4 * U))
-            else:
-                ahead = ()
-                for k in tl.static_range(AHEAD):
-                    ahead = ahead + (exchanged(read, row, k * KB, B, KP, KB),)
-                p = tl.zeros((BT, 4 * U), tl.float32)
-                for k in tl.static_range(KP // KB):
-                    if (k + AHEAD) * KB < KP:
-                        ahead = ahead + (exchanged(read, row, (k + AHEAD) * KB, B, KP, KB),)
-                    p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
-            pi, pf, pg, po = gates_of(p, BT, U)
+            pi, pf, pg, po = state_product(read, row, weights, B, COPIES == 4, 4, BT, U, KB, KP, AHEAD, PERSISTENT)
             i, f, g, o = sigmoid(ai + pi), sigmoid(af + pf), tanh(ag + pg), sigmoid(ao + po)
             c = f * c + i * g
             if CELL_MASK:
@@ -175,21 +148,7 @@ def backward_kernel(
     for k in tl.static_range(KP // KB):
         weights = weights + (from_units(w, k * KB, H, 4, U, KB),)
     for s in range(first, last):
-        t = steps - 1 - s
-        before, after = t - 1, t + 1  # the steps of time that the recurrence did before and after this one
-        if REVERSE:
-            t = s
-            before, after = t + 1, t - 1
-        working = s < steps
-        t = tl.where(working, t, 0)
-        start = tl.load(starts + t)
-        n = tl.where(working, tl.load(starts + t + 1) - start, 0)
-        known = (before >= 0) & (before < steps) & working
-        before = tl.where(known, before, 0)
-        start_before = tl.load(starts + before)
-        n_before = tl.where(known, tl.load(starts + before + 1) - start_before, 0)
-        after = tl.where(s > 0, after, 0)
-        n_after = tl.where(s > 0, tl.load(starts + after + 1) - tl.load(starts + after), 0)
+        start, n, start_before, n_before, n_after = rows_back(starts, s, steps, REVERSE)
         read = exchange + (s % 2) * (4 * copy)
         write = exchange + ((s + 1) % 2) * (4 * copy)
         for r0 in range(first_row, B, stride):
@@ -219,15 +178,7 @@ def backward_kernel(
                 if PERSISTENT:
                     if r0 == first_row:
                         wait(counter, programs * s)
-                ahead = ()
-                for k in tl.static_range(AHEAD):
-                    ahead = ahead + (exchanged_by_gate(read, row, k * KB, B, 4, KP, KB),)
-                p = tl.zeros((4, BT, U), tl.float32)
-                for k in tl.static_range(KP // KB):
-                    if (k + AHEAD) * KB < KP:
-                        ahead = ahead + (exchanged_by_gate(read, row, (k + AHEAD) * KB, B, 4, KP, KB),)
-                    p = tl.dot(now(ahead[k], PERSISTENT), weights[k], p)
-                pi, pf, pg, po = gates_of(tl.reshape(tl.permute(p, (1, 2, 0)), (BT, 4 * U)), BT, U)
+                pi, pf, pg, po = gradient_product(read, row, weights, B, False, False, BT, U, KB, KP, AHEAD, PERSISTENT)
                 if COPIES == 4:
                     total = (pi * masks[0] + pf * masks[1]) + (pg * masks[2] + po * masks[3])
                 else:
@@ -263,43 +214,21 @@ def backward_kernel(
 
 class _LSTM(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        gx: Tensor,
-        h0: Tensor,
-        c0: Tensor,
-        w_hh: Tensor,
-        z_h: Tensor | None,
-        z_c: Tensor | None,
-        batch_sizes: Sequence[int],
-        reverse: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        batch, hidden = h0.shape
-        sizes, steps = tuple(batch_sizes), len(batch_sizes)
-        copies = 4 if z_h is not None and z_h.ndim == 3 else 1
-        laid = persistent.plan_of(h0, z_h, gates=4)
-        gates, w_hh = gx.contiguous(), w_hh.contiguous()
-        z_h, z_c = (None if z is None else z.contiguous() for z in (z_h, z_c))
-        starts = persistent.starts_of(sizes, gx.device)
-        exchange, counter = persistent.space(2 * copies * batch * laid.forward.padded, laid.groups, gx)
-        h, c = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (h0, c0))
-        out, cells = gx.new_empty(gx.shape[0], hidden), gx.new_empty(gx.shape[0], hidden)
-        persistent.launch(
-            forward_kernel, laid, -1, steps,
-            (gates, w_hh, z_h, z_c, starts, h0.contiguous(), c0.contiguous(), exchange, h, c, out, cells, counter),
-            (steps, batch, hidden),
-            REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, CELL_MASK=z_c is not None, DRAWS=False,
-            **laid.forward.constants,
-        )  # fmt: skip
-        ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, out, cells, starts)
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        gx, h0, c0, w_hh, z_h, z_c, sizes, reverse = given
+        w_hh, (z_h, z_c) = w_hh.contiguous(), (None if t is None else t.contiguous() for t in (z_h, z_c))
+        laid, kept, results = persistent.forward(
+            forward_kernel, gx, w_hh, (z_h, z_c), z_h, (h0, c0), sizes, reverse, gates=4, CELL_MASK=z_c is not None
+        )
+        ctx.save_for_backward(*kept, h0, c0, w_hh, z_h, z_c, results[0])
         ctx.batch_sizes, ctx.reverse, ctx.plan = list(sizes), reverse, laid
         ctx.set_materialize_grads(False)
-        return out, h, c
+        return results
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, c0, w_hh, z_h, z_c, out, cells, starts = ctx.saved_tensors
+        gates, cells, starts, h0, c0, w_hh, z_h, z_c, out = ctx.saved_tensors
         laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse
         batch, hidden = h0.shape
         scale = persistent.scale_of([d_out, d_h, d_c], like=gates)
@@ -319,56 +248,17 @@ class _LSTM(torch.autograd.Function):
         return d_gx, dh, dc, d_w_hh, None, None, None, None
 
 
-def _draws(count: int, tensors: Sequence[Any], *, sizes: Sequence[int], reverse: bool) -> tuple[Tensor, ...]:
-    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks."""
-    gx, h0, c0, w = (for_each(t, count) for t in tensors)
-    batch, hidden, steps = h0.shape[1], h0.shape[2], len(sizes)
-    laid = persistent.plan_of_draws(batch, hidden, **persistent.limits(gx.device))
-    each = 2 * batch * laid.forward.padded
-    exchange, counter = persistent.space(count * each, count, gx)
-    h, c = torch.empty_like(h0), torch.empty_like(c0)
-    out, cells = (gx.new_empty(*gx.shape[:2], hidden) for _ in range(2))
-    starts = persistent.starts_of(tuple(sizes), gx.device)
-    for at in range(0, count, laid.groups):
-        part = slice(at, at + laid.groups)
-        own = [t[part] for t in (gx, w, h0, c0, h, c, out, cells)]
-        persistent.launch(
-            forward_kernel, replace(laid, groups=own[0].shape[0]), -1, steps,
-            (own[0], own[1], None, None, starts, own[2], own[3], exchange[at * each :], *own[4:], counter[at:]),
-            (steps, batch, hidden),
-            REVERSE=reverse, COPIES=1, MASKED=False, CELL_MASK=False, DRAWS=True, **laid.forward.constants,
-        )  # fmt: skip
-    return out, h, c
-
-
-def lstm(
-    gx: Tensor,
-    h: Tensor,
-    c: Tensor,
-    w_hh: Tensor,
-    w_hr: Tensor | None = None,
-    z_h: Tensor | None = None,
-    z_c: Tensor | None = None,
-    *,
-    batch_sizes: Sequence[int],
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.lstm`, differentiable once; `gx` is used up: the gates are written over it."""
-    reason = persistent.supported(
-        gates=4,
-        dtype=gx.dtype,
-        batch=h.shape[0],
-        hidden=h.shape[1],
-        rows=gx.shape[0],
-        projection=w_hr is not None,
-        untied=z_h is not None and z_h.ndim == 3,
-        device=gx.device,
-    )
-    if reason is not None or gx.shape[0] == 0:
-        raise ValueError(f"the persistent LSTM cannot run this: {reason or 'no steps'}")
+def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
+    """Like `reference.lstm`, differentiable once; `gx` is used up: the gates are written over it."""
+    gx, h, c, w_hh, w_hr, z_h, z_c = tensors = with_nones(tensors, 7)
+    persistent.check("LSTM", gx, h, z_h, gates=4, projection=w_hr is not None)
+    options: Any = {"batch_sizes": batch_sizes, "reverse": reverse}
     if transformed():
         if z_h is not None or z_c is not None or torch.is_grad_enabled():
-            return reference.lstm(gx, h, c, w_hh, w_hr, z_h, z_c, batch_sizes=batch_sizes, reverse=reverse)
-        run = partial(_draws, sizes=batch_sizes, reverse=reverse)
+            return reference.lstm(*tensors, **options)
+        flags: Any = {"kernel": forward_kernel, "states": 2, "CELL_MASK": False}
+        run = partial(persistent.draws, sizes=batch_sizes, reverse=reverse, **flags)
         return Mapped.apply(run, gx, h, c, w_hh)  # type: ignore[no-any-return]
+    if not ordinary(*tensors):
+        return reference.lstm(*tensors, **options)
     return _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]

@@ -1,25 +1,23 @@
-# mypy: disable-error-code="no-untyped-def,assignment"
-# ruff: noqa: RUF005  (Triton compiles this form, and not the other)
-"""What the recurrences that run in one launch share: the barrier, the exchange through L2, the layout on the chip.
+"""How the recurrences that run in one launch are laid out on the chip, and started.
 
-`lstm/triton.py` and `gru/triton.py` are built from these pieces; lstm/README.md has the derivation.
+`gpu/exchange.py` has what their kernels share; lstm/README.md has the derivation.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from bayesrnn.kernels.shared.precision import tf32
 from bayesrnn.kernels.shared.rows import offsets
 from bayesrnn.kernels.shared.tables import kept
+from bayesrnn.kernels.shared.tensors import for_each
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
 # Turns of sequences in one step up to which one launch is the fastest, by gates and by units per program (8, or more).
@@ -33,134 +31,6 @@ MAX_TURNS = {4: {8: (6, 12), 16: (1, 3)}, 3: {8: (8, 12), 16: (3, 3)}}
 # 512 sequences, 4 turns, were even for the LSTM and won for the GRU, and 1024 lost for the LSTM; LSTMs of 1500 units
 # lost with 4 turns, and the lines cross between 2 and 3.
 MAX_TURNS_PLAIN, MAX_BATCH_PLAIN = {4: {8: 8, 16: 2}, 3: {8: 8, 16: 2}}, 512
-
-
-@triton.jit
-def arrive(counter):
-    tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
-
-
-@triton.jit
-def wait(counter, target):
-    while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < target:
-        pass
-
-
-@triton.jit
-def sigmoid(x):
-    return 1 / (1 + tl.exp(-x))
-
-
-@triton.jit
-def tanh(x):
-    return 2 / (1 + tl.exp(-2 * x)) - 1
-
-
-@triton.jit
-def half(x):
-    """To 16 bits, of which 10 are mantissa, as in TF32; what is too large stays finite, and NaN stays NaN."""
-    x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
-
-
-@triton.jit
-def power_of_two(largest):
-    """What brings gradients of up to `largest` into the range of 16 bits; NaN stays NaN."""
-    return tl.where(largest > 0, tl.exp2(6 - tl.ceil(tl.log2(tl.maximum(largest, 1e-30)))), 1 + 0 * largest)
-
-
-@triton.jit
-def units_of(H, U: tl.constexpr):
-    """The hidden units of this program.
-
-    With a zero that the compiler does not know: where H makes some addresses aligned and others not, their loads and
-    stores had different layouts, and numbers went from thread to thread through shared memory between them.
-    """
-    return tl.program_id(0) * U + tl.arange(0, U) + H * tl.program_id(2)
-
-
-@triton.jit
-def masks_of(z_h, row, unit, inside, H, COPIES: tl.constexpr, MASKED: tl.constexpr):
-    """The masks (BT, U) of these rows and units: of every gate, or one for all; none where there are none."""
-    masks = ()
-    if MASKED:
-        for k in tl.static_range(COPIES):
-            place = (row[:, None] * COPIES + k) * H + unit[None, :]
-            masks = masks + (tl.load(z_h + place, mask=inside, other=0.0),)
-    return masks
-
-
-@triton.jit
-def publish(there, h, masks, inside, copy, COPIES: tl.constexpr, MASKED: tl.constexpr):
-    """Put the masked h where all programs read it at the next step, one copy per mask."""
-    for k in tl.static_range(COPIES):
-        if MASKED:
-            tl.store(there + k * copy, half(h * masks[k]), mask=inside)
-        else:
-            tl.store(there, half(h), mask=inside)
-
-
-@triton.jit
-def gates_of(side_by_side, BT: tl.constexpr, U: tl.constexpr):
-    """(BT, 4 U) with the gates of one unit side by side, to four of (BT, U) each."""
-    even, odd = tl.split(tl.reshape(side_by_side, (BT, U, 2, 2)))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
-
-
-@triton.jit
-def to_units(w, first, H, GATES: tl.constexpr, U: tl.constexpr, KB: tl.constexpr):
-    """(KB, 4 U): weights from hidden units `first`... to the gates of this program's units, gates side by side."""
-    k = first + tl.arange(0, KB)[:, None]
-    column = tl.arange(0, 4 * U)[None, :]
-    gate, u = column % 4, tl.program_id(0) * U + column // 4
-    return half(tl.load(w + (gate * H + u) * H + k, mask=(k < H) & (u < H) & (gate < GATES), other=0.0))
-
-
-@triton.jit
-def to_units_by_gate(w, first, H, GATES: tl.constexpr, U: tl.constexpr, KB: tl.constexpr):
-    """(4, KB, U): the same weights, gate by gate."""
-    gate = tl.arange(0, 4)[:, None, None]
-    k = first + tl.arange(0, KB)[None, :, None]
-    u = tl.program_id(0) * U + tl.arange(0, U)[None, None, :]
-    return half(tl.load(w + (gate * H + u) * H + k, mask=(k < H) & (u < H) & (gate < GATES), other=0.0))
-
-
-@triton.jit
-def from_units(w, first, H, GATES: tl.constexpr, U: tl.constexpr, KB: tl.constexpr):
-    """(4, KB, U): weights from this program's units to each gate of hidden units `first`..."""
-    gate = tl.arange(0, 4)[:, None, None]
-    k = first + tl.arange(0, KB)[None, :, None]
-    u = tl.program_id(0) * U + tl.arange(0, U)[None, None, :]
-    return half(tl.load(w + (gate * H + k) * H + u, mask=(k < H) & (u < H) & (gate < GATES), other=0.0))
-
-
-@triton.jit
-def exchanged(exchange, row, first, B, KP: tl.constexpr, KB: tl.constexpr):
-    """(BT, KB): what all programs wrote for these rows, columns `first`...; from L2, as L1 may be out of date."""
-    r, k = row[:, None], first + tl.arange(0, KB)[None, :]
-    return tl.load(exchange + r * KP + k, mask=r < B, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
-def exchanged_by_gate(exchange, row, first, B, GATES: tl.constexpr, KP: tl.constexpr, KB: tl.constexpr):
-    """(4, BT, KB): the same of one copy per gate."""
-    gate = tl.arange(0, 4)[:, None, None]
-    r, k = row[None, :, None], first + tl.arange(0, KB)[None, None, :]
-    mask = r < B
-    if GATES < 4:
-        mask = mask & (gate < GATES)
-    return tl.load(exchange + (gate * B + r) * KP + k, mask=mask, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
-def now(x, PERSISTENT: tl.constexpr):
-    """`x`, needed from here on: the compiler would store it in shared memory, and so wait, where it is loaded."""
-    if PERSISTENT:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=False, pack=2)
-    return x
 
 
 @dataclass(frozen=True)
@@ -357,3 +227,74 @@ def scale_of(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
     if not largest:
         return like.new_zeros(())
     return largest[0] if len(largest) == 1 else torch.stack(largest).amax()
+
+
+def forward(
+    kernel: Any, gx: Tensor, w: Tensor, beside: Sequence[Tensor | None], z_h: Tensor | None, states: Sequence[Tensor],
+    sizes: Sequence[int], reverse: bool, *, gates: int, **flags: bool,
+) -> tuple[GridPlan, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """All steps of one layer in one launch.
+
+    Args:
+        beside: what the kernel takes between the weights and the states: masks, or a bias and a mask.
+        z_h: the mask among them, if any. states: the initial ones. flags: what else the kernel is compiled for.
+
+    Returns:
+        The plan; the gates, the layer's kept numbers and the first row of each step, for the backward; the output and
+        the last states.
+    """
+    (batch, hidden), steps = states[0].shape, len(sizes)
+    copies = gates if z_h is not None and z_h.ndim == 3 else 1
+    laid = plan_of(states[0], z_h, gates=gates)
+    activations, starts = gx.contiguous(), starts_of(tuple(sizes), gx.device)
+    exchange, counter = space(2 * copies * batch * laid.forward.padded, laid.groups, gx)
+    last = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in states]
+    out, kept_ = gx.new_empty(gx.shape[0], hidden), gx.new_empty(gx.shape[0], hidden)
+    launch(
+        kernel, laid, -1, steps,
+        (activations, w, *beside, starts, *(x.contiguous() for x in states), exchange, *last, out, kept_, counter),
+        (steps, batch, hidden), REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, DRAWS=False, **flags,
+        **laid.forward.constants,
+    )  # fmt: skip
+    return laid, (activations, kept_, starts), (out, *last)
+
+
+def draws(
+    count: int, tensors: Sequence[Any], *, kernel: Any, states: int, sizes: Sequence[int], reverse: bool, **flags: bool
+) -> tuple[Tensor, ...]:
+    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks.
+
+    Args:
+        tensors: gx, the states, the weights, and the bias inside the cell where it has one.
+        states: how many states the cell has.
+    """
+    gx, *rest = (for_each(t, count) for t in tensors)
+    first, (w, *bias) = rest[:states], rest[states:]
+    (batch, hidden), steps = first[0].shape[1:], len(sizes)
+    laid = plan_of_draws(batch, hidden, **limits(gx.device))
+    each = 2 * batch * laid.forward.padded
+    exchange, counter = space(count * each, count, gx)
+    last = [torch.empty_like(x) for x in first]
+    out, kept_ = (gx.new_empty(*gx.shape[:2], hidden) for _ in range(2))
+    starts = starts_of(tuple(sizes), gx.device)
+    for at in range(0, count, laid.groups):
+        own_gx, own_w, *own = (t[at : at + laid.groups] for t in (gx, w, *first, *last, out, kept_))
+        inside = [None if b is None else b[at : at + laid.groups] for b in bias]
+        beside = (*inside, None, None)[:2]
+        launch(
+            kernel, replace(laid, groups=len(own_gx)), -1, steps,
+            (own_gx, own_w, *beside, starts, *own[:states], exchange[at * each :], *own[states:], counter[at:]),
+            (steps, batch, hidden), REVERSE=reverse, COPIES=1, MASKED=False, DRAWS=True, **flags,
+            **laid.forward.constants,
+        )  # fmt: skip
+    return out, *last
+
+
+def check(cell: str, gx: Tensor, h: Tensor, z_h: Tensor | None, *, gates: int, projection: bool = False) -> None:
+    """Refuse what this path cannot run."""
+    reason = supported(
+        gates=gates, dtype=gx.dtype, batch=h.shape[0], hidden=h.shape[1], rows=gx.shape[0], projection=projection,
+        untied=z_h is not None and z_h.ndim == 3, device=gx.device,
+    )  # fmt: skip
+    if reason is not None or gx.shape[0] == 0:
+        raise ValueError(f"the persistent {cell} cannot run this: {reason or 'no steps'}")
