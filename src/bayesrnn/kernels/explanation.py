@@ -4,13 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from bayesrnn import draws
 from bayesrnn.kernels import dispatch as kernels
+
+
+@runtime_checkable
+class ExplainedLayer(Protocol):
+    """A recurrent layer that knows what its choice of a kernel depends on now."""
+
+    def kernel_facts(self) -> tuple[dict[str, Any], str | None]:
+        """The `Case` fields of its noise; and why torch's own kernel could run it whole, or None if that could not."""
+        ...
+
+
+@runtime_checkable
+class ExplainedWeights(Protocol):
+    """A module that draws the weights of another: by which kernel, or None for torch operations of its posterior."""
+
+    weights_kernel: str | None
+    posterior: nn.Module
+
+
+@runtime_checkable
+class RunsRecurrent(Protocol):
+    """A model that runs torch's own recurrent layers on this library's paths where they are faster."""
+
+    runs_recurrent: bool
 
 
 def explain(
@@ -108,15 +131,15 @@ def _of_module(
     for name, part in model.named_modules():
         title = f"{name or 'the module'} ({type(part).__name__})"
         if isinstance(part, nn.RNNBase):
-            ours = hasattr(part, "rates") or any(name.startswith(prefix) for prefix in drawn)
+            ours = isinstance(part, ExplainedLayer) or any(name.startswith(prefix) for prefix in drawn)
             yield _of_layer(part, title, device, dtype, batch, facts, ours)
-        elif hasattr(part, "posterior_kl") and hasattr(part, "posterior"):
+        elif isinstance(part, ExplainedWeights):
             drawn.append(f"{name}.module" if name else "module")
-            if hasattr(part.posterior, "rho"):  # a diagonal Gaussian
-                yield _paragraph(f"{title}, drawn weights", kernels.Case("gaussian", device, dtype))
+            if part.weights_kernel is not None:
+                yield _paragraph(f"{title}, drawn weights", kernels.Case(part.weights_kernel, device, dtype))
             else:
                 yield f"{title}, drawn weights: torch operations of {type(part.posterior).__name__} itself."
-        elif getattr(part, "runs_recurrent", False):
+        elif isinstance(part, RunsRecurrent) and part.runs_recurrent:
             drawn.append(name)
 
 
@@ -130,25 +153,14 @@ def _of_layer(
     ours: bool,
 ) -> str:
     """`ours`: a layer of this library, or one of torch's own that runs on drawn weights."""
-    rates: Any = getattr(layer, "rates", None)
-    noisy = rates is not None and rates.any and draws.source(layer) is not None
-    found: dict[str, Any] = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size), **_now(device)}
-    if noisy:
-        masked = rates.recurrent_dropout > 0 and not rates.folds_into_weights
-        found["recurrent_mask"] = ("tied" if rates.tied else "untied") if masked else None
-        found["cell_mask"] = rates.cell_dropout > 0
+    own, why = (
+        layer.kernel_facts() if isinstance(layer, ExplainedLayer) else ({}, "there is no noise in the recurrence")
+    )
+    found: dict[str, Any] = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size), **_now(device), **own}
     cell = "RNN" if layer.mode.startswith("RNN") else layer.mode
     case = kernels.Case(cell, device, dtype, batch=batch, **{**found, **facts})
-    if kernels.forced() and ours:
-        return _paragraph(title, case)
-    if noisy and not rates.folds_into_weights:
+    if why is None or (kernels.forced() and ours):
         return _paragraph(title, case)
     if not ours:
         return f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers: torch's own layer."
-    if rates is None or not rates.any:
-        why = "there is no noise in the recurrence"
-    elif not noisy:
-        why = f"{'at the posterior mean' if layer.training else 'in eval mode'} it runs without noise"
-    else:
-        why = "the batch shares its noise, which is folded into the weights"
     return _plain(title, replace(case, plain=True), why)

@@ -112,6 +112,18 @@ class NoisyRNN(NoisyLayer, _Base):
     def input_batch_dim(self) -> int:
         return 0 if self.batch_first else 1
 
+    def kernel_facts(self) -> tuple[dict[str, Any], str | None]:
+        """What the choice of a kernel depends on, and why torch's own could run the layer whole (`kernels.explain`)."""
+        rates = self.rates
+        if not rates.any:
+            return {}, "there is no noise in the recurrence"
+        if draws.source(self) is None:
+            return {}, f"{'at the posterior mean' if self.training else 'in eval mode'} it runs without noise"
+        masked = rates.recurrent_dropout > 0 and not rates.folds_into_weights
+        mask = ("tied" if rates.tied else "untied") if masked else None
+        why = "the batch shares its noise, which is folded into the weights" if rates.folds_into_weights else None
+        return {"recurrent_mask": mask, "cell_mask": rates.cell_dropout > 0}, why
+
     def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:  # type: ignore[override]
         """Noise that the weights can hold leaves the layer to torch's fused kernel; other masks need our steps."""
         recurrence.check_state(self, input, hx)

@@ -199,6 +199,9 @@ class Bayesian(nn.Module):
             parameters become random; the others are left alone.
     """
 
+    weights_kernel: str | None = None
+    """The kernel that draws the weights, for `kernels.explain`; None: torch operations of the posterior itself."""
+
     def __init__(
         self,
         module: nn.Module,

@@ -210,6 +210,7 @@ class BayesByBackprop(Bayesian):
     """
 
     posterior: DiagonalGaussian
+    weights_kernel = "gaussian"
 
     def __init__(
         self,
