@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.compilation import copied, not_compiled, uncompiled
+from bayesrnn.compilation import copied, not_compiled, uncompiled, without_history
 from bayesrnn.posteriors import placement
 from bayesrnn.posteriors.weights import Patterns, Weight, find_weights, refuse_unconvertible
 from bayesrnn.wrappers import whole
@@ -133,8 +133,9 @@ class Bayesian(RandomWeights):
     def __deepcopy__(self, memo: dict[int, Any]) -> Bayesian:
         new = self.__class__.__new__(self.__class__)
         memo[id(self)] = new
-        for key, value in self.__dict__.items():
-            new.__dict__[key] = None if key == "_current" else copy.deepcopy(value, memo)
+        with without_history(self):
+            for key, value in self.__dict__.items():
+                new.__dict__[key] = None if key == "_current" else copy.deepcopy(value, memo)
         return not_compiled(new)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,7 +155,6 @@ class Bayesian(RandomWeights):
 
     @uncompiled
     def _drawn(self) -> Mapping[str, Tensor]:
-        self._check_module()
         noise = self.noise(draws.source(self))
         weights = self._draw(noise)
         self._current = noise
@@ -162,6 +162,7 @@ class Bayesian(RandomWeights):
 
     def noise(self, source: draws.Source | None) -> Any:
         """The noise of one draw from this source; None: new noise."""
+        self._check_module()
         device = next(iter(self.means.values())).device
         return (source or draws.FRESH).weights("weights", self.posterior.noise, device)
 

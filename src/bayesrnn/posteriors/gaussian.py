@@ -15,6 +15,7 @@ from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.gaussian import plan, sampling
 from bayesrnn.kernels.gaussian.sampling import Seeded
 from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.kernels.shared.tensors import ordinary, traced, transformed
 from bayesrnn.posteriors.weights import Weight
 from bayesrnn.priors import Prior, check_sigma, kernel_prior, log_prior
 from bayesrnn.wrappers import whole
@@ -185,9 +186,9 @@ def _fingerprint(parameters: Sequence[Tensor]) -> list[Tensor]:
     """What tells whether parameters have changed, by whatever means: a write through `.data` leaves no other trace.
 
     Small parameters are copied. Large ones are read once: every row of 4096 entries gives its product with a fixed
-    vector. Nothing is kept where tensors have no memory of their own, as under vmap.
+    vector. Nothing is kept where tensors have no values of their own: under vmap, traced, on the meta device.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None or _recorded(parameters[0]):
+    if transformed() or traced() or not ordinary(*parameters) or _recorded(parameters[0]):
         return []
     small = [p.reshape(-1) for p in parameters if p.numel() <= _SMALL]
     found = [torch.cat(small)] if small else []
