@@ -60,7 +60,7 @@ class KLAtEveryStep(Language):
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
-        self.loss.bound.elbo.num_data *= self.recipe.data.window**-self.factor
+        self.elbo.num_data *= self.recipe.data.window**-self.factor
 
 
 class KLPerWord(KLAtEveryStep):

@@ -28,7 +28,7 @@ def line_recipe(tmp_path, monkeypatch):
 
     import bayesrnn as br
     from bayesrnn.lab.recipes.schema import Count, Rate, Section, Sections
-    from bayesrnn.lab.tasks.base import TASKS, Bound, Minibatches, Task, posterior
+    from bayesrnn.lab.tasks.base import TASKS, Minibatches, Task, posterior, recipe_elbo
 
     class Model(Section):
         hidden: Count = 5
@@ -62,7 +62,7 @@ def line_recipe(tmp_path, monkeypatch):
         def attach(self, model):
             super().attach(model)
             likelihood = br.Gaussian(0.1, learn=False)
-            self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.minibatches.count)
+            self.elbo = recipe_elbo(model, likelihood, self.recipe.posterior, num_data=self.minibatches.count)
 
         def files(self):
             return {"scale.txt": b"1\n"}
@@ -78,7 +78,7 @@ def line_recipe(tmp_path, monkeypatch):
 
         def objective(self, batch, state):
             x, y = batch
-            terms, _ = self.bound(lambda: self.model(x), y)
+            terms, _ = self.elbo.evaluate(lambda: self.model(x), y)
             return terms.loss, terms, state
 
         def validate(self):

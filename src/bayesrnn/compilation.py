@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,7 +18,34 @@ M = TypeVar("M", bound=nn.Module)
 
 def copied(module: M) -> M:
     """A deep copy, not compiled."""
-    return not_compiled(copy.deepcopy(module))
+    with without_history(module):
+        return not_compiled(copy.deepcopy(module))
+
+
+@contextmanager
+def without_history(module: nn.Module) -> Iterator[None]:
+    """Let a module be copied whose hooks compute weights, as torch's pruning and `weight_norm` do.
+
+    torch copies no tensor with a history. The hooks compute these weights again before each call.
+    """
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    for part in module.modules():
+        for name, value in part.__dict__.items():
+            if _with_history(value) or (isinstance(value, list) and any(map(_with_history, value))):
+                kept.append((part.__dict__, name, value))
+    try:
+        for attributes, name, value in kept:
+            parts = value if isinstance(value, list) else [value]
+            made = [part.detach() if _with_history(part) else part for part in parts]
+            attributes[name] = made if isinstance(value, list) else made[0]
+        yield
+    finally:
+        for attributes, name, value in kept:
+            attributes[name] = value
+
+
+def _with_history(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 def not_compiled(made: M) -> M:

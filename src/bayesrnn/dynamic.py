@@ -16,6 +16,9 @@ from bayesrnn.compilation import copied
 from bayesrnn.draws import differentiable_in_eval
 from bayesrnn.likelihoods import Categorical, Likelihood
 from bayesrnn.nn.recurrence import clear_about_states
+from bayesrnn.posteriors.base import RandomWeights
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
+from bayesrnn.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,9 @@ def detach(state: Any) -> Any:
 
 def mean_copy(model: nn.Module) -> nn.Module:
     """A plain copy of the model's posterior mean, in eval mode."""
-    make: Any = getattr(model, "mean_module", None) or (lambda: copied(model))
-    made: nn.Module = make().eval()
+    inner = unwrapped(model)
+    posterior = inner.q if isinstance(inner, PosteriorSharpening) else inner
+    made = (posterior.mean_module() if isinstance(posterior, RandomWeights) else copied(inner)).eval()
     for module in made.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
@@ -181,14 +185,12 @@ class _Sharpening:
     """Weights moved by a window's own gradient, and what that costs: the second level of a `PosteriorSharpening`."""
 
     def __init__(self, model: nn.Module, adapted: nn.Module) -> None:
-        from bayesrnn.posteriors.sharpening import PosteriorSharpening
-
-        inner: Any = getattr(model, "_orig_mod", model)  # of torch.compile
+        inner = unwrapped(model)
         if not isinstance(inner, PosteriorSharpening):
             raise TypeError(f"bound=True is for a br.PosteriorSharpening, got {type(inner).__name__}")
         self._adapted, self._variance, self._longest = adapted, inner.sigma0**2, inner.max_gradient_norm
         # by the parameter, not by its name: tied weights have several
-        self._moves = [(adapted.get_parameter(name), eta.detach()) for name, eta in inner.eta._items()]
+        self._moves = [(adapted.get_parameter(name), eta.detach()) for name, eta in inner.eta.items()]
         self.frozen = [p for p, _ in self._moves if not p.requires_grad]
         """Sharpened, but not learnt on."""
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.weight_norm import WeightNorm
 
-from bayesrnn.draws import is_number, is_whole
+from bayesrnn.checks import is_number, is_whole
 from bayesrnn.likelihoods import Categorical, Likelihood
+from bayesrnn.nn.base import NoisyLayer
+from bayesrnn.posteriors.base import RandomWeights, TwoLevel
+from bayesrnn.wrappers import whole
 
 
 @dataclass(frozen=True)
@@ -28,35 +36,48 @@ class ELBO(nn.Module):
     r"""The negative evidence lower bound per target.
 
     .. math:: \text{loss} = \frac{1}{n} \Big( -\sum_{i=1}^{n} \log p(y_i \mid f_w(x_i)) + S \Big)
-              + \frac{1}{N} \mathrm{KL}(q(w) \,\|\, p(w)), \quad w \sim q
+              + \frac{\beta}{N} \mathrm{KL}(q(w) \,\|\, p(w)), \quad w \sim q
 
-    with n targets in this batch, N = `num_data` targets in the whole training set, and S the sharpening KL of this
-    batch (0 but for `br.PosteriorSharpening`). Summed over the batches of an epoch, n * loss is the bound on
-    -log p(all targets): the KL counts once per epoch, however the data is cut (Graves 2011; arXiv 1704.02798, Eq. 7).
+    with n targets in this batch, N = `num_data` targets in the whole training set, S the sharpening KL of this batch
+    (0 but for `br.PosteriorSharpening`), and beta = `kl_weight`. Summed over the batches of an epoch, n * loss is the
+    bound on -log p(all targets): the KL counts once per epoch, however the data is cut (Graves 2011; arXiv 1704.02798,
+    Eq. 7).
 
     Args:
         model: the model whose `br.kl` counts.
-        likelihood: `br.Categorical()` or `br.Gaussian()`.
+        likelihood: `br.Categorical()`, `br.Gaussian()`, or any module with `nll(output, target)` and `count(target)`.
         num_data: number of targets in the training set (for a language model: its words).
+        kl_weight: beta. 1 is the bound; less gives a "cold" posterior, sharper than Bayes'. 0 is maximum likelihood:
+            the KL is not computed, and `terms.kl` is 0.
+        warmup: training steps over which beta rises linearly from 0 to `kl_weight`; the loss is the bound from then
+            on. Calls in train mode are counted, and the count is in the `state_dict`. In eval mode beta is `kl_weight`.
         length_scale: prior length scale l of dropout posteriors, see `br.kl`.
-        check_finite: raise on a NaN or infinite loss (needs the value; off while a CUDA graph is captured).
+        window: 1: the loss is per target. T: it is T times that, the sum over the T steps of a window, averaged over
+            sequences, as papers on language models write it.
+        check_finite: raise on a NaN or infinite loss, and warn where the KL keeps the data from being fitted. Needs the
+            values; off while a CUDA graph is captured.
 
     Example::
 
-        q = br.BayesByBackprop(model, prior=br.Normal(0.1))
-        elbo = br.ELBO(q, br.Categorical(), num_data=929_589)
+        q = br.BayesByBackprop(model)
+        elbo = br.ELBO(q, br.Categorical(), num_data=929_589, warmup=1_000)
         terms = elbo(q(x), y)
         terms.loss.backward()
     """
+
+    calls: Tensor
 
     def __init__(
         self,
         model: nn.Module,
         likelihood: Likelihood,
         *,
-        num_data: int,
+        num_data: float,
         length_scale: float = 1.0,
         check_finite: bool = True,
+        kl_weight: float = 1.0,
+        warmup: int = 0,
+        window: int = 1,
     ) -> None:
         super().__init__()
         if not is_number(num_data) or not num_data > 0:
@@ -66,38 +87,122 @@ class ELBO(nn.Module):
             )
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(likelihood, nn.Module) or not hasattr(likelihood, "nll"):
+        if not isinstance(likelihood, nn.Module) or not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
+        if not is_number(kl_weight) or not 0 <= kl_weight < math.inf:
+            raise ValueError(f"kl_weight must be a number of at least 0, got {kl_weight!r}: 1 is the bound")
+        if not is_whole(warmup) or warmup < 0:
+            raise ValueError(f"warmup must be a whole number of steps, 0 for none, got {warmup!r}")
+        if not is_whole(window) or window < 1:
+            raise ValueError(f"window must be a whole number of steps, at least 1, got {window!r}")
         self.model, self.likelihood = model, likelihood
         self.num_data = int(num_data) if is_whole(num_data) else float(num_data)
         self.length_scale, self.check_finite = _check_length_scale(length_scale), check_finite
+        self.kl_weight, self.warmup, self.window = float(kl_weight), int(warmup), int(window)
+        if warmup:
+            first = next(model.parameters(), torch.zeros(()))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=first.device))
+        self._watch = _Watch()
 
-    def forward(self, output: Any, target: Any) -> Terms:
-        """`output` is what the model returned (of a tuple, the first part), `target` what it should say.
+    def forward(
+        self,
+        output: Any,
+        target: Any,
+        *,
+        mask: Tensor | None = None,
+        count: Tensor | float | None = None,
+        kl: Tensor | None = None,
+        share: Tensor | float = 1.0,
+    ) -> Terms:
+        """The objective of one batch.
 
-        Of a PackedSequence the `.data` counts, in the output as in the target.
+        Args:
+            output: what the model returned; of a tuple the first part, of a PackedSequence the `.data`.
+            target: what it should have returned; of a PackedSequence the `.data`.
+            mask: true for the targets that count, in the target's shape or without its last axes; None: all of them
+                (`br.Categorical` has `ignore_index` too).
+            count: what to divide -log p by, in place of the number of targets; for a batch that is one part of several.
+            kl: a penalty in place of `br.kl(model)`: an unscaled sum, scaled like the KL.
+            share: the part of the KL that this batch has, relative to an even division over the epoch. With M batches
+                and M 2^(M-i) / (2^M - 1) for batch i it is that of arXiv 1505.05424, section 3.4.
         """
-        if isinstance(output, (tuple, list)) and not isinstance(output, PackedSequence):
-            output = output[0]
-        output, target = (p.data if isinstance(p, PackedSequence) else p for p in (output, target))
-        if self.check_finite and isinstance(self.likelihood, Categorical) and not _capturing(output):
+        output, target = _tensor(output, "the model"), _tensor(target, "the target")
+        if mask is not None:
+            output, target = output[mask], target[mask]
+        look = self.check_finite and not _capturing(output)
+        if look and isinstance(self.likelihood, Categorical):
             self.likelihood.check(output, target)
         nll = self.likelihood.nll(output, target)
-        divergence = kl(self.model, length_scale=self.length_scale).to(nll.device)
-        sharpening = nll.new_zeros(())
-        part: Any
-        for part in self.model.modules():
-            if hasattr(part, "sharpening_kl"):
-                sharpening = sharpening + part.sharpening_kl()
-        loss = (nll + sharpening) / self.likelihood.count(target) + divergence / self.num_data
-        if self.check_finite and not _capturing(loss) and not bool(torch.isfinite(loss)):
-            if not bool(torch.as_tensor(self.likelihood.count(target))):
+        divergence, sharpening = self._divergence(nll, kl), self._sharpening(nll)
+        number = self.likelihood.count(target) if count is None else count
+        loss = (nll + sharpening) / number
+        if self.kl_weight:
+            loss = loss + self._weighted(divergence, share)
+        if self.window > 1:
+            loss = self.window * loss
+        terms = Terms(loss=loss, nll=nll, kl=divergence, sharpening=sharpening)
+        if look:
+            self._look(terms, number)
+        return terms
+
+    def evaluate(self, run: Callable[[], Any], target: Any, **options: Any) -> tuple[Terms, Any]:
+        """Run the model and evaluate the objective; for `br.PosteriorSharpening` in its two passes.
+
+        Args:
+            run: calls the model on this batch; returns the output, or a tuple that starts with it.
+            target, options: as of a call of the objective itself.
+
+        Returns:
+            The terms, and what `run` returned, at theta where the posterior is sharpened.
+
+        Example::
+
+            terms, (logits, state) = elbo.evaluate(lambda: s(x, state), y)
+        """
+
+        def nll() -> Tensor:
+            return self.likelihood.nll(_tensor(run(), "the model"), _tensor(target, "the target"))
+
+        with ExitStack() as stack:
+            for level in _levels(self.model):
+                stack.enter_context(level.sharpen(nll))
+            output = run()
+            return self(output, target, **options), output
+
+    def _divergence(self, nll: Tensor, given: Tensor | None) -> Tensor:
+        if given is not None:
+            return given.to(nll.device)
+        if not self.kl_weight:
+            return torch.zeros_like(nll)
+        return kl(self.model, length_scale=self.length_scale).to(nll.device)
+
+    def _sharpening(self, nll: Tensor) -> Tensor:
+        total = nll.new_zeros(())
+        for level in _levels(self.model):
+            total = total + level.sharpening_kl()
+        return total
+
+    def _weighted(self, divergence: Tensor, share: Tensor | float) -> Tensor:
+        """beta / N times the KL, with the beta of this step."""
+        if isinstance(share, Tensor) or share != 1.0:
+            divergence = share * divergence
+        if self.warmup and self.training and self.model.training:
+            divergence = (self.calls / self.warmup).clamp(max=1.0).to(divergence) * divergence
+            self.calls += 1
+        return divergence / (self.num_data / self.kl_weight)
+
+    def _look(self, terms: Terms, count: Any) -> None:
+        """Raise where the loss is not finite, and watch whether the data is being fitted."""
+        if not bool(torch.isfinite(terms.loss)):
+            if not bool(torch.as_tensor(count)):
                 raise ValueError("no target of this batch counts: it is empty, or all of it is padding; leave it out")
-            self._refuse({"the negative log-likelihood": nll, "the KL": divergence, "the sharpening KL": sharpening})
-        return Terms(loss=loss, nll=nll, kl=divergence, sharpening=sharpening)
+            named = {"the negative log-likelihood": terms.nll, "the KL": terms.kl}
+            self._refuse({**named, "the sharpening KL": terms.sharpening})
+        if self.kl_weight and self.training and self.model.training and terms.loss.requires_grad:
+            self._watch.see(float(terms.nll.detach()) / float(count), float(terms.kl.detach()) / self.num_data)
 
     def _refuse(self, terms: dict[str, Tensor]) -> NoReturn:
-        """Name the term that is not finite, and what it comes from. Data has no part in the KL, weights have."""
+        """Name the term that is not finite, and its cause: the KL depends on the weights alone."""
         wrong = {name: term for name, term in terms.items() if not bool(torch.isfinite(term))}
         broken = next((n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())), "")
         blame = "the KL" if "the KL" in wrong and not broken else next(iter(wrong), "the loss")
@@ -118,6 +223,67 @@ class ELBO(nn.Module):
         )
 
 
+class _Watch:
+    """Notices a posterior that goes to its prior without having learnt anything."""
+
+    _first = 20  # steps whose mean is the start
+    _least = 100  # steps before anything is said
+
+    def __init__(self) -> None:
+        self.steps, self.warned = 0, False
+        self.start = self.now = (0.0, 0.0)
+
+    def see(self, nll: float, kl: float) -> None:
+        """Take note of a training step: -log p and KL, both in nats per target."""
+        if self.warned:
+            return
+        self.steps += 1
+        weight = max(1 / self.steps, 1 / self._first)
+        self.now = tuple(old + weight * (new - old) for old, new in zip(self.now, (nll, kl), strict=True))  # type: ignore[assignment]
+        if self.steps == self._first:
+            self.start = self.now
+        if self.steps >= self._least and self._lost():
+            self.warned = True
+            warnings.warn(
+                f"the KL outweighs the data: in {self.steps} steps it went from {self.start[1]:.2g} to "
+                f"{self.now[1]:.2g} nats per target, and the fit did not improve ({self.start[0]:.3g} to "
+                f"{self.now[0]:.3g}). Use a wider prior such as br.Normal(1.0), br.ELBO(warmup=...), "
+                "fewer random weights (include, exclude), or a smaller model",
+                stacklevel=5,
+            )
+
+    def _lost(self) -> bool:
+        (nll, kl), (nll_now, kl_now) = self.start, self.now
+        ruled = kl > 0.5 * abs(nll)
+        return ruled and kl_now < 0.7 * kl and nll - nll_now < 0.03 * abs(nll)
+
+
+def parts(model: nn.Module, kind: type) -> list[Any]:
+    """The modules of this class, each once, however deep. A wrapper that poses as its module is not one of them."""
+    return [part for part in model.modules() if issubclass(type(part), kind)]
+
+
+def _levels(model: nn.Module) -> list[TwoLevel]:
+    return parts(model, TwoLevel)
+
+
+def _tensor(value: Any, what: str) -> Any:
+    """The tensor in what a model returned."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence):
+        value = value[0] if value else value
+    if isinstance(value, PackedSequence):
+        value = value.data
+    if isinstance(value, Tensor):
+        return value
+    kind, names = type(value).__name__, []
+    if isinstance(value, Mapping):
+        names = [f"output[{key!r}]" for key in value]
+    elif is_dataclass(value):
+        names = [f"output.{field.name}" for field in fields(value)]
+    way = f": pass one of its tensors ({', '.join(names[:5])})" if names else ""
+    raise TypeError(f"{what} must be a tensor, or a tuple that starts with one, got {kind}{way}")
+
+
 def _check_length_scale(value: float) -> float:
     if not is_number(value) or not math.isfinite(value) or value <= 0:
         raise ValueError(f"length_scale must be a positive number, got {value!r}: the prior is N(0, 1 / l^2)")
@@ -128,32 +294,44 @@ def _capturing(x: Tensor) -> bool:
     return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def _recompute_weights(layer: nn.Module) -> None:
+    """Let torch's pruning and weight normalisation compute the layer's weights, as they do before each call."""
+    for hook in layer._forward_pre_hooks.values():
+        if isinstance(hook, (BasePruningMethod, WeightNorm)):
+            hook(layer, None)
+
+
 def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
     """KL(q(w) || p(w)) of all of the model's weights: an unscaled sum, every weight once.
 
     Closed form for Gaussian posteriors with a `Normal` prior; for other priors the single-sample estimate at the
     current draw. Dropout layers add their L2 form, (1 - p) l^2 / 2 * ||W||^2 for each matrix W that their noise acts
-    on (arXiv 1506.02142, Eq. 7).
+    on (arXiv 1506.02142, Eq. 7). Sums are taken in float32 or better.
 
     Args:
-        model: any module; posteriors and noisy layers are found however deep they sit.
+        model: any module; posteriors and noisy layers are found however deep they sit, behind any wrapper.
         length_scale: l, the prior length scale of dropout posteriors: the prior is N(0, 1 / l^2).
     """
     length_scale = _check_length_scale(length_scale)
-    terms: list[Tensor] = []
-    module: Any
-    # a weight with a posterior of its own has its KL there, also inside a layer with dropout
-    owners: list[Any] = [m for m in model.modules() if hasattr(m, "posterior_kl") and hasattr(m, "means")]
-    counted = {id(mean) for owner in owners for mean in owner.means.values()}
-    for module in model.modules():
-        if hasattr(module, "posterior_kl"):
-            terms.append(module.posterior_kl())
-        if hasattr(module, "dropped_weights"):
-            for weight, keep in module.dropped_weights():
-                if id(weight) not in counted:
-                    counted.add(id(weight))
-                    terms.append((0.5 * keep * length_scale**2) * weight.square().sum())
+    posteriors: list[RandomWeights] = parts(model, RandomWeights)
+    terms = [posterior.posterior_kl() for posterior in posteriors]
+    # a weight with a posterior has its KL there, also inside a layer with dropout
+    random = {id(mean) for posterior in posteriors for mean in posterior.means.values()}
+    seen: list[Tensor] = []
+    layer: Any
+    for layer in parts(model, NoisyLayer):
+        _recompute_weights(layer)
+        for weight, keep in layer.dropped_weights():
+            # a weight that is computed from parameters (weight_norm, pruning) is random where those are
+            made_of = [weight] if isinstance(weight, nn.Parameter) else list(layer.parameters())
+            if random.isdisjoint(map(id, made_of)) and not any(weight is other for other in seen):
+                seen.append(weight)
+                wide = whole(weight).to(torch.promote_types(weight.dtype, torch.float32))
+                terms.append((0.5 * keep * length_scale**2) * wide.square().sum())
     if not terms:
         first = next(model.parameters(), None)
         return torch.zeros(()) if first is None else torch.zeros((), device=first.device, dtype=first.dtype)
-    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+    kind = torch.float32
+    for term in terms:
+        kind = torch.promote_types(kind, term.dtype)
+    return torch.stack([term.to(terms[0].device, kind) for term in terms]).sum()

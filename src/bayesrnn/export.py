@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.compilation import copied
 from bayesrnn.draws import release
 from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
-from bayesrnn.posteriors import Bayesian, PosteriorSharpening
+from bayesrnn.posteriors import Bayesian, PosteriorSharpening, RandomWeights
+from bayesrnn.wrappers import unwrapped
 
 # ours, torch's in its place, and what torch's has no use for
 _PLAIN: dict[type[nn.Module], tuple[type[nn.Module], tuple[str, ...]]] = {
@@ -48,7 +50,7 @@ def to_torch(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    made = _unwrapped(copied(model))
+    made = _unwrapped(copied(unwrapped(model)))
     for part in list(made.modules()):
         for attribute in _wrapped(part):
             setattr(part, attribute, _unwrapped(getattr(part, attribute)))
@@ -74,9 +76,9 @@ def _make_plain(name: str, part: nn.Module) -> None:
         part.__class__, surplus = _PLAIN[kind]
         for attribute in surplus:
             del part.__dict__[attribute]
-    elif isinstance(part, tuple(_PLAIN)) or hasattr(part, "posterior_kl"):
+    elif isinstance(part, (*_PLAIN, RandomWeights)):
         where = f"{name} ({kind.__name__})" if name else kind.__name__
-        way = "remove its parametrisations first" if hasattr(part, "parametrizations") else "give it one of your own"
+        way = "remove its parametrisations first" if is_parametrized(part) else "give it one of your own"
         raise TypeError(f"{where} has no plain form in torch.nn: {way}, then call to_torch again")
     if isinstance(part, nn.RNNBase):
         part.flatten_parameters()  # a copy of cuDNN's one piece of memory is many

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any, Protocol
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bayesrnn import kernels
 from bayesrnn.draws import check_choice, is_number
+from bayesrnn.kernels.gaussian import plan
 from bayesrnn.kernels.gaussian.mixture import LogDensitySum, group_log_density
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
+@runtime_checkable
 class Prior(Protocol):
-    """What a posterior needs of a prior: log-densities of a weight tensor, whose sum is log p(w)."""
+    """The interface of a prior: log-densities of a weight tensor, whose sum is log p(w)."""
 
     def log_prob(self, w: Tensor, *, group_dim: int | None = None) -> Tensor:
         """Log-density of `w`. `group_dim` is the axis of the input units, for priors that group weights by it."""
         ...
 
 
-def _check_sigma(name: str, sigma: float) -> float:
+def check_sigma(name: str, sigma: float) -> float:
     if not is_number(sigma) or not math.isfinite(sigma) or sigma <= 0:
         raise ValueError(f"{name} must be a positive number, got {sigma!r}: it is a standard deviation")
     return float(sigma)
+
+
+def check_prior(prior: Any) -> Prior:
+    """The prior, if it is one."""
+    if isinstance(prior, type) or not isinstance(prior, Prior):
+        got = f"the class {prior.__name__}: make an instance of it" if isinstance(prior, type) else type(prior).__name__
+        raise TypeError(f"prior must have a log_prob(w) method, got {got}")
+    return prior
 
 
 class Normal:
@@ -37,7 +50,7 @@ class Normal:
     """
 
     def __init__(self, sigma: float = 1.0) -> None:
-        self.sigma = _check_sigma("sigma", sigma)
+        self.sigma = check_sigma("sigma", sigma)
 
     def log_prob(self, w: Tensor, *, group_dim: int | None = None) -> Tensor:
         """Elementwise, the shape of `w`."""
@@ -62,7 +75,7 @@ class ScaleMixture:
         if not is_number(pi) or not 0 < pi < 1:
             raise ValueError(f"pi must be a number in (0, 1), got {pi!r}: it is the weight of the first component")
         self.pi = float(pi)
-        self.sigma1, self.sigma2 = _check_sigma("sigma1", sigma1), _check_sigma("sigma2", sigma2)
+        self.sigma1, self.sigma2 = check_sigma("sigma1", sigma1), check_sigma("sigma2", sigma2)
         self.group = check_choice("group", group, ("input", "weight"))
 
     @property
@@ -122,3 +135,25 @@ class _SumOfSquares(torch.autograd.Function):
         if ctx.axis is not None:
             grad = grad.view([-1 if d == ctx.axis else 1 for d in range(w.ndim)])
         return (2 * grad) * w, None
+
+
+def kernel_prior(prior: Prior) -> plan.KernelPrior:
+    """The prior as the Gaussian kernels know it; "none" for one with a density of its own."""
+    density = type(prior).log_prob
+    if isinstance(prior, Normal) and density is Normal.log_prob:
+        return plan.KernelPrior("normal", sigma1=prior.sigma)
+    if isinstance(prior, ScaleMixture) and density is ScaleMixture.log_prob:
+        kind = "groups" if prior.group == "input" else "weights"
+        return plan.KernelPrior(kind, prior.pi, prior.sigma1, prior.sigma2)
+    return plan.KernelPrior("none")
+
+
+def log_prior(prior: Prior, weights: Mapping[str, Tensor], group_dims: Mapping[str, int | None]) -> Tensor:
+    """log p(w), summed over all weights; `group_dims` names the axis of the input units of each tensor."""
+    options = [{"group_dim": group_dims[name]} if _takes_group_dim(type(prior)) else {} for name in weights]
+    return torch.stack([prior.log_prob(w, **o).sum() for w, o in zip(weights.values(), options, strict=True)]).sum()
+
+
+@cache
+def _takes_group_dim(kind: type) -> bool:
+    return "group_dim" in inspect.signature(kind.log_prob).parameters  # type: ignore[attr-defined]

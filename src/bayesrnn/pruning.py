@@ -13,6 +13,7 @@ from torch import Tensor
 from bayesrnn.draws import is_number
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
+from bayesrnn.wrappers import unwrapped
 
 # rho of a pruned weight: sigma = 4e-18, next to a point mass at 0, with a log that the KL can have. In float16 that
 # sigma would be 0; there it is 1.2e-7, about the smallest that float16 has.
@@ -60,11 +61,12 @@ class PruneReport:
 
 
 def gaussian_of(q: BayesByBackprop | PosteriorSharpening) -> BayesByBackprop:
-    """The Gaussian posterior itself, without the sharpening around it."""
-    inner = q.q if isinstance(q, PosteriorSharpening) else q
+    """The Gaussian posterior itself, without sharpening or wrappers such as `torch.compile` around it."""
+    inner = unwrapped(q)
+    inner = inner.q if isinstance(inner, PosteriorSharpening) else inner
     if not isinstance(inner, BayesByBackprop):
         raise TypeError(
-            f"signal-to-noise needs a br.BayesByBackprop, got {type(q).__name__}: other posteriors have no sigma"
+            f"signal-to-noise needs a br.BayesByBackprop, got {type(inner).__name__}: other posteriors have no sigma"
         )
     return inner
 

@@ -211,7 +211,7 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
     recipe, device = recipe_of(kind, size, options), torch.device(options.device)
     torch.manual_seed(0)
     model = language.build(recipe, 200).to(device).train()
-    objective = language.Objective(model, recipe, windows=100)
+    elbo = language.window_elbo(model, recipe, windows=100)
     x, y = torch.randint(200, (2, 7, size.batch), device=device)
     state = tuple(0.1 * torch.randn(2, size.batch, size.hidden, device=device) for _ in range(2))
     params = [p for p in model.parameters() if p.requires_grad]
@@ -220,9 +220,9 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
         torch.manual_seed(1)
         lower = precision == "bf16" and device.type == "cuda"
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext():
-            loss, _, (h, c) = objective(x, y, state)  # type: ignore[arg-type]
-        grads = torch.autograd.grad(loss, params, allow_unused=True)
-        return [t.detach().double() for t in (loss, h, c, *(g for g in grads if g is not None))]
+            terms, (_, (h, c)) = elbo.evaluate(lambda: model(x, state), y)
+        grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
+        return [t.detach().double() for t in (terms.loss, h, c, *(g for g in grads if g is not None))]
 
     with kernels.recording() if graph else nullcontext():
         found = outcome(options.precision)

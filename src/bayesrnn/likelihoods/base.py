@@ -1,8 +1,20 @@
-"""The likelihoods that the rest of the library names."""
+"""The interface of a likelihood."""
 
 from __future__ import annotations
 
-from bayesrnn.likelihoods.categorical import Categorical
-from bayesrnn.likelihoods.gaussian import Gaussian
+from typing import Any, Protocol, runtime_checkable
 
-Likelihood = Categorical | Gaussian
+from torch import Tensor
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """p(y | output), an `nn.Module` too: a likelihood of your own is one class with these two methods."""
+
+    def nll(self, output: Any, target: Any) -> Tensor:
+        """Sum of -log p(target) over all targets."""
+        ...
+
+    def count(self, target: Any) -> int | Tensor:
+        """Number of targets that count."""
+        ...

@@ -48,7 +48,7 @@ class Categorical(nn.Module):
             self._check_range(output, target)
 
     def _check_range(self, output: Tensor, target: Tensor) -> None:
-        counted = target[target != self.ignore_index]
+        counted = target.long()[self._counts(target)]
         if not counted.numel():
             return
         lowest, highest, classes = int(counted.min()), int(counted.max()), output.shape[-1]
@@ -60,6 +60,11 @@ class Categorical(nn.Module):
 
     def count(self, target: Tensor) -> int | Tensor:
         """Number of targets that count."""
-        if target.device.type == "cpu" and self.ignore_index < 0 and bool((target != self.ignore_index).all()):
+        counts = self._counts(target)
+        if target.device.type == "cpu" and self.ignore_index < 0 and bool(counts.all()):
             return target.numel()
-        return (target != self.ignore_index).sum()
+        return counts.sum()
+
+    def _counts(self, target: Tensor) -> Tensor:
+        """In int64: compared as uint8, the value -100 would be 156."""
+        return target.long() != self.ignore_index

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bayesrnn.priors import _check_sigma
+from bayesrnn.priors import check_sigma
 
 
 class Gaussian(nn.Module):
@@ -24,7 +24,7 @@ class Gaussian(nn.Module):
 
     def __init__(self, sigma: float = 1.0, learn: bool = True) -> None:
         super().__init__()
-        value = torch.tensor(math.log(_check_sigma("sigma", sigma)))
+        value = torch.tensor(math.log(check_sigma("sigma", sigma)))
         if learn:
             self.log_sigma = nn.Parameter(value)
         else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.posteriors.base import Bayesian, Weight
-from bayesrnn.posteriors.base import _refuse_unconvertible as refuse_unconvertible
+from bayesrnn.posteriors.base import Bayesian, RandomWeights, TwoLevel
+from bayesrnn.posteriors.weights import Patterns, Weight, refuse_unconvertible
 from bayesrnn.priors import Normal
 
 
@@ -36,7 +37,8 @@ class MultipliedWeights(nn.Module):
 
     def kl(self, means: Mapping[str, Tensor], noise: dict[str, Tensor]) -> Tensor:
         """(1 - p) ||mean||^2 / (2 sigma^2), the L2 form of arXiv 1506.02142, Eq. 7, with sigma the prior's."""
-        squares = torch.stack([means[name].square().sum() for name, _, _ in self._means]).sum()
+        wide = {name: m.to(torch.promote_types(m.dtype, torch.float32)) for name, m in means.items()}
+        squares = torch.stack([wide[name].square().sum() for name, _, _ in self._means]).sum()
         return squares * ((1 - self.kind.p) / (2 * self.prior.sigma**2))
 
 
@@ -71,8 +73,8 @@ class DropConnect(Bayesian):
         *,
         noise: str = "bernoulli",
         prior: Normal | None = None,
-        include: str | Sequence[str] | None = None,
-        exclude: str | Sequence[str] | None = None,
+        include: Patterns = None,
+        exclude: Patterns = None,
     ) -> None:
         kind = draws.Noise(
             draws.check_probability("p", p), draws.check_choice("noise", noise, ("bernoulli", "gaussian"))
@@ -81,11 +83,9 @@ class DropConnect(Bayesian):
         if not isinstance(prior, Normal):
             raise TypeError(f"the KL of DropConnect is known for br.Normal priors, got {type(prior).__name__}")
         if include is None and isinstance(module, nn.Module):
-            refuse_unconvertible(module)
+            refuse_unconvertible(module, (RandomWeights, TwoLevel))
             include = [n for n, w in module.named_parameters() if w.ndim > 1 and w.requires_grad]
             if not include:
                 raise ValueError("no weight with two or more axes to drop: name parameters with include")
-        make: Callable[[list[Weight]], MultipliedWeights] = lambda weights: MultipliedWeights(  # noqa: E731
-            weights, kind, prior
-        )
+        make = partial(MultipliedWeights, noise=kind, prior=prior)
         super().__init__(module, make, include=include, exclude=exclude)

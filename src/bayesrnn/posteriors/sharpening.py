@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.draws import differentiable_in_eval
+from bayesrnn.draws import HeldNoise, differentiable_in_eval
 from bayesrnn.kernels.gaussian import plan, sampling
-from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop, ParameterTree
-from bayesrnn.priors import _check_sigma
+from bayesrnn.posteriors.base import TwoLevel
+from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
+from bayesrnn.posteriors.gaussian import ParameterTree
+from bayesrnn.priors import check_sigma
+from bayesrnn.wrappers import whole
 
 
-class PosteriorSharpening(nn.Module):
+class PosteriorSharpening(nn.Module, TwoLevel):
     r"""theta ~ N(phi - eta * g, sigma0^2) around phi ~ q(phi), with g the gradient of this batch's -log p at phi.
 
     The KL of the second level is exact, ||eta * g||^2 / (2 sigma0^2) (Eq. 14 with p(theta | phi) = N(phi, sigma0^2)),
@@ -60,7 +63,7 @@ class PosteriorSharpening(nn.Module):
         if not isinstance(q, BayesByBackprop):
             raise TypeError(f"PosteriorSharpening goes around a br.BayesByBackprop, got {type(q).__name__}")
         self.q = q
-        self.sigma0 = _check_sigma("sigma0", sigma0)
+        self.sigma0 = check_sigma("sigma0", sigma0)
         if max_gradient_norm is not None and (not draws.is_number(max_gradient_norm) or not max_gradient_norm > 0):
             raise ValueError(f"max_gradient_norm must be a number > 0, or None for no limit, got {max_gradient_norm!r}")
         self.max_gradient_norm = max_gradient_norm
@@ -88,7 +91,7 @@ class PosteriorSharpening(nn.Module):
         if self._sharpening is None:
             first = next(self.eta.parameters())
             return torch.zeros((), device=first.device, dtype=first.dtype)
-        return self._sharpening
+        return whole(self._sharpening)
 
     @contextmanager
     def sharpen(self, nll: Callable[[], Tensor]) -> Iterator[None]:
@@ -101,21 +104,19 @@ class PosteriorSharpening(nn.Module):
             nll: computes the batch's summed -log p by calling this module; it is called once, at phi.
         """
         with ExitStack() as stack:
-            if draws.source(self) is draws.FRESH:
-                stack.enter_context(draws.draw(self))
+            source = draws.source(self)
+            if source is not None and not _is_held(source):
+                stack.enter_context(draws.bind(self, HeldNoise()))
             if not self.training:
                 stack.enter_context(differentiable_in_eval(self))
-            source = draws.source(self)
-            means = self.q.means
+            source, means = draws.source(self), self.q.means
             if source is None:
                 phi: Mapping[str, Tensor] = means
                 self.q._current = None  # no draw: a KL that is estimated makes its own
             else:
-                device = next(iter(means.values())).device
                 # the key under which q itself would ask, so that br.predict and sharpen see the same phi
-                noise = draws.source(self.q).weights("weights", self.q.posterior.noise, device)  # type: ignore[union-attr]
+                self.q._current = noise = self.q.noise(draws.source(self.q))
                 phi = self.q.posterior.weights(means, noise)
-                self.q._current = noise
             gradient = self._gradient(phi, nll)
             theta, total = self._theta(phi, gradient, source)
             self._sharpening = total / (2 * self.sigma0**2)
@@ -155,8 +156,7 @@ class PosteriorSharpening(nn.Module):
         return dict(zip(spec.names, thetas, strict=True)), total
 
     def _spec(self) -> plan.DrawSpec:
-        spec = self.q.posterior._spec()
-        return spec._replace(prior=plan.KernelPrior("none"), padding=(None,) * len(spec.names))
+        return self.q.posterior.spec()._replace(prior=plan.KernelPrior("none"))
 
     def _noise(self, generator: torch.Generator | None) -> sampling.Noise:
         return sampling.noise(next(self.eta.parameters()), self._spec(), generator, pool=self.q.posterior._pool)
@@ -165,3 +165,8 @@ class PosteriorSharpening(nn.Module):
         """The sharpened bound on this batch's summed -log p: -log p at theta plus the sharpening KL."""
         with self.sharpen(nll):
             return nll() + self.sharpening_kl()
+
+
+def _is_held(source: draws.Source) -> bool:
+    """Whether a source gives the same noise in both passes."""
+    return isinstance(source, draws.Bound) and isinstance(source.source, (draws.Draw, draws.Stacked, HeldNoise))

@@ -92,14 +92,7 @@ def has_unit_noise(model: nn.Module) -> bool:
 
 def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, Tensor]:
     """The weights of all draws, (draws, *shape) each."""
-    device = next(iter(q.means.values())).device
-    noises = [draws.Bound(name, draw).weights("weights", q.posterior.noise, device) for draw in part]  # as q has them
-    many = getattr(q.posterior, "weights_many", None)
-    if many is not None:
-        stacked: dict[str, Tensor] = many(q.means, noises)
-        return stacked
-    sampled = [q.posterior.weights(q.means, noise) for noise in noises]
-    return {name: torch.stack([weights[name] for weights in sampled]) for name in sampled[0]}
+    return q.draw_many([q.noise(draws.Bound(name, draw)) for draw in part])  # the noise that q itself would ask for
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import bayesrnn as br
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.ranks import join
 from bayesrnn.lab.recipes.schema import Count, Rate, Section, Sections
-from bayesrnn.lab.tasks.base import TASKS, Bound, Minibatches, Task, posterior
+from bayesrnn.lab.tasks.base import TASKS, Minibatches, Task, posterior, recipe_elbo
 
 LANGUAGE = ["hidden=6", "layers=1", "batch_size=8", "window=6", "epochs=2", "save_every=9", "lr=0.2"]
 CASES = {
@@ -62,7 +62,7 @@ class Labels(Task):
     def attach(self, model):
         super().attach(model)
         count = int(self.counts.sum())
-        self.bound = Bound(model, br.Categorical(), kind=self.recipe.posterior.kind, num_data=count)
+        self.elbo = recipe_elbo(model, br.Categorical(), self.recipe.posterior, num_data=count)
 
     def tensors(self):
         return self.minibatches.tensors()
@@ -76,7 +76,7 @@ class Labels(Task):
 
     def objective(self, batch, state):
         x, y, count = batch
-        terms, _ = self.bound(lambda: self.model(x), y, count=count)
+        terms, _ = self.elbo.evaluate(lambda: self.model(x), y, count=count)
         return terms.loss, terms, state
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes.schema import Posterior
 from bayesrnn.lab.tasks import base
-from bayesrnn.lab.tasks.base import TASKS, Bound, Minibatches, Task, posterior, task_class
+from bayesrnn.lab.tasks.base import TASKS, Minibatches, Task, posterior, recipe_elbo, task_class
 
 
 def positions(count):
@@ -75,14 +75,14 @@ class TestPosterior:
         assert float(q.eta["weight"].detach().max()) == 0.5
 
 
-class TestBound:
+class TestObjective:
     @pytest.mark.parametrize("kind", ["none", "bayes_by_backprop", "sharpened"])
     def test_is_the_bound_per_target(self, kind):
         torch.manual_seed(0)
         model = posterior(nn.Linear(3, 4), Posterior(kind=kind)).train()
-        bound = Bound(model, br.Categorical(), kind=kind, num_data=100)
+        elbo = recipe_elbo(model, br.Categorical(), Posterior(kind=kind), num_data=100)
         x, y = torch.randn(6, 3), torch.randint(4, (6,))
-        terms, output = bound(lambda: (model(x), "state"), y)
+        terms, output = elbo.evaluate(lambda: (model(x), "state"), y)
         assert output[1] == "state"
         nll = nn.functional.cross_entropy(output[0], y, reduction="sum")
         torch.testing.assert_close(terms.nll, nll)
@@ -92,21 +92,21 @@ class TestBound:
 
     def test_dropout_without_a_posterior_has_no_kl(self):
         model = nn.Sequential(br.SequenceDropout(0.5), nn.Linear(3, 4)).train()
-        bound = Bound(model, br.Categorical(), kind="none", num_data=100)
+        elbo = recipe_elbo(model, br.Categorical(), Posterior(kind="none"), num_data=100)
         x, y = torch.randn(2, 6, 3), torch.randint(4, (2, 6))
-        assert float(bound(lambda: model(x), y)[0].kl) == 0
+        assert float(elbo.evaluate(lambda: model(x), y)[0].kl) == 0
 
     def test_both_passes_of_sharpening_see_one_draw(self):
         torch.manual_seed(0)
         model = posterior(nn.Linear(3, 4), Posterior(kind="sharpened", sigma0=1e-9, init_eta=0.0)).train()
-        bound = Bound(model, br.Categorical(), kind="sharpened", num_data=100)
+        elbo = recipe_elbo(model, br.Categorical(), Posterior(kind="sharpened"), num_data=100)
         x, y, outputs = torch.randn(6, 3), torch.randint(4, (6,)), []
 
         def run():
             outputs.append(model(x))
             return outputs[-1]
 
-        bound(run, y)
+        elbo.evaluate(run, y)
         torch.testing.assert_close(outputs[0], outputs[1], atol=1e-5, rtol=1e-5)
 
 

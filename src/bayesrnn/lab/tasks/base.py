@@ -27,7 +27,6 @@ Three rules make one step one CUDA graph. They hold for ``batch`` and ``objectiv
 A task with minibatches of independent examples gets 1 and 2 from :class:`Minibatches`.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,7 +45,7 @@ from bayesrnn.lab.registry import task_class as task_class
 from bayesrnn.lab.runs.opening import Files as Files
 
 if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
+    from bayesrnn.elbo import ELBO, Terms
     from bayesrnn.likelihoods import Likelihood
 
 Say = Callable[[str], None]
@@ -145,7 +144,7 @@ class Task:
         minibatches.rows = rows
 
     def attach(self, model: nn.Module) -> None:
-        """Take the model, which is on the device. Override (and call this) to make what needs it, such as a Bound."""
+        """Take the model, which is on the device. Override, and call this, to make the objective."""
         self.model = model
 
     def files(self) -> dict[str, bytes]:
@@ -350,67 +349,31 @@ def posterior(
     return br.PosteriorSharpening(q, settings.sigma0, init_eta=settings.init_eta)
 
 
-class Bound:
-    """The loss of a batch, per target, for every kind of posterior; the scaling of the KL is :class:`bayesrnn.ELBO`'s.
+def recipe_elbo(
+    model: nn.Module, likelihood: "Likelihood", settings: Posterior, *, num_data: float, **options: Any
+) -> "ELBO":
+    """The :class:`bayesrnn.ELBO` of a recipe: the one place where the KL is scaled.
 
-    Of kind "none" there is no KL (a dropout recipe writes it as ``l2`` or ``weight_decay``): the loss is nll / targets.
+    A recipe without a posterior has no KL here: it writes the L2 term of dropout as ``l2`` or ``weight_decay``.
 
     Args:
         model: the model, as :func:`posterior` made it.
-        likelihood: ``br.Categorical()``, ``br.Gaussian()``, or anything with ``nll`` and ``count``. One with parameters
-            of its own must be part of the model, or they are not trained.
-        kind: ``recipe.posterior.kind``.
+        likelihood: ``br.Categorical()``, ``br.Gaussian()``, or any module with ``nll`` and ``count``. Parameters of its
+            own are trained only if it is part of the model.
+        settings: ``recipe.posterior``.
         num_data: targets in the whole training set.
+        options: of the ELBO, such as ``kl_weight`` and ``window``.
 
     Example::
 
-        terms, logits = self.bound(lambda: self.model(images), labels)
+        terms, logits = self.elbo.evaluate(lambda: self.model(images), labels)
         return terms.loss, terms, ()
     """
+    import bayesrnn as br
 
-    def __init__(self, model: nn.Module, likelihood: "Likelihood", *, kind: str, num_data: int) -> None:
-        import bayesrnn as br
-
-        self.model, self.likelihood, self.kind = model, likelihood, kind
-        self.elbo = br.ELBO(model, likelihood, num_data=num_data, check_finite=False)
-
-    def __call__(self, run: Callable[[], Any], target: Tensor, *, count: Tensor | None = None) -> tuple["Terms", Any]:
-        """Terms and the output, the result of ``run``: what the likelihood takes, or a tuple that begins with it.
-
-        ``count``: what to divide -log p by in the loss, in place of the number of targets.
-        """
-        terms, output = self._terms(run, target)
-        if count is not None:
-            loss = (terms.nll + terms.sharpening) / count + terms.kl / self.elbo.num_data
-            terms = dataclasses.replace(terms, loss=loss)
-        return terms, output
-
-    def _terms(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
-        if self.kind == "sharpened":
-            return self._sharpened(run, target)
-        output = run()
-        if self.kind == "none":
-            from bayesrnn.elbo import Terms
-
-            nll = self.likelihood.nll(_first(output), target)
-            zero = torch.zeros_like(nll)
-            return Terms(loss=nll / self.likelihood.count(target), nll=nll, kl=zero, sharpening=zero), output
-        return self.elbo(output, target), output
-
-    def _sharpened(self, run: Callable[[], Any], target: Tensor) -> tuple["Terms", Any]:
-        from bayesrnn import draws
-
-        model: Any = self.model
-        with (
-            draws.bind(model, draws.HeldNoise()),
-            model.sharpen(lambda: self.likelihood.nll(_first(run()), target)),
-        ):
-            output = run()
-            return self.elbo(output, target), output
-
-
-def _first(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple | list) else output
+    if settings.kind == "none":
+        options["kl_weight"] = 0.0
+    return br.ELBO(model, likelihood, num_data=num_data, check_finite=False, **options)
 
 
 @contextmanager

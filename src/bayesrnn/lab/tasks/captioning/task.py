@@ -17,7 +17,7 @@ from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
 from bayesrnn.lab.tasks.captioning.image_features import feature_file, features_of
@@ -155,8 +155,9 @@ class Captioning(Task):
         captioner = captioner_of(model)
         if not bool(captioner.scale.any()):
             captioner.set_scale(self.splits["train"].features)
-        words = round(self.splits["train"].words / self.recipe.model.kl_weight)
-        self.bound = Bound(model, br.Categorical(PADDING), kind=self.recipe.posterior.kind, num_data=words)
+        words, weight = self.splits["train"].words, self.recipe.model.kl_weight
+        likelihood = br.Categorical(PADDING)
+        self.elbo = recipe_elbo(model, likelihood, self.recipe.posterior, num_data=words, kl_weight=weight)
 
     def files(self) -> dict[str, bytes]:
         size = self.splits["train"].features.shape[1]
@@ -184,7 +185,7 @@ class Captioning(Task):
     def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
         """Per caption: -log p of its words, plus kl_weight * KL / (number of captions); padding does not count."""
         features, tokens, targets, words = batch
-        terms, _ = self.bound(lambda: self.model(tokens, features=features), targets, count=words)
+        terms, _ = self.elbo.evaluate(lambda: self.model(tokens, features=features), targets, count=words)
         return self.words_per_caption * terms.loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:

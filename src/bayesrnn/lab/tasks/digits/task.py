@@ -4,7 +4,6 @@ The last ``data.valid`` training images are the validation set; it chooses the e
 images are measured, and choose nothing. Errors are in percent.
 """
 
-import dataclasses
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
 from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
@@ -157,8 +156,8 @@ class Digits(Task):
         import bayesrnn as br
 
         super().attach(model)
-        targets = round(self.steps * self.batch_size / self.recipe.model.kl_weight)
-        self.bound = Bound(model, br.Categorical(), kind=self.recipe.posterior.kind, num_data=targets)
+        targets, weight = self.steps * self.batch_size, self.recipe.model.kl_weight
+        self.elbo = recipe_elbo(model, br.Categorical(), self.recipe.posterior, num_data=targets, kl_weight=weight)
 
     def start_epoch(self, epoch: int) -> None:
         self.minibatches.shuffle()
@@ -172,11 +171,9 @@ class Digits(Task):
     def objective(self, batch: tuple[Tensor, ...], state: State) -> tuple[Tensor, "Terms", State]:
         images, labels, position = batch
         x = measures.pixels(images, self.recipe.data.scale)
-        terms, _ = self.bound(lambda: self.model(x), labels)
-        if self.recipe.data.kl_weighting == "geometric":
-            share = self.recipe.model.kl_weight * kl_share(position, self.steps)
-            loss = (terms.nll + terms.sharpening) / len(labels) + share * terms.kl / self.batch_size
-            terms = dataclasses.replace(terms, loss=loss)
+        geometric = self.recipe.data.kl_weighting == "geometric"
+        share: Any = self.steps * kl_share(position, self.steps) if geometric else 1.0
+        terms, _ = self.elbo.evaluate(lambda: self.model(x), labels, share=share)
         return terms.loss, terms, ()
 
     def validate(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.runs.files import check_free, write_file
-from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast.forecaster import (
     PARTS,
     Forecaster,
@@ -102,10 +102,14 @@ class Forecast(Task):
         return MIXTURE if recipe.model.components > 1 else cls.metric
 
     def attach(self, model: nn.Module) -> None:
+        import bayesrnn as br
+
         super().attach(model)
         self.random = is_random(model)
         likelihood: Any = GaussianHeads()
-        self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=self.num_data)
+        # With prior_sigma, a dropout model's -log p(w) takes the place of the KL and is scaled like it.
+        penalised = self.recipe.posterior.kind != "none" or bool(self.recipe.model.prior_sigma)
+        self.elbo = br.ELBO(model, likelihood, num_data=self.num_data, kl_weight=float(penalised), check_finite=False)
         self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
 
     def files(self) -> dict[str, bytes]:
@@ -128,15 +132,13 @@ class Forecast(Task):
         """Of several components the mean of their bounds, which is no less than the bound of their mixture."""
         x, y = batch
         model, sigma, count = self.model, self.recipe.model.prior_sigma, self.recipe.model.components
+        penalty = prior_cost(model, sigma) / count if sigma else None
         if isinstance(model, Components):
-            terms, _ = self.bound(lambda: model.each(x), y.expand(count, *y.shape))
+            terms, _ = self.elbo.evaluate(lambda: model.each(x), y.expand(count, *y.shape), kl=penalty)
             terms = replace(terms, nll=terms.nll / count)
         else:
-            terms, _ = self.bound(lambda: model(x), y)
-        loss = terms.loss
-        if sigma:
-            loss = loss + prior_cost(model, sigma) / (count * self.num_data)
-        return loss, terms, ()
+            terms, _ = self.elbo.evaluate(lambda: model(x), y, kl=penalty)
+        return terms.loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         found = {"train_nll": totals["nll"] / self.examples_per_step + self._log_unit}

@@ -12,7 +12,7 @@ from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Bound, Files, Say, State, Task, posterior
+from bayesrnn.lab.tasks.base import Files, Say, State, Task, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import dynamic_metrics
 from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMState
 from bayesrnn.lab.tasks.language.settings import SECTIONS
@@ -20,7 +20,7 @@ from bayesrnn.lab.tasks.language.text import Corpus, Vocabulary, batchify, pytho
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
 
 if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
+    from bayesrnn.elbo import ELBO, Terms
 
 # Streams side by side for the validation after each epoch; final figures are taken on one stream.
 EPOCH_STREAMS = 10
@@ -126,26 +126,16 @@ def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
-class Objective:
-    """The published loss of one window: -log p summed over its T steps and averaged over its B rows, plus KL / (B C).
+def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> "ELBO":
+    """The published loss of a window: -log p summed over T steps and averaged over B rows, plus KL / (B C).
 
-    That is T times the loss of :class:`bayesrnn.ELBO` with ``num_data = B * C * T``. Dropout models have no KL here:
-    their recipes write the L2 term as weight decay.
+    That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch.
     """
+    import bayesrnn as br
 
-    def __init__(self, model: nn.Module, recipe: Recipe, windows: int) -> None:
-        import bayesrnn as br
-
-        self.model, self.kind, self.window = model, recipe.posterior.kind, recipe.data.window
-        self.likelihood = br.Categorical()
-        self.sequences = recipe.data.batch_size * windows
-        self.bound = Bound(model, self.likelihood, kind=self.kind, num_data=self.sequences * self.window)
-
-    def __call__(self, x: Tensor, y: Tensor, state: LSTMState) -> tuple[Tensor, "Terms", LSTMState]:
-        """The loss to minimise, its terms as unscaled sums, and the next state."""
-        terms, (_, after) = self.bound(lambda: self.model(x, state), y)
-        loss = terms.nll / y.shape[1] if self.kind == "none" else self.window * terms.loss
-        return loss, terms, after
+    window = recipe.data.window
+    words = recipe.data.batch_size * windows * window
+    return recipe_elbo(model, br.Categorical(), recipe.posterior, num_data=words, window=window)
 
 
 class Language(Task):
@@ -210,7 +200,8 @@ class Language(Task):
 
     def attach(self, model: nn.Module) -> None:
         super().attach(model)
-        self.loss = Objective(model, self.recipe, self.steps)
+        self.sequences = self.recipe.data.batch_size * self.steps
+        self.elbo = window_elbo(model, self.recipe, self.steps)
 
     def files(self) -> dict[str, bytes]:
         return {_VOCABULARY: ("\n".join(self.streams.vocabulary.words) + "\n").encode("utf-8")}
@@ -241,13 +232,13 @@ class Language(Task):
 
     def objective(self, batch: Tensor, state: State) -> tuple[Tensor, "Terms", State]:
         h, c = state or self._zeros
-        loss, terms, after = self.loss(batch[:-1], batch[1:], (h, c))
-        return loss, terms, after if state else ()
+        terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], (h, c)), batch[1:])
+        return terms.loss, terms, after if state else ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         return {
             "train_perplexity": exp_or_inf(totals["nll"] / self.examples_per_step),
-            "kl_per_sequence": totals["kl"] / self.loss.sequences,
+            "kl_per_sequence": totals["kl"] / self.sequences,
             "sharpening_per_sequence": totals["sharpening"] / self.batch_size,
         }
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.tasks.base import Bound, Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS
@@ -169,8 +169,9 @@ class Sentiment(Task):
 
         super().attach(model)
         likelihood = br.Gaussian(self.recipe.model.noise, learn=False).to(self.device)
-        num_data = round(len(self.parts.train) / self.recipe.model.kl_weight)
-        self.bound = Bound(model, likelihood, kind=self.recipe.posterior.kind, num_data=num_data)
+        weight = self.recipe.model.kl_weight
+        count = len(self.parts.train)
+        self.elbo = recipe_elbo(model, likelihood, self.recipe.posterior, num_data=count, kl_weight=weight)
 
     def files(self) -> dict[str, bytes]:
         about = {"mean": self.mean, "sd": self.sd, "words": self.parts.words}
@@ -195,7 +196,7 @@ class Sentiment(Task):
 
     def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
         tokens, ratings = batch
-        terms, _ = self.bound(lambda: self.model(tokens), ratings)
+        terms, _ = self.elbo.evaluate(lambda: self.model(tokens), ratings)
         return terms.loss, terms, ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
