@@ -66,7 +66,7 @@ class ELBO(nn.Module):
             )
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if not isinstance(likelihood, nn.Module) or not hasattr(likelihood, "nll"):
+        if not isinstance(likelihood, nn.Module) or not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
         self.model, self.likelihood = model, likelihood
         self.num_data = int(num_data) if is_whole(num_data) else float(num_data)

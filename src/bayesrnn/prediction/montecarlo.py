@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from bayesrnn import draws
 from bayesrnn.checks import check_seed, check_whole, is_number, is_whole
 from bayesrnn.draws import Draw
-from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
+from bayesrnn.likelihoods import Categorical, Distribution, Gaussian, Likelihood
 from bayesrnn.nn import NoisyLayer
 from bayesrnn.nn.recurrence import clear_about_states
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import memory
 from bayesrnn.prediction.calls import Rest, alone, in_eval, one_draw
+from bayesrnn.prediction.distributions import DistributionSummary
 from bayesrnn.prediction.folding import folded_draws
 from bayesrnn.prediction.result import Prediction, Summary
 from bayesrnn.prediction.weights import batched_weight_draws, gains_from_batches, has_unit_noise, posterior_of
@@ -84,7 +85,10 @@ def predict(
         limit = memory.default_limit(model) if memory_limit is None else int(memory_limit)
         for outputs in _outputs(model, x, rest, seeds, axis, limit):
             if summary is None:
-                summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
+                if isinstance(likelihood, Distribution):
+                    summary = DistributionSummary(likelihood, keep_samples, draws=samples)
+                else:
+                    summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
             summary.add(outputs)
             del outputs  # before the next chunk is made
             report(summary.count)
@@ -113,7 +117,10 @@ def _check_batch_dim(batch_dim: Any, x: Any) -> int:
 def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | None:
     if given is not None:
         if not isinstance(given, (Categorical, Gaussian)):
-            raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {type(given).__name__}")
+            raise TypeError(
+                "likelihood must be br.Categorical() or br.Gaussian(), or a distribution such as br.StudentT(), "
+                f"got {type(given).__name__}"
+            )
         if isinstance(given, Categorical) and (outputs.ndim < 2 or outputs.shape[-1] < 2):
             raise ValueError("br.Categorical needs logits of at least two classes on the output's last axis")
         return given
