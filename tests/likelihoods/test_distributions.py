@@ -115,7 +115,7 @@ def integrated(likelihood, parameters, y, reach=4000.0):
     if likelihood.discrete:
         x = torch.arange(-5, 4000, dtype=torch.float64)
     else:
-        x = torch.sinh(torch.linspace(-math.asinh(reach), math.asinh(reach), 400_001, dtype=torch.float64)) + y
+        x = torch.sinh(torch.linspace(-math.asinh(reach), math.asinh(reach), 40_001, dtype=torch.float64)) + y
     below = likelihood.cdf(parameters.unsqueeze(1).expand(-1, len(x), -1), x.expand(len(parameters), -1)).mean(0)
     squares = (below - (x >= y).double()).square()
     return float(squares.sum() if likelihood.discrete else torch.trapezoid(squares, x))
@@ -127,7 +127,7 @@ def test_crps_is_the_integral(name):
     for y in (0.0, 1.0, 12.0):
         found = likelihood.crps(parameters, torch.full((2,), y, dtype=torch.float64))
         expected = [integrated(likelihood, parameters[:, i], y) for i in range(2)]
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=5e-3 if name == "Quantiles" else 1e-4)  # it has kinks
 
 
 def test_crps_of_one_gaussian_is_the_textbook_form():
