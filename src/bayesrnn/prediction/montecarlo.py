@@ -56,8 +56,8 @@ def predict(
             torch.nn's states lie; tuples of tensors likewise.
         samples: number of draws.
         seed: makes the draws repeatable; None: taken from torch's global generator.
-        likelihood: what the output means: `br.Categorical()` (logits over the last axis) or the `br.Gaussian` the
-            model was trained with. None: Categorical if the output has at least two axes and more than one entry on
+        likelihood: what the output means: `br.Categorical()` (logits over the last axis), or the `br.Gaussian`,
+            `br.StudentT` or other distribution the model was trained with. None: Categorical if the output has at least two axes and more than one entry on
             the last, else a Gaussian without observation noise.
         batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
             takes (T, B, …), else 0.
@@ -69,7 +69,8 @@ def predict(
         kwargs: keyword arguments of the model, such as `{"hx": state}`; tensors among them as in `args`.
 
     Returns:
-        A `Prediction`; its tensors have the shape of the model's output.
+        A `Prediction`; its tensors have the shape of the model's output, or, where the likelihood reads parameters from
+        the last axis, that shape without it; then there are also `.quantile(q)` and `.crps(y)`.
     """
     samples = check_whole("samples", samples, least=1, what="draws")
     given = check_seed(seed)
