@@ -12,11 +12,12 @@ from bayesrnn._version import __version__
 
 if TYPE_CHECKING:
     from bayesrnn import dynamic, kernels, uncertainty
+    from bayesrnn.conformal import Conformal
     from bayesrnn.draws import draw, mean
     from bayesrnn.dynamic import dynamic_evaluation
     from bayesrnn.elbo import ELBO, kl
     from bayesrnn.export import to_torch
-    from bayesrnn.likelihoods import Categorical, Gaussian
+    from bayesrnn.likelihoods import Categorical, Gaussian, Mixture, NegativeBinomial, Quantiles, StudentT
     from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
     from bayesrnn.posteriors import BayesByBackprop, Bayesian, DropConnect, Posterior, PosteriorSharpening
     from bayesrnn.prediction.montecarlo import predict
@@ -33,6 +34,11 @@ _HOME = {
     "dynamic_evaluation": "dynamic",
     "Categorical": "likelihoods",
     "Gaussian": "likelihoods",
+    "Mixture": "likelihoods",
+    "NegativeBinomial": "likelihoods",
+    "Quantiles": "likelihoods",
+    "StudentT": "likelihoods",
+    "Conformal": "conformal",
     "GRU": "nn",
     "LSTM": "nn",
     "RNN": "nn",
@@ -63,16 +69,21 @@ __all__ = [
     "BayesByBackprop",
     "Bayesian",
     "Categorical",
+    "Conformal",
     "DropConnect",
     "Dropout",
     "Embedding",
     "Gaussian",
+    "Mixture",
+    "NegativeBinomial",
     "Normal",
     "Posterior",
     "PosteriorSharpening",
     "Prediction",
+    "Quantiles",
     "ScaleMixture",
     "SequenceDropout",
+    "StudentT",
     "__version__",
     "draw",
     "dynamic",

@@ -77,24 +77,20 @@ def _solve_gaussian(m: Tensor, s: Tensor, w: Tensor | None = None, *, q: float) 
     return x
 
 
-def solve_quantile(cdf: Callable[[Tensor], Tensor], q: float, low: Tensor, high: Tensor, *, tolerance: float) -> Tensor:
-    """The x with cdf(x) = q for a rising ``cdf``, on all entries at once (Chandrupatla 1997).
-
-    Args:
-        low, high: a guess of a bracket, widened until it is one.
-        tolerance: stop when brackets are narrower than this share of their ends, or of the first guess's width.
-    """
-    least = tolerance * (high - low)
-    for _ in range(200):
-        outside_low, outside_high = cdf(low) > q, cdf(high) < q
-        if not bool((outside_low | outside_high).any()):
+def solve_quantile(cdf: Callable[[Tensor], Tensor], q: float, low: Tensor, high: Tensor) -> Tensor:
+    """The x with cdf(x) = q for a rising ``cdf``, on all entries at once: inverse quadratic steps inside a bracket, and
+    bisection where they do not help (Chandrupatla 1997). ``low`` and ``high``: a guess, widened until they hold x."""
+    least = 1e-12 * (high - low)
+    for _ in range(400):
+        above, below = cdf(low) > q, cdf(high) < q
+        if not bool((above | below).any()):
             break
         width = high - low
-        low, high = torch.where(outside_low, low - 2 * width, low), torch.where(outside_high, high + 2 * width, high)
+        low, high = torch.where(above, low - width, low), torch.where(below, high + width, high)
     a, b = high, low
     fa, fb = cdf(a) - q, cdf(b) - q
-    c, fc, t = a, fa, torch.full_like(a, 0.5)
-    for _ in range(100):
+    t, best = torch.full_like(a, 0.5), a
+    for _ in range(120):
         x = a + t * (b - a)
         fx = cdf(x) - q
         same = fx.sign() == fa.sign()
@@ -102,13 +98,50 @@ def solve_quantile(cdf: Callable[[Tensor], Tensor], q: float, low: Tensor, high:
         b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
         a, fa = x, fx
         best = torch.where(fa.abs() < fb.abs(), a, b)
-        limit = torch.maximum(least, tolerance * best.abs()) / (b - c).abs().clamp_min(1e-300)
-        if bool(((limit > 0.5) | (fa == 0)).all()):
+        limit = torch.maximum(least, 1e-12 * best.abs()) / (b - a).abs().clamp_min(1e-300)
+        if bool(((limit > 0.5) | (fa == 0) | (fb == 0)).all()):
             break
         xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        inner = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)
-        t = torch.where(
-            inner, fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb), 0.5
-        )
-        t = t.nan_to_num(0.5).clamp(limit.clamp_max(0.5), 1 - limit.clamp_max(0.5))
+        inverse = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        t = torch.where((phi.square() < xi) & ((1 - phi).square() < 1 - xi), inverse, 0.5).nan_to_num(0.5)
+        t = torch.maximum(torch.minimum(t, 1 - limit.clamp_max(0.5)), limit.clamp_max(0.5))
     return best
+
+
+def solve_count(cdf: Callable[[Tensor], Tensor], q: float, high: Tensor) -> Tensor:
+    """The smallest whole number k with cdf(k) >= q, by bisection; ``high`` is a guess, doubled until it is enough."""
+    low, high = torch.full_like(high, -1.0), high.ceil().clamp_min(1.0)
+    while bool((short := cdf(high) < q - 1e-12).any()):
+        low, high = torch.where(short, high, low), torch.where(short, 2 * high, high)
+    while bool((high - low > 1).any()):
+        middle = ((low + high) / 2).floor()
+        enough = cdf(middle) >= q - 1e-12
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high
+
+
+def betainc(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """The regularised incomplete beta function I_x(a, b), in float64 (Lentz's continued fraction, DLMF 8.17.22)."""
+    a, b, x = torch.broadcast_tensors(a.double(), b.double(), x.double())
+    swap = x > (a + 1) / (a + b + 2)  # there the fraction of 1 - x converges fast
+    a, b, x = torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
+    front = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + torch.xlogy(a, x) + torch.special.xlog1py(b, -x)
+    tiny = 1e-300
+    c, d = torch.ones_like(x), 1 / _apart(1 - (a + b) * x / (a + 1), tiny)
+    value = d
+    for m in range(1, 2000):
+        for top in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1 / _apart(1 + top * d, tiny), _apart(1 + top / c, tiny)
+            value = value * (d * c)
+        if bool(((d * c - 1).abs() < 1e-15).all()):
+            break
+    value = front.exp() * value / a
+    return torch.where(swap, 1 - value, value)
+
+
+def _apart(x: Tensor, tiny: float) -> Tensor:
+    """Away from 0."""
+    return torch.where(x.abs() < tiny, torch.full_like(x, tiny), x)

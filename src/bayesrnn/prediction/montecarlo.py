@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from bayesrnn import draws
 from bayesrnn.checks import check_seed, check_whole, is_number, is_whole
 from bayesrnn.draws import Draw
-from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
+from bayesrnn.likelihoods import Categorical, Distribution, Gaussian, Likelihood
 from bayesrnn.nn import NoisyLayer
 from bayesrnn.nn.recurrence import clear_about_states
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import memory
 from bayesrnn.prediction.calls import Rest, alone, in_eval, one_draw
+from bayesrnn.prediction.distributions import DistributionSummary
 from bayesrnn.prediction.folding import folded_draws
 from bayesrnn.prediction.result import Prediction, Summary
 from bayesrnn.prediction.weights import batched_weight_draws, gains_from_batches, has_unit_noise, posterior_of
@@ -55,8 +56,8 @@ def predict(
             torch.nn's states lie; tuples of tensors likewise.
         samples: number of draws.
         seed: makes the draws repeatable; None: taken from torch's global generator.
-        likelihood: what the output means: `br.Categorical()` (logits over the last axis) or the `br.Gaussian` the
-            model was trained with. None: Categorical if the output has at least two axes and more than one entry on
+        likelihood: what the output means: `br.Categorical()` (logits over the last axis), or the `br.Gaussian`,
+            `br.StudentT` or other distribution the model was trained with. None: Categorical if the output has at least two axes and more than one entry on
             the last, else a Gaussian without observation noise.
         batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
             takes (T, B, …), else 0.
@@ -68,7 +69,8 @@ def predict(
         kwargs: keyword arguments of the model, such as `{"hx": state}`; tensors among them as in `args`.
 
     Returns:
-        A `Prediction`; its tensors have the shape of the model's output.
+        A `Prediction`; its tensors have the shape of the model's output, or, where the likelihood reads parameters from
+        the last axis, that shape without it; then there are also `.quantile(q)` and `.crps(y)`.
     """
     samples = check_whole("samples", samples, least=1, what="draws")
     given = check_seed(seed)
@@ -84,7 +86,10 @@ def predict(
         limit = memory.default_limit(model) if memory_limit is None else int(memory_limit)
         for outputs in _outputs(model, x, rest, seeds, axis, limit):
             if summary is None:
-                summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
+                if isinstance(likelihood, Distribution):
+                    summary = DistributionSummary(likelihood, keep_samples, draws=samples)
+                else:
+                    summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
             summary.add(outputs)
             del outputs  # before the next chunk is made
             report(summary.count)
@@ -113,7 +118,10 @@ def _check_batch_dim(batch_dim: Any, x: Any) -> int:
 def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | None:
     if given is not None:
         if not isinstance(given, (Categorical, Gaussian)):
-            raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {type(given).__name__}")
+            raise TypeError(
+                "likelihood must be br.Categorical() or br.Gaussian(), or a distribution such as br.StudentT(), "
+                f"got {type(given).__name__}"
+            )
         if isinstance(given, Categorical) and (outputs.ndim < 2 or outputs.shape[-1] < 2):
             raise ValueError("br.Categorical needs logits of at least two classes on the output's last axis")
         return given

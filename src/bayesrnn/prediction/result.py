@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.likelihoods import Categorical, Gaussian, Likelihood
+from bayesrnn.likelihoods.quantiles import gaussian_mixture_quantile
 
 
 def entropy_of(probabilities: Tensor) -> Tensor:
@@ -100,16 +101,9 @@ class Prediction:
         return self._mixture_quantile(tail), self._mixture_quantile(1 - tail)
 
     def _mixture_quantile(self, q: float) -> Tensor:
-        """Root of the mixture's distribution function, by bisection on all outputs at once."""
-        means = self.samples.double()
+        """Root of the mixture's distribution function."""
         scale = self.aleatoric.double().sqrt()
-        reach = 12 * scale
-        low, high = means.amin(0) - reach, means.amax(0) + reach
-        for _ in range(60):
-            middle = (low + high) / 2
-            below = torch.special.ndtr((middle - means) / scale).mean(0) < q
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return ((low + high) / 2).to(self.mean.dtype)
+        return gaussian_mixture_quantile(self.samples.double(), scale, q).to(self.mean.dtype)
 
     def __repr__(self) -> str:
         return f"Prediction({self.kind}, {self.count} draw{'s' * (self.count != 1)}, shape {tuple(self.mean.shape)})"

@@ -127,6 +127,17 @@ def test_year_and_quarter_in_two_columns(tmp_path):
         read_csv(write(tmp_path, text))
 
 
+def test_parts_of_dates_in_columns_of_their_own():
+    hours = [datetime(2010, 12, 31, 20) + timedelta(hours=i) for i in range(30)]
+    lines = [f"{i + 1},{t.year},{t.month},{t.day},{t.hour},{'NA' if i == 3 else i}" for i, t in enumerate(hours)]
+    text = "No,year,month,day,hour,pm2.5\n" + "\n".join(lines)
+    one = parse_csv(text.encode(), name="data.csv")
+    assert (one.grid.name, one.columns, one.label(0)) == ("hour", ["pm2.5"], "2010-12-31 20:00:00")
+    assert np.isnan(one.target[3])
+    with pytest.raises(UserError, match=r"line 3: 2010-13-31-21 in the columns year, month, day, hour is no date"):
+        parse_csv(text.replace("2,2010,12", "2,2010,13", 1).encode(), name="data.csv")
+
+
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
 def test_delimiters(tmp_path, mark):
     text = "\n".join(

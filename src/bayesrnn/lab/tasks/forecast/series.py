@@ -28,7 +28,8 @@ MAX_COLUMNS = 1_000
 _LOOK = 200  # rows that decide on delimiter, header and date column
 _MISSING = ("", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?")
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
-_COUNTERS = _NAMES | {"", "row", "unnamed: 0"}
+_COUNTERS = _NAMES | {"", "row", "no", "unnamed: 0"}
+_CLOCK = ("year", "month", "day", "hour", "minute", "second")
 _LARGEST = math.sqrt(3.4028234e38)  # its square is still a float32
 _PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
 
@@ -226,6 +227,9 @@ def _dated(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.Da
     if given == "none" and given not in table:
         return None, table
     table = _uncounted(table)
+    named = {c.lower(): c for c in table if c.lower() in _CLOCK}
+    if not given and not form and {"year", "month", "day"} <= named.keys():
+        return _together(table[list(named.values())].rename(columns=str.lower)), table.drop(columns=named.values())
     name = given or _date_column(table, form)
     if not name:
         notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
@@ -244,6 +248,14 @@ def _dated(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.Da
         used.append(part)
         cells = _joined(cells, table[part], _PARTS[part.lower()])
     return when.parse(cells, list(table.index), name, notes, form), table.drop(columns=used)
+
+
+def _together(parts: Table) -> pd.DatetimeIndex:
+    """Dates whose year, month, day, hour, ... have a column each."""
+    found = pd.to_datetime(parts.apply(pd.to_numeric, errors="coerce"), errors="coerce")
+    for line in parts.index[found.isna()][:1]:
+        raise UserError(f"line {line}: {'-'.join(parts.loc[line])} in the columns {_listed(parts)} is no date.")
+    return pd.DatetimeIndex(found)
 
 
 def _uncounted(table: Table) -> Table:

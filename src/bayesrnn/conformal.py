@@ -1,0 +1,141 @@
+"""Conformal prediction: intervals around any predictor that cover at a stated rate."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_METHODS = ("split", "cqr", "adaptive")
+
+
+class Conformal:
+    r"""Intervals that hold `level` of new values, whatever the model, from errors on data it was not trained on.
+
+    With scores :math:`s_1, \dots, s_n` on calibration data, the interval at a new x holds all y whose score is at most
+    the :math:`\lceil (n + 1) \cdot level \rceil`-th smallest of them. If calibration and new data are exchangeable, it
+    holds y with a probability of at least `level`, and at most `level` + 1 / (n + 1) (Vovk et al. 2005).
+
+    - ``"split"``: :math:`s = |y - mean(x)|`, so all intervals are equally wide.
+    - ``"cqr"``: :math:`s = \max(low(x) - y, y - high(x))`: the predictor's own interval, widened or narrowed by one
+      amount everywhere (conformalised quantile regression, arXiv 1905.03222, Eq. 6 to 8).
+    - ``"adaptive"``: the scores of ``"split"``, and after each value that came about
+      :math:`\alpha_{t+1} = \alpha_t + \gamma (\alpha - err_t)`, with :math:`err_t` 1 where the interval missed and
+      :math:`\alpha = 1 - level` (Gibbs and Candes, arXiv 2106.00170, Eq. 2). The share of misses over T steps is within
+      :math:`(1 + \gamma) / (\gamma T)` of :math:`\alpha` also where the data drift; intervals may be infinite on the
+      way. The newest scores replace the oldest.
+
+    Args:
+        predict_fn: from x to a `br.Prediction`, or to anything with `.mean` and (cqr) `.interval(level)`.
+        level: the share of new values that intervals hold.
+        method: "split", "cqr" or "adaptive".
+        gamma: step size of "adaptive".
+
+    Shapes: y and the ends of intervals (N, ...) as the predicted mean has them; every column is calibrated by itself.
+    Torch tensors in, tensors out; numpy arrays in, arrays out.
+
+    Example::
+
+        c = br.Conformal(lambda x: br.predict(model, x, likelihood=likelihood), level=0.9, method="cqr")
+        c.calibrate(x_held_out, y_held_out)
+        low, high = c.interval(x_new)
+    """
+
+    def __init__(
+        self, predict_fn: Callable[[Any], Any], level: float = 0.9, method: str = "split", *, gamma: float = 0.01
+    ) -> None:
+        if not callable(predict_fn):
+            raise TypeError(f"predict_fn must be a function from x to a prediction, got {type(predict_fn).__name__}")
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        if method not in _METHODS:
+            raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
+        if not 0 < gamma < 1:
+            raise ValueError(f"gamma must be between 0 and 1, got {gamma!r}")
+        self.predict_fn, self.level, self.method, self.gamma = predict_fn, level, method, gamma
+        self._scores: deque[Tensor] = deque()
+        self._alpha: Tensor | None = None
+        self._asked: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @property
+    def needed(self) -> int:
+        """The fewest calibration rows with which the level can be promised."""
+        return math.ceil(self.level / (1 - self.level) - 1e-9)
+
+    def calibrate(self, x: Any, y: Any) -> Conformal:
+        """Take the scores of these rows, in place of all before; they must not have been trained on."""
+        centre, low, high = self._predicted(x)
+        scores = self._score(self._target(y, centre), centre, low, high)
+        if len(scores) < self.needed:
+            raise ValueError(
+                f"{len(scores)} calibration rows are too few for intervals that hold {self.level:g}: "
+                f"at least {self.needed} are needed"
+            )
+        self._scores = deque(scores, maxlen=len(scores) if self.method == "adaptive" else None)
+        self._alpha, self._asked = torch.full_like(scores[0], 1 - self.level), None
+        return self
+
+    def interval(self, x: Any) -> tuple[Any, Any]:
+        """(low, high) for each row of x."""
+        if self._alpha is None:
+            raise RuntimeError(
+                "there are no scores yet: call calibrate(x, y) first, with rows that were not trained on"
+            )
+        centre, low, high = self._predicted(x)
+        reach = self._quantile(1 - self._alpha)
+        base = (low, high) if self.method == "cqr" else (centre, centre)
+        ends = torch.minimum(base[0] - reach, base[1] + reach), torch.maximum(base[0] - reach, base[1] + reach)
+        self._asked = centre, *ends
+        if isinstance(x, np.ndarray):
+            return ends[0].cpu().numpy(), ends[1].cpu().numpy()
+        return ends
+
+    def update(self, y: Any) -> None:
+        """Tell the values (N, ...) that came about at the rows of the last call of `interval`, in their order."""
+        if self.method != "adaptive":
+            raise RuntimeError(f'update is for method="adaptive"; with {self.method!r} calibrate again')
+        if self._asked is None or self._alpha is None:
+            raise RuntimeError("there is no interval to compare with: call interval(x), then update(y), once each")
+        centre, low, high = self._asked
+        for value, middle, a, b in zip(self._target(y, centre), centre, low, high, strict=True):
+            missed = ((value < a) | (value > b)).to(self._alpha)
+            self._alpha = self._alpha + self.gamma * (1 - self.level - missed)
+            self._scores.append((value - middle).abs())
+        self._asked = None
+
+    def _predicted(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, and for "cqr" the ends of the predictor's own interval, in float64."""
+        found = self.predict_fn(x)
+        centre = _tensor(found.mean)
+        if self.method != "cqr":
+            return centre, centre, centre
+        low, high = found.interval(self.level)
+        return centre, _tensor(low), _tensor(high)
+
+    def _target(self, y: Any, centre: Tensor) -> Tensor:
+        target = _tensor(y).to(centre.device)
+        if target.shape != centre.shape:
+            raise ValueError(f"y must have the predicted mean's shape {tuple(centre.shape)}, got {tuple(target.shape)}")
+        if not bool(torch.isfinite(target).all()):
+            raise ValueError("y has NaN or infinite values: leave these rows out")
+        return target
+
+    def _score(self, y: Tensor, centre: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        return torch.maximum(low - y, y - high) if self.method == "cqr" else (y - centre).abs()
+
+    def _quantile(self, level: Tensor) -> Tensor:
+        """The ceil((n + 1) level)-th smallest score of each column; infinite where there are not so many."""
+        scores = torch.stack(tuple(self._scores)).sort(0).values
+        rank = torch.ceil((len(scores) + 1) * level - 1e-9).long()
+        found = scores.gather(0, (rank - 1).clamp(0, len(scores) - 1).unsqueeze(0))[0]
+        found = torch.where(rank > len(scores), math.inf, found)
+        return torch.where(rank < 1, torch.zeros_like(found), found)
+
+
+def _tensor(values: Any) -> Tensor:
+    return torch.as_tensor(values).detach().double()

@@ -1,0 +1,64 @@
+"""Student's t likelihood."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesrnn.likelihoods.base import Distribution
+from bayesrnn.likelihoods.quantiles import betainc
+
+
+class StudentT(Distribution):
+    r"""Student's t, for targets with outliers: its tails fall as a power, not as a Gaussian's.
+
+    .. math:: p(y) = \frac{\Gamma(\frac{\nu + 1}{2})}{\Gamma(\frac{\nu}{2}) \sqrt{\nu \pi} s}
+              \Big(1 + \frac{1}{\nu} \big(\frac{y - m}{s}\big)^2\Big)^{-(\nu + 1) / 2}
+
+    Args:
+        df: degrees of freedom :math:`\nu`; None: the model says them too.
+
+    Shapes: output (..., 2), location m and log scale, or (..., 3) with log df; target (...) or (..., 1). The variance
+    is :math:`s^2 \nu / (\nu - 2)`, infinite for :math:`\nu \le 2`. ``mean`` is the location for every :math:`\nu`.
+
+    Example::
+
+        elbo = br.ELBO(model, br.StudentT(df=4), num_data=len(y))
+        elbo(model(x), y).loss.backward()                            # model(x): (batch, 2)
+        br.predict(model, x, likelihood=br.StudentT(df=4)).interval(0.9)
+    """
+
+    def __init__(self, df: float | None = None) -> None:
+        super().__init__()
+        if df is not None and not (math.isfinite(df) and df > 0):
+            raise ValueError(f"df must be a positive number of degrees of freedom, or None, got {df!r}")
+        self.df, self.size = df, 2 if df is not None else 3
+
+    def _parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        df = output[..., 2].exp() if self.df is None else torch.full_like(output[..., 0], self.df)
+        return output[..., 0], output[..., 1], df
+
+    def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
+        location, log_scale, df = self._parts(output)
+        z = (y - location) * torch.exp(-log_scale)
+        norm = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(df * math.pi) - log_scale
+        return norm - (df + 1) / 2 * torch.log1p(z.square() / df)
+
+    def mean(self, output: Tensor) -> Tensor:
+        return output[..., 0]
+
+    def variance(self, output: Tensor) -> Tensor:
+        _, log_scale, df = self._parts(output)
+        return torch.where(df > 2, torch.exp(2 * log_scale) * df / (df - 2).clamp_min(1e-30), math.inf)
+
+    def cdf(self, output: Tensor, y: Tensor) -> Tensor:
+        location, log_scale, df = self._parts(output)
+        z = (y - location) * torch.exp(-log_scale)
+        tail = 0.5 * betainc(df / 2, torch.full_like(df, 0.5), df / (df + z.square()))
+        return torch.where(z > 0, 1 - tail, tail)
+
+    def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        width = 4 * torch.exp(output[..., 1])
+        return output[..., 0] - width, output[..., 0] + width
