@@ -120,8 +120,8 @@ def test_force_replaces_no_other_kind_of_run(tmp_path, files):
 
 
 @pytest.mark.slow
-def test_force_replaces_a_quickstart_of_format_1(tmp_path):
-    earlier = {"record.json": '{"program": "bayesrnn", "table": [], "findings": []}', "curves.png": "", "notes": "mine"}
+def test_force_replaces_a_quickstart_of_which_only_the_record_is_kept(tmp_path):
+    earlier = {"record.json": '{"program": "bayesrnn", "table": [], "findings": []}', "notes": "mine"}
     for name, content in earlier.items():
         (tmp_path / name).write_text(content)
     result = quickstart("--fast", "--out", tmp_path, "--force")

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 PICTURE = "calibration.png"
 FILES = ("config.json", PICTURE, "index.html")
-EARLIER = ("metrics.jsonl", "vocabulary.txt", "curves.png", "plain.safetensors", "variational.safetensors",
-           "bayes_by_backprop.safetensors")  # fmt: skip
-"""Files of a quickstart of format 1, which go with it."""
 _FEWEST = 20  # words behind a mark in the picture
 
 
@@ -42,7 +39,7 @@ def command(
 
     clock, started = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     words = ["bayesrnn", "quickstart", *["--fast"] * fast, "--seed", str(seed), "--out", str(out)]
-    with RunFolder(out, files=(*FILES, *EARLIER), force=_replaces(out, force)) as folder:
+    with RunFolder(out, files=FILES, force=_replaces(out, force)) as folder:
         console = plain_console()
         console.print("Three LSTMs learn the documentation that Python carries, each in its own process.")
         folder.write("config.json", json.dumps({"program": "bayesrnn", "quickstart": {"seed": seed, "fast": fast}}))
