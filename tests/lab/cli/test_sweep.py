@@ -43,7 +43,7 @@ def test_nothing_ended_well(line_recipe, tmp_path):
     options = ["--grid", "lr=1e30", "--device", "cpu", "--out", tmp_path / "sweep"]
     result = invoke("sweep", line_recipe, "clip=null", *options)
     assert result.exit_code == 0, result.output
-    assert "No run has ended well." in result.stdout
+    assert "No run has finished." in result.stdout
     refused = invoke("sweep", line_recipe, "--out", tmp_path / "other")
     assert refused.exit_code == 2
     assert refused.stderr.count("\n") == 1

@@ -14,8 +14,8 @@ from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine.launch import device_of, launch
-from bayesrnn.lab.engine.loop import Writer
 from bayesrnn.lab.engine.provenance import commit
+from bayesrnn.lab.engine.writer import Writer
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import identity
 from bayesrnn.lab.tasks.base import TASKS

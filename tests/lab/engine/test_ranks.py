@@ -144,7 +144,7 @@ def test_what_cannot_be_shared_is_said(worker, text, line_recipe):
         Ranks(0, 3).rows(8)
     assert [Ranks(rank, 2).rows(8) for rank in range(2)] == [slice(0, 4), slice(4, 8)]
     cases = {
-        "sharpened": "sharpened weights follow from each process's own rows",
+        "sharpened": "sharpened weights depend on each process's own rows",
         "zaremba": r"step_drop is a noise layer of torch",
     }
     for case, message in cases.items():
@@ -187,7 +187,7 @@ def test_bad_devices(monkeypatch):
     with pytest.raises(UserError, match=r"pip install 'bayesrnn\[distributed\]'"):
         ranks.join("cpu", 2)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with pytest.raises(UserError, match="leave --devices away"):
+    with pytest.raises(UserError, match="omit --devices"):
         ranks.join("cpu", 2)
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="There are 0 GPUs here, too few for process 1"):
@@ -240,7 +240,7 @@ def test_weights_that_drift_apart_end_the_run(monkeypatch):
     monkeypatch.setattr(ranks.dist, "all_reduce", all_reduce)
     here.check_same(weights)
     other[0][2] = torch.nextafter(other[0][2], torch.tensor(9.0))
-    with pytest.raises(UserError, match="drifted apart"):
+    with pytest.raises(UserError, match="weights of the processes differ"):
         here.check_same(weights)
 
 
@@ -602,7 +602,7 @@ def test_devices_start_processes_through_fabric(worker, text, sessions, tmp_path
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(map(str, command), capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert "2 processes, 4 rows and a draw of its own each." in done.stdout
+    assert "2 processes, 4 rows and a separate draw each." in done.stdout
     assert done.stdout.count("epoch 2/2") == 1
     assert record(tmp_path / "own")["curves"] == record(sessions(2) / "own")["curves"]  # the same as by torchrun
 

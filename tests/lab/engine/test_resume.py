@@ -31,14 +31,20 @@ class Told:
             raise InterruptedError
 
 
-@pytest.fixture
-def stopped(text_folder, tmp_path):
-    """A run that was stopped after its first epoch, and the record of the same run when it is not."""
+@pytest.fixture(scope="module")
+def runs(text_folder, tmp_path_factory):
     options = {"data": str(text_folder), "overrides": TINY, "seed": 4, "device": "cpu"}
-    whole = launch("variational-tied-medium", out=tmp_path / "whole", reporter=Told(), **options)
+    out = tmp_path_factory.mktemp("runs")
+    whole = launch("variational-tied-medium", out=out / "whole", reporter=Told(), **options)
     with pytest.raises(InterruptedError):
-        launch("variational-tied-medium", out=tmp_path / "run", reporter=Told(stop=1), **options)
-    return tmp_path / "run", whole
+        launch("variational-tied-medium", out=out / "run", reporter=Told(stop=1), **options)
+    return out / "run", whole
+
+
+@pytest.fixture
+def stopped(runs, tmp_path):
+    """A run that was stopped after its first epoch, and the record of the same run when it is not."""
+    return shutil.copytree(runs[0], tmp_path / "run"), runs[1]
 
 
 def invoke(*words):
@@ -57,7 +63,7 @@ def test_resume_alone_continues_with_the_runs_own_settings(stopped, text_folder,
     result = invoke("train", *words, "--device", "cpu")
     assert result.exit_code == 0, result.output
     record = json.loads((run / "record.json").read_text())
-    assert record["curves"] == whole["curves"]
+    assert record["curves"] == whole.curves
     assert (record["recipe"], record["seed"], record["data"]) == ("variational-tied-medium", 4, text_folder.name)
     told = "Continued with the run's own settings: model.hidden=8 (recipe: 650)"
     assert (told in result.stdout) is (how != "folder")
@@ -98,7 +104,7 @@ def test_data_that_has_moved(stopped, text_folder, tmp_path):
     (run / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     moved = shutil.copytree(text_folder, tmp_path / "moved")
     record = launch(None, out=run, reporter=Told(), data=str(moved), resume=True, device="cpu")
-    assert record["curves"] == whole["curves"]
+    assert record.curves == whole.curves
 
 
 def test_folders_without_a_run(tmp_path):

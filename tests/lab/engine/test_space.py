@@ -28,9 +28,9 @@ def test_lists_are_one_value(line_recipe, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("recurrent_dropout", "is no grid"),
-        ("recurrent_dropout=0,", "is no grid"),
-        ("recurrent_dropout=0,0", "says the same twice"),
+        ("recurrent_dropout", "is not a grid"),
+        ("recurrent_dropout=0,", "is not a grid"),
+        ("recurrent_dropout=0,0", "repeats a setting or value"),
         ("recurrent_dropout=0,1", "it must be below 1"),
         ("recurent_dropout=0", "did you mean model.recurrent_dropout"),
     ],
@@ -38,7 +38,7 @@ def test_lists_are_one_value(line_recipe, monkeypatch):
 def test_bad_grids(recipe, text, message):
     with pytest.raises(UserError, match=message):
         read_grid(recipe, [text])
-    with pytest.raises(UserError, match="twice"):
+    with pytest.raises(UserError, match="repeats a setting"):
         read_grid(recipe, ["hidden=1", "model.hidden=2"])
 
 
@@ -55,13 +55,13 @@ def test_ranges(recipe):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr", "is no range"),
-        ("lr=1", "is no range"),
-        ("lr=2:1", "is no range"),
-        ("lr=1:2:exp", "is no range"),
-        ("lr=0:2:log", "is no range"),
+        ("lr", "is not a range"),
+        ("lr=1", "is not a range"),
+        ("lr=2:1", "is not a range"),
+        ("lr=1:2:exp", "is not a range"),
+        ("lr=0:2:log", "is not a range"),
         ("hidden=1.5:2", "must be a whole number"),
-        ("lr=a:b", "is no range"),
+        ("lr=a:b", "is not a range"),
         ("word_dropout=0:1", "it must be below 1"),
         ("precision=1:2", "is not a number; give its values with --grid"),
     ],
@@ -69,7 +69,7 @@ def test_ranges(recipe):
 def test_bad_ranges(recipe, text, message):
     with pytest.raises(UserError, match=message):
         read_search(recipe, [text])
-    with pytest.raises(UserError, match="twice"):
+    with pytest.raises(UserError, match="repeats a setting"):
         read_search(recipe, ["lr=1:2", "train.lr=1:2"])
 
 

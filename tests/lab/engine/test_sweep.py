@@ -259,9 +259,9 @@ def test_a_trial_that_was_taken_and_never_begun_is_not_shown(swept, tmp_path, sa
 
 
 def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="one of the two"):
+    with pytest.raises(UserError, match="either --grid or --search"):
         swept()
-    with pytest.raises(UserError, match="one of the two"):
+    with pytest.raises(UserError, match="either --grid or --search"):
         swept(grid=["hidden=2"], search=["lr=1:2"])
     with pytest.raises(UserError, match="needs --trials"):
         swept(search=["lr=1:2"])
@@ -424,7 +424,7 @@ def test_a_folder_is_for_one_sweep(swept, tmp_path):
     with pytest.raises(UserError, match="with other settings"):
         swept(grid=["hidden=2"])
     (tmp_path / "out" / "sweep.json").write_text("{}")
-    with pytest.raises(UserError, match=r"sweep\.json is no table of bayesrnn sweep, and will not be replaced"):
+    with pytest.raises(UserError, match=r"sweep\.json is not a table of bayesrnn sweep and will not be replaced"):
         swept(grid=["hidden=2"])
 
 

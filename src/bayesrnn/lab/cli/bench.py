@@ -10,11 +10,12 @@ import typer
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.cli.options import Device
 
 
 @one_line
 def command(
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    device: Device = None,
     precision: Annotated[str, typer.Option(help="On CUDA: tf32, fp32 or bf16.")] = "tf32",
     size: Annotated[
         list[str] | None, typer.Option(help="Units x batch, such as 650x20, or 650x20x10000 with words; repeatable.")
@@ -30,15 +31,14 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
 ) -> None:
-    """Time whole training steps beside plain torch.nn; a row is printed only after its correctness check."""
+    """Time whole training steps against plain torch.nn; every row passes a correctness check first."""
+    from bayesrnn.lab import bench
+    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.files import check_out, write_file
 
     if out is not None:
         check_out(out, force=force)
-    from bayesrnn.lab import bench
-    from bayesrnn.lab.cli.console import plain_console
-    from bayesrnn.lab.engine.launch import device_of
-
     console = plain_console()
     where = device_of(device)
     if precision not in bench._TOLERANCE:
@@ -64,7 +64,7 @@ def command(
     record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]), keep)
     console.print(_table(record))
     if any("failed" in row for row in record["training"]):
-        raise UserError("a correctness check failed: the rows that say so have no figures.")
+        raise UserError("A correctness check failed: the rows that say so have no times.")
 
 
 def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
     for word in asked:
         if not word.strip() or not any(word.lower() in name.lower() for name in known):
             names = "; ".join(f'"{name}"' for name in known)
-            raise UserError(f"there is no kind {word!r} to time; there are {names}. A part of a name will do.")
+            raise UserError(f"There is no kind {word!r} to time; there are {names}. Part of a name is enough.")
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The console that subcommands print to."""
+"""The console that commands print to."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def plain_console() -> "Console":
-    """Without colours guessed from content; wide enough for tables where there is no terminal."""
+    """A console without automatic colours, wide enough for tables where there is no terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""How a subcommand ends when something goes wrong: one line on stderr and an exit status."""
+"""Ends a command that fails with one line on stderr and an exit status."""
 
 import errno
 import functools
@@ -19,14 +19,14 @@ from bayesrnn.lab.reading import first_line, lack_of_memory, printable
 P = ParamSpec("P")
 R = TypeVar("R")
 _INTERRUPTED = 130
-_TELLING = 3.0  # seconds for the process that says the line: torchrun ends all others with the first one that ends
+_TELLING = 3.0  # seconds for the process that prints the line: torchrun kills all others when the first one ends
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def one_line(command: Callable[P, R]) -> Callable[P, R]:
-    """Wraps a subcommand: a :class:`UserError`, a lack of memory or an output that is full is one line and status 2.
+    """Wraps a command: a :class:`UserError`, too little memory or a full disk ends it with one line and status 2.
 
-    An interrupt is status 130.
+    An interrupt ends it with status 130.
     """
 
     @functools.wraps(command)
@@ -39,9 +39,9 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def run(app: Callable[[], None]) -> None:
-    """The whole command: what goes wrong outside of a subcommand, such as help on a full disk, is one line too.
+    """Run the program: errors outside of a subcommand, such as help on a full disk, are one line too.
 
-    Letters that the output has no place for are a question mark there: a locale without UTF-8 ends no command.
+    Characters that the output's encoding lacks become question marks: a locale without UTF-8 ends no command.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -51,7 +51,7 @@ def run(app: Callable[[], None]) -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except SystemExit as end:
-        if end.code == _INTERRUPTED and not _Said.line:  # before a subcommand began, typer ends without a word
+        if end.code == _INTERRUPTED and not _Said.line:  # before a subcommand starts, typer prints nothing
             _ended("interrupted.", _INTERRUPTED)
         raise
 
@@ -82,19 +82,19 @@ def _told() -> Iterator[None]:
 
 
 def _import_numpy() -> None:
-    """Before torch, whose own import of it in C loses an interrupt that comes meanwhile."""
+    """Before torch, which imports it in C and loses an interrupt during that import."""
     with suppress(ImportError):
         import numpy  # noqa: F401
 
 
 class _Said:
-    """The line that this command has ended with."""
+    """The line that this command ended with."""
 
     line = ""
 
 
 def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
-    """Says the line, unless another process has; one of several processes ends here."""
+    """Print the line, unless another process has; a process that is one of several ends here."""
     line = _Said.line = f"bayesrnn: {printable(text)}"
     if not told:
         typer.echo(line, err=True)
@@ -105,20 +105,20 @@ def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
 
 
 def _discard_output() -> None:
-    """What is still to be written goes nowhere: Python would try again at its end, and complain in its own words."""
+    """Discard pending output: Python would try to write it again at exit, and print an error of its own."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fault(error: Exception) -> None:
-    """A fault of ours has its traceback, also in one of several processes."""
+    """Print the traceback of a bug, also in one of several processes."""
     if _is_among_others():
         traceback.print_exception(error)
         _end_among_others(f"bayesrnn: {type(error).__name__}: {first_line(error)}", 1)
 
 
 def _is_among_others() -> bool:
-    ranks = sys.modules.get("bayesrnn.lab.engine.ranks")  # no command but one that has joined others has loaded it
+    ranks = sys.modules.get("bayesrnn.lab.engine.ranks")  # loaded only by a command that has joined other processes
     return ranks is not None and ranks.joined()
 
 

@@ -1,10 +1,9 @@
-"""The engine of all recipes: epochs, schedules, validation, checkpoints, resuming, the record of the run."""
+"""Trains every recipe: epochs, schedules, validation, checkpoints, resuming."""
 
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.engine.writer import Writer
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, identity
@@ -24,54 +24,24 @@ from bayesrnn.lab.tasks.base import Task, evaluating
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
 _LOOK_EVERY = 100  # steps between checks that the loss is finite, which wait for the device
-_OWN = ("step.state.", "step.totals", "rng.cpu", "rng.cuda")  # what each of several ranks has for itself
+_OWN = ("step.state.", "step.totals", "rng.cpu", "rng.cuda")  # tensors that each rank has for itself
 
 
 class Diverged(UserError):
-    """The settings do not train: the loss is not a number, or far above that of knowing nothing."""
-
-
-class Writer:
-    """Writes files one after the other, at once or in the background. After an error nothing more is written."""
-
-    def __init__(self, *, background: bool) -> None:
-        self._thread = ThreadPoolExecutor(1, "bayesrnn-writer") if background else None
-        self._pending: list[Future[None]] = []
-        self._failed = False
-
-    def __call__(self, job: Callable[[], None]) -> None:
-        if self._thread is None:
-            job()
-        else:
-            self._pending.append(self._thread.submit(self._run, job))
-
-    def _run(self, job: Callable[[], None]) -> None:
-        if self._failed:
-            return
-        try:
-            job()
-        except BaseException:
-            self._failed = True
-            raise
-
-    def wait(self) -> None:
-        """Until all is written; raises the error, if there was one."""
-        pending, self._pending = self._pending, []
-        for job in pending:
-            job.result()
+    """The settings do not train: the loss is not finite, or far above that of a uniform guess."""
 
 
 class Run:
     """One training run of a task into a folder.
 
     Args:
-        task: what to train, on its device; it gets its model here.
-        seed: of initial weights and all noise.
-        folder: where checkpoints and metrics go. It is rank 0's alone; the others have none.
-        reporter: told of progress.
+        task: what to train, on its device; its model is built here.
+        seed: seed of the initial weights and of all noise.
+        folder: folder for checkpoints and metrics; None on all ranks but the first.
+        reporter: receives the progress.
         graph: False: no CUDA graph.
         ranks: the processes that train together; the task is split already.
-        held: parameter names to masks, true for the entries that stay what the task's model has there.
+        held: parameter names to masks, true for the entries that no step changes.
     """
 
     def __init__(
@@ -89,11 +59,11 @@ class Run:
         self._folder, self.ranks = folder, ranks or Ranks()
         set_precision(self.recipe.train.precision, task.device)
         torch.manual_seed(seed)
-        # Built on the CPU, so that a seed means the same initial weights on every device.
+        # On the CPU, so that a seed gives the same initial weights on every device.
         task.attach(task.build(self.recipe, task.files()).to(task.device).train())
         self.model = task.model
         self._check_draws()
-        self.common: Tensor | None = None  # the random state of what ranks with draws of their own do alike
+        self.common: Tensor | None = None  # random state of what all ranks do alike
         if self.ranks.several and not self.recipe.train.shared_draw:
             self.common = torch.get_rng_state()
             if not self.ranks.first:
@@ -101,13 +71,13 @@ class Run:
         self.step = Step(
             task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks, held=held
         )
-        self.epoch, self.done = 1, 0  # the epoch under way, and its steps done
-        self._saved = ""  # when the latest checkpoint was made
+        self.epoch, self.done = 1, 0  # the current epoch, and its steps done
+        self._saved = ""  # the moment of the latest checkpoint
         self.history: list[dict[str, Any]] = []
-        self.seconds = 0.0  # of training, validation aside, this epoch
+        self.seconds = 0.0  # training time of this epoch, without validation
         self.pace, self._taken, self._report_every = Pace(), 0, _LOOK_EVERY
         self.identity = "" if folder is None else identity(folder.path)
-        # A GPU goes on with the next epoch while its checkpoint is written. Ranks wait for each other's errors.
+        # A GPU trains the next epoch while a checkpoint is written. Ranks wait for each other's errors.
         self._writer = Writer(background=self.step.on_cuda and not self.ranks.several)
 
     def _check_draws(self) -> None:
@@ -117,14 +87,14 @@ class Run:
         from bayesrnn.nn import NoisyLayer
 
         if self.recipe.posterior.kind == "sharpened":
-            raise UserError("train.shared_draw: sharpened weights follow from each process's own rows; leave it off.")
+            raise UserError("train.shared_draw: sharpened weights depend on each process's own rows; set it to false.")
         theirs = [name for name, layer in torch_noise_layers(self.model) if not isinstance(layer, NoisyLayer)]
         if theirs:
-            raise UserError(f"train.shared_draw: {theirs[0]} is a noise layer of torch, which cannot share its draws.")
+            raise UserError(f"train.shared_draw: {theirs[0]} is a noise layer of torch, which cannot share draws.")
 
     @property
     def folder(self) -> RunFolder:
-        """Rank 0's."""
+        """The run's folder, on rank 0."""
         assert self._folder is not None
         return self._folder
 
@@ -133,11 +103,11 @@ class Run:
         return min(filter(self.counts, self.history), key=lambda line: line[self.task.metric], default=None)
 
     def counts(self, line: dict[str, Any]) -> bool:
-        """Whether the weights of the line's epoch may be the best ones."""
+        """Whether the weights of this epoch may be kept as the best."""
         return True
 
     def resume(self) -> None:
-        """Go on from the folder's last whole checkpoint, as if nothing had happened."""
+        """Continue from the folder's last whole checkpoint, bit by bit as without the interruption."""
         tensors, about = self.ranks.from_first(self._load_last)
         name = checkpoint.LAST
         saved_by = about.get("ranks", 1)
@@ -166,18 +136,18 @@ class Run:
         return tensors, about
 
     def _key(self, name: str) -> str:
-        """Under which a checkpoint holds what is this rank's own; the rest is under rank 0's names."""
+        """The name in a checkpoint of a tensor that each rank has for itself; others have rank 0's name."""
         own = name.startswith(_OWN) and not self.ranks.first
         return f"rank{self.ranks.rank}.{name}" if own else name
 
     def _put_right(self) -> None:
-        """Files beside the checkpoint, which may be of an earlier or a later moment."""
+        """Rewrite the files beside the checkpoint, which may be older or newer than it."""
         self._write_metrics(self.history)
         self._check_best()
         self._writer.wait()
 
     def _check_best(self) -> None:
-        """The best epoch's weights are at hand; made again where the run was stopped before they were written."""
+        """Check that the best epoch's weights are there; write them if the run was stopped before it could."""
         best = self.best
         if best is None:
             return
@@ -186,19 +156,19 @@ class Run:
             _, about, note = checkpoint.load_best(self.folder, run=self.identity)
             if note:
                 self.reporter.say(note)
-            # Of a later epoch where that epoch's last checkpoint was damaged: it is trained again.
+            # A later epoch whose last checkpoint was damaged is trained again.
             if about["epoch"] == best["epoch"] or about["epoch"] > self.history[-1]["epoch"]:
                 return
         except checkpoint.Damaged as error:
             wrong = str(error)
         if best is not self.history[-1] or self.done:
             wrong = wrong or f"{checkpoint.BEST} is not of epoch {best['epoch']}, the best one."
-            raise UserError(f"{wrong} It cannot be made again; start over with --force.")
+            raise UserError(f"{wrong} It cannot be recovered; start over with --force.")
         with self.step.averaged():
             self.save_best(best)
 
     def train(self) -> None:
-        """All epochs that are left."""
+        """Train all remaining epochs."""
         try:
             self._epochs()
         finally:
@@ -220,7 +190,7 @@ class Run:
             self.history.append(line)
             self.epoch, self.done = self.epoch + 1, 0
             self._save()
-            # After the last checkpoint, from which it can be made again, should this be cut short.
+            # After the last checkpoint, from which it can be recovered if this is interrupted.
             if improved:
                 with self.step.averaged():
                     self.ranks.from_first(partial(self.save_best, line))
@@ -234,7 +204,7 @@ class Run:
 
     @contextmanager
     def _alike(self) -> Iterator[None]:
-        """Random numbers here are the same on all ranks."""
+        """Inside, all ranks draw the same random numbers."""
         if self.common is None:
             yield
             return
@@ -314,13 +284,13 @@ class Run:
         )
 
     def _decays(self) -> str:
-        """Names of the decays in use, which too large make weights grow at every step."""
+        """The decays in use that are large enough to make weights grow at every step."""
         train = self.recipe.train
         return "".join(f", or train.{name}" for name in ("l2", "weight_decay") if getattr(train, name) * train.lr >= 1)
 
     def validated(self) -> dict[str, Any]:
         task, totals = self.task, self.step.read_totals()
-        # Whatever a task draws to measure itself, training goes on as if it had not.
+        # Draws of the validation do not change those of training.
         devices = [self.step.device] if self.step.on_cuda else []
         with evaluating(self.model), torch.random.fork_rng(devices):
             valid = task.validate()
@@ -334,14 +304,14 @@ class Run:
             f"{task.unit}_per_second": task.examples_per_step * task.steps / max(self.seconds, 1e-9),
             "seconds": self.seconds,
         }
-        line = self.ranks.from_first(lambda: line)  # all have measured; what follows from it must be the same
+        line = self.ranks.from_first(lambda: line)  # every rank validates; all must decide alike
         if not math.isfinite(line[task.metric]):
             figure = task.metric.replace("valid_", "validation ").replace("_", " ")
             raise Diverged(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
         return line
 
     def load_best(self) -> dict[str, Any]:
-        """Put the best epoch's weights into the model; returns that epoch's line."""
+        """Load the best epoch's weights into the model; returns that epoch's results."""
         tensors, about, note = checkpoint.load_best(self.folder, run=self.identity)
         if note:
             self.reporter.say(note)
@@ -370,7 +340,7 @@ class Run:
         return f"epoch {self.epoch}, step {self.done}," if self.done else f"epoch {self.epoch - 1}"
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
-        self._writer.wait()  # what is being written has memory of its own: not more than two epochs' at a time
+        self._writer.wait()  # a snapshot takes memory: at most two at a time
         about = {
             "run": self.identity,
             "ranks": self.ranks.count,
@@ -392,11 +362,11 @@ class Run:
         self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), about))
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
-        # Whole, from what the checkpoint holds: the two can never disagree after a kill.
+        # Written whole from the checkpoint's history, so that the two agree after a kill.
         self.folder.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
 
 def set_precision(precision: str, device: torch.device) -> None:
-    """How a CUDA device multiplies float32 matrices from here on."""
+    """Choose how CUDA multiplies float32 matrices from now on."""
     if device.type == "cuda":
         kernels.round_float32(precision != "fp32")

@@ -1,8 +1,7 @@
-"""Several processes that train one model together, one for each device; what they say to each other is all here.
+"""Processes that train one model together, one per device, and all communication between them.
 
-torchrun starts them (and starts them again, should one die); or ``--devices``, through lightning-fabric, which also
-knows the processes that a cluster's scheduler has started. What is sent goes through torch.distributed: gloo between
-CPUs, NCCL between GPUs.
+torchrun starts them, and restarts them if one dies; or ``--devices`` does, through lightning-fabric, which also knows
+the processes of a cluster's scheduler. They communicate through torch.distributed: gloo on CPUs, NCCL on GPUs.
 """
 
 import hashlib
@@ -32,14 +31,14 @@ T = TypeVar("T")
 class Ranks:
     """This process among those that train one model. ``Ranks()``: it is the only one, and nothing is sent.
 
-    Every method that sends must be called by all of them, in the same order.
+    All ranks must call every method that communicates, in the same order.
 
     Args:
         rank: this process's number, from 0. Rank 0 writes the run folder and reports.
-        count: how many there are.
-        device: this process's; None: not decided here.
-        launch: one word for what has started this process, the same after a restart; empty: there is none.
-        restarted: they have been started again after one has died.
+        count: number of processes.
+        device: this process's device; None: chosen elsewhere.
+        launch: identifies the torchrun that started this process, also after a restart; empty: there is none.
+        restarted: torchrun has restarted the processes after one died.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Ranks:
         return self.count > 1
 
     def rows(self, batch_size: int) -> slice:
-        """This rank's part of the rows of a batch; all have as many."""
+        """This rank's rows of a batch; all ranks have equally many."""
         if batch_size % self.count:
             raise UserError(
                 f"Batches of {batch_size} cannot be shared equally by {self.count} processes; "
@@ -66,17 +65,17 @@ class Ranks:
         return slice(self.rank * own, (self.rank + 1) * own)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The tensor, now with the sum over all ranks in it: the same bits on each."""
+        """Replace the tensor by its sum over all ranks: the same bits on each."""
         if self.several:
             _sent(lambda: dist.all_reduce(tensor))
         return tensor
 
     def average(self, tensor: Tensor) -> Tensor:
-        """As :meth:`sum`, the mean."""
+        """Replace the tensor by its mean over all ranks."""
         return self.sum(tensor).div_(self.count) if self.several else tensor
 
     def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """On rank 0 the tensors of every rank, on the CPU; elsewhere nothing. All have the same names and shapes."""
+        """The tensors of every rank, on rank 0 and on the CPU; elsewhere nothing. Names and shapes must agree."""
         if not self.several:
             return [dict(tensors)]
         found: list[dict[str, Tensor]] = [{} for _ in range(self.count)]
@@ -89,7 +88,7 @@ class Ranks:
         return found if self.first else []
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, on all ranks; the others wait. A :class:`UserError` there is everyone's."""
+        """Run ``make`` on rank 0 and return its result on all ranks. A :class:`UserError` there is raised on all."""
         if not self.several:
             return make()
         box: list[Any] = [None, None]
@@ -108,7 +107,7 @@ class Ranks:
         return result
 
     def together(self, make: Callable[[], T]) -> T:
-        """What each rank makes for itself. A :class:`UserError` of any of them is everyone's."""
+        """Run ``make`` on each rank. A :class:`UserError` on any rank is raised on all."""
         if not self.several:
             return make()
         result, error = None, None
@@ -124,14 +123,14 @@ class Ranks:
         return result  # type: ignore[return-value]
 
     def everyone(self, own: T) -> list[T]:
-        """What each rank has, on all of them."""
+        """The values of all ranks, on every rank."""
         found = [own] * self.count
         if self.several:
             _sent(lambda: dist.all_gather_object(found, own))
         return found
 
     def check_data(self, digest: str, where: str) -> None:
-        """All ranks have read the same data, whose digest is given."""
+        """Refuse to train where ranks have read different data."""
         each = self.everyone(digest)
         if others := [rank for rank, found in enumerate(each) if found != each[0]]:
             who = f"process{'es' if len(others) > 1 else ''} {', '.join(map(str, others))}"
@@ -140,7 +139,7 @@ class Ranks:
             raise UserError(line) if self.first else AlreadyTold(line)
 
     def check_same(self, tensors: Sequence[Tensor]) -> None:
-        """The tensors are the same on all ranks, bit by bit."""
+        """Check that the tensors are the same on all ranks, bit by bit."""
         if not self.several:
             return
         whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -148,27 +147,27 @@ class Ranks:
         own = torch.stack(sums).cpu()
         theirs = self.sum(own.clone())
         if not self.together(lambda: torch.equal(theirs, own * self.count)):
-            raise UserError("The processes have drifted apart: their weights differ. This is a fault of the machine.")
+            raise UserError("The weights of the processes differ, which is a fault of the machine.")
 
     def leave(self) -> None:
-        """The last words."""
+        """Leave the group of processes."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def joined() -> bool:
-    """Whether this process has joined others."""
+    """Whether this process is one of several."""
     return dist.is_initialized()
 
 
 def end(line: str, status: int) -> None:
     """End this process, one of several, at once; ``line`` says why.
 
-    Connections are not taken down in good order: that needs the others, who may be gone. Nor are they left to the
-    ordinary end of a process, which torch's threads for them do not survive (SIGABRT in the place of the status).
+    Closing the connections needs the other processes, which may be gone. An ordinary exit does not close them either:
+    torch's threads abort it (SIGABRT instead of the status).
     """
     if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        # The last thing that torchrun prints is what it finds here.
+        # torchrun prints this last.
         about = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
             Path(report).write_text(json.dumps({"message": about}), "utf-8")
@@ -182,20 +181,20 @@ def _sent(exchange: Callable[[], Any]) -> None:
         exchange()
     except RuntimeError as error:  # DistBackendError is one
         raise UserError(
-            f"Another process of this run has ended ({_reason(error)}); so does this one. "
-            "Its own last line says why; go on with --resume."
+            f"Another process of this run has ended ({_reason(error)}), so this one ends too. "
+            "Its own last line says why; continue with --resume."
         ) from None
 
 
 def _reason(error: RuntimeError) -> str:
-    """The first sentence, without the place in torch's source that gloo puts before it."""
+    """The first sentence, without the source location that gloo prepends."""
     return str(error).splitlines()[0].rpartition("] ")[2].split(". ")[0][:200]
 
 
 class Share:
-    """A draw that all ranks make alike, of which each takes the rows that are its own.
+    """A draw that is the same on all ranks, each of which takes its own rows.
 
-    The numbers are those that one process would draw for the whole batch, so that the number of ranks changes nothing.
+    The values are those that one process would draw for the whole batch, whatever the number of ranks.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -222,20 +221,20 @@ class Share:
 
 
 def seed_of(seed: int, rank: int) -> int:
-    """Of a rank's own draws; no two of them, nor those of neighbouring seeds, have anything to do with each other."""
+    """The seed of a rank's own draws, unrelated to those of other ranks and seeds."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/rank {rank}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def join(device: str | None = None, devices: int | None = None) -> Ranks:
-    """Join the processes that torchrun has started, or start ``devices`` of them; alone if neither.
+    """Join the processes that torchrun has started, or start ``devices`` of them; otherwise this process is alone.
 
     Args:
-        device: cpu or cuda; each process takes the device of its number on its machine.
-        devices: processes on this machine, through lightning-fabric. Under SLURM: those that srun has started there.
+        device: cpu or cuda; each process takes the device with its number on its machine.
+        devices: processes on this machine, through lightning-fabric. Under SLURM: those that srun has started.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         if devices is not None:
-            raise UserError("torchrun has started the processes; leave --devices away.")
+            raise UserError("torchrun has started the processes; omit --devices.")
         return _of_torchrun(device)
     if devices is None or devices == 1:
         return Ranks(device=device)
@@ -256,12 +255,12 @@ def _of_torchrun(device: str | None) -> Ranks:
 
 
 def _starter() -> str:
-    """The torchrun that has started this process: the same after a restart, another one when a job is started anew.
+    """Identifies the torchrun that started this process: the same after a restart, different for a new job.
 
-    The name of a job (--rdzv-id) is not enough: the user may give it to many, and without one all are "none".
+    A job's name (--rdzv-id) is not enough: a user may give it to many jobs, and without one all are "none".
     """
     parent, began = os.getppid(), ""
-    with suppress(OSError, IndexError):  # where there is a /proc: a process's number may be used again
+    with suppress(OSError, IndexError):  # process numbers are reused; the start time is in /proc where there is one
         began = Path(f"/proc/{parent}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
     words = (os.environ["TORCHELASTIC_RUN_ID"], socket.gethostname(), str(parent), began)
     return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
@@ -283,7 +282,7 @@ def _by_fabric(device: str | None, devices: int) -> Ranks:
         raise UserError(
             "--devices needs lightning-fabric: pip install 'bayesrnn[distributed]'; or start with torchrun."
         ) from None
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # what it does is said by us
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we report it ourselves
     kind = _own_device(device, 0).type
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"There are {torch.cuda.device_count()} GPUs here, fewer than --devices {devices}.")
@@ -301,7 +300,7 @@ def _by_fabric(device: str | None, devices: int) -> Ranks:
 def _own_device(device: str | None, local_rank: int) -> torch.device:
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind not in ("cpu", "cuda"):
-        raise UserError(f"Of several processes each has its own device; choose --device cpu or cuda, not {kind}.")
+        raise UserError(f"Each process has its own device here; choose --device cpu or cuda, not {kind}.")
     if kind == "cpu":
         return torch.device(kind)
     if local_rank >= torch.cuda.device_count():
@@ -312,5 +311,5 @@ def _own_device(device: str | None, local_rank: int) -> torch.device:
 
 
 def _backend(device: torch.device) -> str:
-    """What is on the CPU (random states, messages) goes by gloo also where the gradients go by NCCL."""
+    """gloo for the CPU (random states, messages), also where gradients go through NCCL."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

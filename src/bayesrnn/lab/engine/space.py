@@ -1,4 +1,4 @@
-"""What a sweep tries: values of settings on a grid, or ranges to search."""
+"""The settings that a sweep tries: values on a grid, or ranges to search."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bayesrnn.lab.recipes.schema import Recipe
 
 @dataclass(frozen=True)
 class Range:
-    """Where a search looks for one setting."""
+    """The range of one setting in a search."""
 
     low: float
     high: float
@@ -23,16 +23,18 @@ Space = dict[str, tuple[str, ...]] | dict[str, Range]
 
 
 def read_grid(recipe: Recipe, texts: list[str]) -> dict[str, tuple[str, ...]]:
-    """``key=a,b,c`` by full key; every value is tried on the recipe. A comma inside brackets does not part values."""
+    """Parse ``key=a,b,c`` and check every value on the recipe. Commas inside brackets do not separate values."""
     grid: dict[str, tuple[str, ...]] = {}
     for text in texts:
         key, equals, rest = text.partition("=")
         values = tuple(value.strip() for value in re.split(r",(?![^\[]*\])", rest))
         if not equals or not all(values):
-            raise UserError(f"{text!r} is no grid; write key=value,value, such as model.recurrent_dropout=0,0.25,0.5.")
+            raise UserError(
+                f"{text!r} is not a grid; write key=value,value, such as model.recurrent_dropout=0,0.25,0.5."
+            )
         full = full_key(recipe, key)
         if full in grid or len(set(values)) < len(values):
-            raise UserError(f"{text!r} says the same twice.")
+            raise UserError(f"{text!r} repeats a setting or value.")
         for value in values:
             recipes.override(recipe, [f"{full}={value}"])
         grid[full] = values
@@ -40,7 +42,7 @@ def read_grid(recipe: Recipe, texts: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
-    """``key=low:high`` or ``key=low:high:log`` by full key, for whole numbers and numbers."""
+    """Parse ``key=low:high`` or ``key=low:high:log``, for settings that are numbers."""
     space: dict[str, Range] = {}
     for text in texts:
         key, _, rest = text.partition("=")
@@ -54,17 +56,17 @@ def read_search(recipe: Recipe, texts: list[str]) -> dict[str, Range]:
             found = None
         if found is None or log not in ([], ["log"]) or not found.low < found.high or (log and found.low <= 0):
             raise UserError(
-                f"{text!r} is no range; write key=low:high or key=low:high:log, such as train.lr=1e-4:1e-1:log."
+                f"{text!r} is not a range; write key=low:high or key=low:high:log, such as train.lr=1e-4:1e-1:log."
             )
         if full in space:
-            raise UserError(f"{text!r} says the same twice.")
+            raise UserError(f"{text!r} repeats a setting or value.")
         # Whole numbers where the setting is one.
         space[full] = Range(read_value(recipe, full, low), read_value(recipe, full, high), found.log)
     return space
 
 
 def read_value(recipe: Recipe, key: str, text: str) -> Any:
-    """A value as the recipe has it: of its field's type."""
+    """The value as the recipe stores it, in its field's type."""
     return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
 
 
@@ -79,4 +81,4 @@ def check_doubles(space: Space, values: dict[str, Any]) -> None:
         for i, text in enumerate(texts):
             first = values[key].index(values[key][i])
             if first < i:
-                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; leave one of them away.")
+                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; omit one of them.")

@@ -1,7 +1,7 @@
-"""One training step on one device; on CUDA the whole of it is one CUDA graph.
+"""One training step; on CUDA the whole step is one CUDA graph.
 
-Of several processes, which train one model together, each computes the gradient of its own rows; the gradients are
-averaged, and each makes the same update. On CUDA that is two graphs, with the exchange between them.
+When several processes train one model, each computes the gradient of its own rows; the gradients are averaged, and
+each process makes the same update. On CUDA that is two graphs, with the exchange between them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from bayesrnn.posteriors.sharpening import PosteriorSharpening
 
 _WARM_UP = 3
 TOTALS = ("steps", "loss", "nll", "kl", "sharpening", "gradient_norm")
-_SUMS = ("nll", "sharpening")  # over the rows: of several ranks they add up, the others are averaged
+_SUMS = ("nll", "sharpening")  # sums over rows: added over ranks; the others are averaged
 
 
 class Step:
-    """Read the next batch, run the objective, clip, update, carry the state on.
+    """Read the next batch, compute the objective, clip, update, and keep the state.
 
-    Everything a step reads or writes is a tensor with a fixed place: position in the epoch, state, learning rate and
-    running totals, so that the same code runs eagerly or is recorded once as a CUDA graph and replayed.
+    Everything a step reads or writes is a tensor at a fixed address: position in the epoch, state, learning rate and
+    running totals. So the same code runs eagerly, or is recorded once as a CUDA graph and replayed.
 
     Args:
         task: its model is attached, on the device and in train mode; parameters are updated in place.
-        settings: optimiser, clipping, decay, averaging and precision; a CPU computes in float32 whatever is asked for.
-            The schedule over epochs is the caller's: it sets ``lr`` and ``averaging``.
-        eta_clip: the largest global norm of the gradient of the rates of sharpening, ``eta``, on their own: in the
-            first epochs it is so long that together with the others it would leave nothing of those.
-        graph: False: eager on CUDA too.
+        settings: optimiser, clipping, decay, averaging and precision; a CPU always computes in float32. The caller
+            sets ``lr`` and ``averaging`` for each epoch.
+        eta_clip: largest global norm of the gradient of sharpening's step sizes, ``eta``. They are clipped separately:
+            their gradient is so large in the first epochs that it would take over the common norm.
+        graph: False: run eagerly on CUDA too.
         ranks: the processes that train together; the task is split already.
         held: parameter names to masks, true for the entries that no step changes; see :class:`Held`.
     """
@@ -97,20 +97,17 @@ class Step:
             self._record()
 
     def __call__(self) -> None:
-        """One batch on."""
+        """Train on the next batch."""
         for piece in self.pieces:
             piece(self)
 
     def start_epoch(self) -> None:
-        """Back to the first batch, with a zero state and empty totals."""
+        """Return to the first batch, with a zero state and empty totals."""
         for tensor in (self.position, *self.state, self.totals):
             tensor.zero_()
 
     def read_totals(self) -> dict[str, float]:
-        """Means over the steps since the epoch began (``steps`` is their number). Waits for the device.
-
-        Of several ranks those of all of them together.
-        """
+        """Means per step since the epoch began, over all ranks (``steps`` is their number). Waits for the device."""
         values = dict(zip(TOTALS, self.ranks.sum(self.totals.clone()).tolist(), strict=True))
         values = {key: value if key in _SUMS else value / self.ranks.count for key, value in values.items()}
         steps = max(values["steps"], 1.0)
@@ -125,7 +122,7 @@ class Step:
         return self.lr * factor.to(self.lr.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the next step depends on, the model aside, by name. Loading is copying into these."""
+        """Everything besides the model that the next step depends on, by name. Loading copies into these tensors."""
         own = {"position": self.position, "totals": self.totals}
         own |= {f"state.{i}": t for i, t in enumerate(self.state)}
         own |= {f"{k}.{i}": t for k, ts in self.moments.items() for i, t in enumerate(ts)}
@@ -133,12 +130,12 @@ class Step:
 
     @property
     def has_average(self) -> bool:
-        """Whether any step has been averaged over. Waits for the device."""
+        """Whether the average includes any step. Waits for the device."""
         return "averaged" in self.moments and float(self.moments["averaged"][0]) > 0
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The averaged weights are in the model inside the block, if there are any."""
+        """Inside, the model has the averaged weights, if there are any."""
         if not self.has_average:
             yield
             return
@@ -165,7 +162,7 @@ class Step:
         self._apply(self.views)
 
     def _gradients(self) -> list[Tensor]:
-        """Of the next batch; its state and its terms are kept."""
+        """The gradients of the next batch; keeps its state and adds up its terms."""
         batch = self.task.batch(self.position)
         with self._precision(), self._noise():
             loss, terms, after = self.task.objective(batch, self.state)
@@ -185,7 +182,7 @@ class Step:
         main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
         if self.held is not None:
             main = self.held.without(main)
-        # In the papers' units g is a mean over the batch and eta B times as large: clipped and stepped there.
+        # In the papers g is a mean over the batch, and eta B times as large: clip and step in those units.
         rows = self.task.batch_size / self.ranks.count
         if self.fused:
             step, settings = kernels.kernel("update", self.device.type), self.settings
@@ -209,7 +206,7 @@ class Step:
         return draws.bind(self.model, Share(self.ranks)) if shared else nullcontext()
 
     def _precision(self) -> AbstractContextManager[Any]:
-        # Without the cache: a cast recorded outside the graph would not be replayed.
+        # No cache: a cast recorded outside the graph would not be replayed.
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
 
     def _update(self, params: list[Tensor], gradients: list[Tensor]) -> None:
@@ -233,7 +230,7 @@ class Step:
             self._average(params)
 
     def _average(self, params: list[Tensor]) -> None:
-        """The n-th averaged step counts 1 / n, or 1 - decay once that is more; 0 while averaging has not begun."""
+        """The n-th averaged step has weight 1 / n, or 1 - decay if that is larger; 0 before averaging begins."""
         (count,) = self.moments["averaged"]
         count.add_(self.averaging)
         share = self.averaging / count.clamp_min(1.0)
@@ -263,7 +260,7 @@ class Step:
         yield from self.tensors().values()
 
     def _record(self) -> None:
-        """Warm up beside the run, record one step, and leave everything as it was."""
+        """Warm up, record one step, and restore everything."""
         kept = [t.detach().clone() for t in self._written()]
         rng, cpu_rng = torch.cuda.get_rng_state(self.device), torch.get_rng_state()
         stream: Any = torch.cuda.Stream(self.device)
@@ -275,7 +272,7 @@ class Step:
                     self.position.zero_()  # an epoch may have fewer steps than these
             torch.cuda.synchronize(self.device)
             graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece is not Step._exchange}
-            pool = torch.cuda.graph_pool_handle()  # one for both: they are replayed in the order of recording
+            pool = torch.cuda.graph_pool_handle()  # one pool: they are replayed in the order of recording
             for piece, graph in graphs.items():
                 with kernels.capture(graph, pool=pool, stream=stream):
                     piece(self)
@@ -296,10 +293,10 @@ def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:
 
 
 class Held:
-    """Entries of parameters that stay what they are now: pruned weights.
+    """Entries of parameters that no step changes: pruned weights.
 
-    Their gradients count for nothing, in the norm that is clipped neither; and what decay, L2 or a moment of earlier
-    gradients would move is put back. Which entries those are may change between steps (:meth:`hold`).
+    Their gradients are zero, also in the norm for clipping; changes by decay, L2 or momentum are undone. The entries
+    may change between steps (:meth:`hold`).
 
     Args:
         model: its parameters are named in ``masks``.
@@ -311,23 +308,23 @@ class Held:
         names = {id(p): name for name, p in model.named_parameters()}
         place = {names[id(p)]: k for k, p in enumerate(params)}
         if unknown := sorted(masks.keys() - place.keys()):
-            raise ValueError(f"{unknown[0]!r} is no trained parameter of the model, of which entries could be held")
+            raise ValueError(f"{unknown[0]!r} is not a trained parameter of the model")
         self.names = list(masks)
         self.places = [place[name] for name in masks]
         self.params = [params[k] for k in self.places]
-        # With a fixed place: a CUDA graph reads them.
+        # At fixed addresses: a CUDA graph reads them.
         self.free, self.values = _zeros(self.params), _zeros(self.params)
         self.hold(masks)
 
     @torch.no_grad()
     def hold(self, masks: Mapping[str, Tensor]) -> None:
-        """From now on these entries, at what they are now; the names are those of the first masks."""
+        """Freeze these entries at their current values; the names are those of the first masks."""
         for name, p, free, values in zip(self.names, self.params, self.free, self.values, strict=True):
             free.copy_(~masks[name].to(p.device))
             values.copy_(p * (1 - free))
 
     def without(self, gradients: list[Tensor]) -> list[Tensor]:
-        """New gradients, zero where an entry is held: autograd may hand out one tensor for two parameters."""
+        """New gradients, zero for frozen entries: autograd may return one tensor for two parameters."""
         found = list(gradients)
         masked = torch._foreach_mul([gradients[k] for k in self.places], self.free)
         for k, gradient in zip(self.places, masked, strict=True):
@@ -335,7 +332,7 @@ class Held:
         return found
 
     def put_back(self) -> None:
-        """The held entries as they were, to the bit."""
+        """Restore the frozen entries exactly."""
         torch._foreach_mul_(self.params, self.free)
         torch._foreach_add_(self.params, self.values)
 
@@ -345,7 +342,7 @@ def _zeros(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _clipped(gradients: list[Tensor], clip: float | None) -> tuple[list[Tensor], Tensor]:
-    """New tensors: autograd may hand out one and the same for two parameters that are only added up."""
+    """New tensors: autograd may return one tensor for two parameters that are only added up."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     factor = torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
     return list(torch._foreach_mul(gradients, factor)), norm

@@ -1,4 +1,4 @@
-"""The study of a sweep: where its trials live, whose folder it is, and which processes work on it."""
+"""The study of a sweep: its database, its folder, and the processes that work on it."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from bayesrnn.lab.reading import as_given, read_json
 from bayesrnn.lab.runs.files import is_own
 
 FILE = "sweep.json"
-_HEARTBEAT, _GRACE = 60, 180  # seconds: how often a trial says that it lives, and how long its silence is believed
-_WAIT, _LAST_WAIT = 0.1, 10.0  # seconds, doubled from try to try, for tables that another process makes
+_HEARTBEAT, _GRACE = 60, 180  # seconds between signs of life of a trial, and until a silent one counts as dead
+_WAIT, _LAST_WAIT = 0.1, 10.0  # seconds between tries, doubled each time, while another process creates the tables
 _RACE = ("already exists", "unique", "duplicate", "locked")
 
 
@@ -30,7 +30,7 @@ def load_optuna() -> Any:
 
 @contextmanager
 def quiet(optuna: Any) -> Iterator[None]:
-    """What optuna logs is said by us; what it calls experimental (heartbeats) is tested here."""
+    """Silence optuna's log, and its warning that heartbeats are experimental, which our tests cover."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
@@ -47,16 +47,16 @@ def check_folder(out: Path, study: str, about: dict[str, Any]) -> None:
     if not path.exists():
         return
     if not is_own(path):
-        raise UserError(f"{path} is no table of bayesrnn sweep, and will not be replaced; choose another --out.")
+        raise UserError(f"{path} is not a table of bayesrnn sweep and will not be replaced; choose another --out.")
     found = read_json(path)
     if how := _otherwise({key: found[key] for key in about if key in found}, json.loads(json.dumps(about))):
         raise UserError(f"{out} holds a sweep that was started {how}; choose another --out.")
-    if found.get("study", study) != study:  # earlier versions did not write it
+    if found.get("study", study) != study:  # missing in earlier versions
         raise UserError(f"{out} holds the study {found['study']}, not {study}; choose another --out.")
 
 
 def open_study(optuna: Any, url: str, name: str, about: dict[str, Any], advice: str) -> Any:
-    """The study of this name, made if there is none; one of other settings is refused."""
+    """The study of this name, created if missing; one with other settings is refused."""
     import sqlalchemy.exc
 
     wait = _WAIT
@@ -69,7 +69,7 @@ def open_study(optuna: Any, url: str, name: str, about: dict[str, Any], advice: 
             raise UserError(f"This storage needs the Python package {error.name}; install it.") from None
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError, ImportError) as error:
             reason = str(error.__cause__ or error).splitlines()[0]
-            # Another process makes the tables at this moment: in a moment they are there.
+            # Another process is creating the tables.
             if wait < _LAST_WAIT and any(word in reason.lower() for word in _RACE):
                 time.sleep(wait)
                 wait *= 2
@@ -89,7 +89,7 @@ def open_study(optuna: Any, url: str, name: str, about: dict[str, Any], advice: 
 _OTHER = {
     "recipe": "with another recipe",
     "task": "with a recipe of another task",
-    "metric": "with another measure",
+    "metric": "with another metric",
     "data": "with other data",
     "seed": "with another seed",
     "space": "with other values to try",
@@ -98,7 +98,7 @@ _OTHER = {
 
 
 def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """How a study was started, where it was not like this; empty: it was. Earlier versions wrote no digest."""
+    """How a study's start differs from this one; empty: it does not. Earlier versions wrote no digest."""
     from bayesrnn.lab.runs.collection import flat
 
     before = {"data_digest": now["data_digest"], **before}
@@ -117,7 +117,7 @@ def _otherwise(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def machine() -> str:
-    """This machine, or the container on it: where a process id means something."""
+    """This machine or container, within which process ids are unique."""
     try:
         place = os.readlink("/proc/self/ns/pid")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -131,7 +131,7 @@ def worker() -> dict[str, Any]:
 
 
 def dead(process: dict[str, Any] | None) -> bool:
-    """Whether a process of this machine is no more. Of another machine's only the missing heartbeat tells."""
+    """Whether a process of this machine has ended. On other machines only a missing heartbeat tells."""
     if process is None or process["machine"] != machine():
         return False
     try:

@@ -1,9 +1,8 @@
-"""Many runs of one recipe with other settings, shared out by optuna: a grid, or a search by TPE.
+"""Many runs of one recipe with different settings, distributed by optuna: a grid, or a search by TPE.
 
-The trials live in an SQL database. Any number of processes, on any number of machines, that name the same study take
-trials from it until none is left. A trial that was killed goes back into the queue, and goes on from its checkpoint
-where that is at hand. What is compared is the validation figure of each run at its best epoch, of a mixture its own and
-not that of its parts; the test data is never looked at.
+The trials are in an SQL database. All processes, on any machine, that name the same study take trials from it until
+none is left. A killed trial returns to the queue and continues from its checkpoint if there is one. Runs are compared
+by their validation result at the best epoch (a mixture by its own, not its components'); test data is never used.
 """
 
 import dataclasses
@@ -42,7 +41,7 @@ from bayesrnn.lab.runs.record import RECORD, Record, read
 from bayesrnn.lab.tasks.base import task_class
 
 DATABASE = "sweep.db"
-_TRIES = 3  # of one trial that is killed again and again
+_TRIES = 3  # of a trial that is killed repeatedly
 _SURPLUS = "another process has this one"
 
 
@@ -64,25 +63,25 @@ def sweep(
     graph: bool = True,
     command: str = "",
 ) -> dict[str, Any]:
-    """Take trials until none is left; returns and writes (``sweep.json``) the table of all of the study's trials.
+    """Run trials until none is left; returns and writes (``sweep.json``) the table of the study's trials.
 
     Args:
-        grid, search: settings as :func:`read_grid` and :func:`read_search` take them; one of the two.
-        trials: of a search, over all processes.
-        seed: of every run, so that only the settings differ, and of the search.
+        grid, search: settings for :func:`read_grid` or :func:`read_search`; one of the two.
+        trials: number of runs of a search, over all processes.
+        seed: seed of every run, so that only the settings differ, and of the search.
         storage: SQL URL; None: a file in ``out``.
         study: its name in the storage; None: the recipe's. A folder ``out`` is for one study.
-        prune: give up trials that are behind the median of the others.
+        prune: stop trials that are worse than the median of the others.
     """
     optuna = load_optuna()
     recipe = recipes.override(recipes.load(name), overrides or [])
     if bool(grid) == bool(search):
-        raise UserError("Give settings to try with --grid, or with --search; one of the two.")
+        raise UserError("Give settings to try with either --grid or --search.")
     space: Space = read_grid(recipe, grid) if grid else read_search(recipe, search or [])
     if search and trials is None:
         raise UserError("A search needs --trials, the number of runs.")
     if trials is not None and not search:
-        raise UserError("--trials is for a search; a grid runs all its points, so leave it away.")
+        raise UserError("--trials is for a search; a grid runs all its points, so omit it.")
     where = device_of(device)
     values = {
         key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
@@ -99,7 +98,7 @@ def sweep(
         "settings": recipe.model_dump(),
         "kind": "grid" if grid else "search",
         "space": values,
-        # Of one point: settings such as the batch size have their part in what is read of the data.
+        # For one point: settings such as the batch size change what is read.
         "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
     }
     called = study or str(about["recipe"])
@@ -125,7 +124,7 @@ def sweep(
 
 
 class _Work:
-    """One process's share of a sweep."""
+    """The trials that one process runs."""
 
     def __init__(self, study: Any, about: dict[str, Any], space: Space, **options: Any) -> None:
         self.study, self.about, self.space, self.options = study, about, space, options
@@ -137,17 +136,17 @@ class _Work:
 
     def run(self) -> dict[str, Any]:
         if not (self.out / FILE).exists():
-            self.write()  # from here on the folder is this sweep's
+            self.write()  # the folder now belongs to this sweep
         while self._left():
             self.study.optimize(self._trial, n_trials=1, catch=(engine.Diverged, torch.OutOfMemoryError, _Surplus))
             self.write()
-            gc.collect()  # a run's model and graph are gone before the next one needs the device's memory
+            gc.collect()  # free a run's model and graph before the next one needs the memory
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return self.write()
 
     def forget(self) -> None:
-        """Without a study of which nothing has come: what was wrong is mended, and it begins again."""
+        """Delete a study that has no results, so that a corrected sweep can start."""
         if all(t.state == self.states.FAIL and not t.user_attrs.get("error") for t in self.study.get_trials()):
             self.optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
             with suppress(UserError, OSError):
@@ -156,7 +155,7 @@ class _Work:
                     (self.out / FILE).unlink()
 
     def _left(self) -> bool:
-        """Whether there is a trial to take; those of dead processes are put back first."""
+        """Whether a trial is left to run; trials of dead processes are queued again first."""
         self._revive()
         found = self.study.get_trials(deepcopy=False)
         if any(t.state == self.states.WAITING for t in found):
@@ -169,13 +168,12 @@ class _Work:
         return len({t.system_attrs["grid_id"] for t in self._counted(found) if "grid_id" in t.system_attrs}) < points
 
     def _counted(self, found: list[Any]) -> list[Any]:
-        """Trials that are done or under way, surplus ones and those that go back into the queue aside."""
+        """Trials that are finished or running, without surplus ones and those that were queued again."""
         retried = self._retried(found)
         return [t for t in found if t.number not in retried and t.user_attrs.get("error") != _SURPLUS]
 
     def _shown(self, found: list[Any]) -> list[Any]:
-        """Without a trial that a process had taken, and done nothing with, when it was killed: of a grid's point that
-        is done, or of none."""
+        """Without trials that a killed process had taken but not begun, if their grid point is finished or unknown."""
         if self.about["kind"] == "search":
             return found
         point = {t.number: t.system_attrs.get("grid_id") for t in found}
@@ -187,11 +185,11 @@ class _Work:
         return {t.user_attrs["retry_of"] for t in found if "retry_of" in t.user_attrs}
 
     def _revive(self) -> None:
-        """Trials whose process is dead fail; every trial that failed for no reason of its own is queued again."""
+        """Fail the trials of dead processes, and queue every trial again that failed for no fault of its own."""
         self.optuna.storages.fail_stale_trials(self.study)
         for t in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
             if dead(t.user_attrs.get("worker")):
-                with suppress(Exception):  # another process was quicker
+                with suppress(Exception):  # another process was faster
                     self.study.tell(t.number, state=self.states.FAIL)
         found = self.study.get_trials(deepcopy=False)
         retried = self._retried(found)
@@ -206,7 +204,7 @@ class _Work:
                         params=t.params,
                         distributions=t.distributions,
                         user_attrs={**kept, "retry_of": t.number, "tries": tries + 1},
-                        system_attrs=t.system_attrs,  # a grid's sampler keeps there which point it is
+                        system_attrs=t.system_attrs,  # where a grid's sampler keeps its point
                     )
                 )
 
@@ -221,7 +219,7 @@ class _Work:
         metric = self._metric(changes)
         try:
             record = self._record(trial, self.out / folder, changes, metric)
-        except Busy:  # its process was taken for dead, but lives: as after a jump of the clock
+        except Busy:  # its process was taken for dead but lives, as after a jump of the clock
             trial.set_user_attr("error", _SURPLUS)
             raise _Surplus from None
         except (engine.Diverged, torch.OutOfMemoryError) as error:
@@ -229,7 +227,7 @@ class _Work:
             self.say(f"trial {trial.number}: {str(error).splitlines()[0]}")
             raise
         except KeyboardInterrupt:
-            trial.set_user_attr("tries", trial.user_attrs.get("tries", 1) - 1)  # stopped by hand, which is no failure
+            trial.set_user_attr("tries", trial.user_attrs.get("tries", 1) - 1)  # stopped by hand: not a failure
             raise
         epoch, curve = record.metric("best_epoch"), record.curve(metric)
         best = curve[epoch - 1]
@@ -240,12 +238,12 @@ class _Work:
         return best
 
     def _metric(self, changes: list[str]) -> str:
-        """What the run is compared by; settings of a trial may make a mixture, or none."""
+        """The metric that compares the run; a trial's settings may make it a mixture."""
         recipe = recipes.override(self.options["recipe"], changes)
         return task_class(recipe.task).compared(recipe)
 
     def _check_surplus(self, trial: Any) -> None:
-        """Two processes can take the last trial at the same moment: the later one gives way."""
+        """Two processes may take the last trial at the same moment: the later one gives it up."""
         found = self.study.get_trials(deepcopy=False)
         earlier = [t for t in self._counted(found) if t.number < trial.number]
         if self.about["kind"] == "search":
@@ -260,7 +258,7 @@ class _Work:
     def _suggest(self, trial: Any) -> dict[str, Any]:
         if self.about["kind"] == "grid":
             return {key: trial.suggest_categorical(key, values) for key, values in self.space.items()}
-        # One seed per trial, not per process: whoever takes it, and however often, a trial's draws are its own.
+        # One seed per trial, not per process, so that a trial's values do not depend on who runs it.
         self.study.sampler = self.optuna.samplers.TPESampler(seed=self.seed * 1_000_003 + trial.number)
         values = {}
         for key, r in self.space.items():
@@ -271,7 +269,7 @@ class _Work:
 
     def _record(self, trial: Any, folder: Path, changes: list[str], metric: str) -> Record:
         record = None
-        with suppress(UserError):  # killed between the end of the run and the news of it
+        with suppress(UserError):  # killed after the run ended, before it was reported
             record = read(folder / RECORD)
         if record is not None and not (folder / MARKER).exists():
             self._check_run(folder, changes)
@@ -305,7 +303,7 @@ class _Work:
             raise UserError(f"{error} A sweep has no --force: remove {folder}, and start the sweep again.") from None
 
     def _check_run(self, folder: Path, changes: list[str]) -> None:
-        """Refuse a run in the trial's folder that is not this trial's: it is of another sweep."""
+        """Refuse a run in the trial's folder that belongs to another sweep."""
         before = read_json(folder / "config.json")
         if not isinstance(before, dict):
             raise UserError(f"{folder}/config.json holds no settings; remove {folder}, or choose another --out.")
@@ -324,13 +322,13 @@ class _Work:
         raise UserError(f"{folder} holds a run of another sweep ({wrong}); choose another --out.")
 
     def _other_data(self, before: dict[str, Any], recipe: recipes.Recipe) -> bool:
-        """Whether a run's data are others; earlier versions wrote their name alone."""
+        """Whether a run has other data; earlier versions recorded only its name."""
         if "data_digest" not in before:
             return data_name(str(before.get("data", ""))) != self.about["data"]
         return bool(before["data_digest"] != _digest(recipe, self.options["data"]))
 
     def write(self) -> dict[str, Any]:
-        """The table of the study as it is now."""
+        """Write the current table of the study."""
         check_folder(self.out, self.study.study_name, self.about)
         rows = [self._row(t) for t in self._shown(self._counted(self.study.get_trials(deepcopy=False)))]
         done = [row for row in rows if row["state"] == "complete"]
@@ -367,7 +365,7 @@ class _Surplus(Exception):
 
 
 class _Told(Silent):
-    """Tells optuna of every epoch, and gives up where its pruner says so."""
+    """Reports every epoch to optuna, and stops where its pruner says so."""
 
     def __init__(self, trial: Any, metric: str, prune: bool, optuna: Any) -> None:
         self.trial, self.metric, self.prune, self.optuna = trial, metric, prune, optuna
@@ -382,5 +380,5 @@ class _Told(Silent):
 
 
 def _digest(recipe: recipes.Recipe, data: str | None) -> str:
-    """Of the data's content, as a run of the recipe reads it: the same on every machine."""
+    """The digest of the data as a run of the recipe reads it: the same on every machine."""
     return task_class(recipe.task)(recipe, data, torch.device("cpu")).digest()

@@ -131,7 +131,7 @@ class TestHeldEntries:
 
     def test_a_name_that_the_model_has_not(self, text_folder):
         _, task = stepper(text_folder, [])
-        with pytest.raises(ValueError, match="'nothing' is no trained parameter"):
+        with pytest.raises(ValueError, match="'nothing' is not a trained parameter"):
             Held(task.model, list(task.model.parameters()), {"nothing": torch.zeros(1, dtype=torch.bool)})
 
 
