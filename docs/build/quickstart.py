@@ -21,7 +21,7 @@ def block(root: Path, page: Path) -> str:
     return "\n".join(
         [
             markdown_table([row.model_dump() for row in record.table], COLUMNS),
-            *(f"- {sentence}" for sentence in record.findings),
+            record.findings[0],
             "",
             f"![How often each model is right, against how sure it is]({address})",
             "",
