@@ -105,7 +105,7 @@ def search_jobs(arguments: argparse.Namespace) -> list[Job]:
 
 
 def best(results: Path) -> dict[str, list[str]]:
-    """Of each method, the overrides with the lowest validation perplexity in the search."""
+    """The overrides of each method with the lowest validation perplexity in the search."""
     found: dict[str, tuple[float, list[str]]] = {}
     for path in sorted((results / "caption-search").glob("*.json")):
         record = read(path)
@@ -152,7 +152,7 @@ def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
             captions = dict(zip(made["images"], map(words, made[way]["captions"]), strict=True))
             for name, value in scores(captions, references)[0].items():
                 if abs(value - metrics[f"test_{name}{suffix}"]) > 1e-6:
-                    raise SystemExit(f"{run}: {name} of {way} is {value}, and {record} has another figure")
+                    raise SystemExit(f"{run}: {name} of {way} is {value}, and {record} has another value")
     made = {"record": f"{record.parent.name}/{record.name}", **made}
     path = arguments.results / "caption-texts" / f"{record.parent.name}-{record.stem}-captions.json"
     path.parent.mkdir(parents=True, exist_ok=True)

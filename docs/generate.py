@@ -21,7 +21,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     forecast*    results/forecast*/SERIES/SEED.json           python benchmarks/forecast.py run; forecast-choice: choose
     fuzz         results/fuzz.json                            python tests/fuzz/run.py --inputs 100000 all
     distributed  results/distributed.json                     python benchmarks/distributed.py --out RECORD
-    distributed-model   results/RECIPE/*.json                 speeds of links, in report/distributed.py
+    distributed-model   results/RECIPE/*.json                 speeds of links, in docs/build/distributed.py
     gpu-speed    results/gpu-SIZE.json, gpu-SIZE-bf16.json    bayesrnn bench --device cuda --size SIZE --out RECORD
     gpu-layers   results/gpu-layers*.json                     python benchmarks/recurrent.py --batch 20 128 …
     alike        results/same-training/*.json                 bayesrnn train, and again with BAYESRNN_KERNEL

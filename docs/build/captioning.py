@@ -65,7 +65,7 @@ def _mean(values: Sequence[float], pattern: str = "{:.1f}") -> str | None:
 
 
 def table(runs: Runs) -> str:
-    """Test figures of each method, with the posterior mean and with the average over draws; people's below."""
+    """Test scores of each method, with the posterior mean and with the average over draws; people's below."""
     rows: list[dict[str, Any]] = []
     for name, records in runs.items():
         for suffix, how in WAYS.items():

@@ -254,7 +254,7 @@ def tenths_findings(runs: Runs) -> list[str]:
 
 
 def sources(runs: Runs) -> str:
-    """Where the figures were made, and every setting that is not the recipe's."""
+    """Where the runs were made, and every setting that differs from the recipe."""
     every = [r for records in runs.values() for r in records]
     changed = sorted({text for r in every for text in r.changed_settings()})
     samples = sorted({r.metric("samples") or 0 for r in every} - {0})
@@ -299,7 +299,7 @@ def search_block(results: Path) -> str:
 
 
 def sharpening_block(results: Path, pair: str) -> str:
-    """Epochs to each level of error, plain and sharpened, the picture, and the last figures of both."""
+    """Epochs to each level of error, plain and sharpened, the picture, and the final errors of both."""
     runs = load(results / pair)
     found = sharpening_finding(runs)
     if found is None:

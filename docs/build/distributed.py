@@ -30,7 +30,7 @@ class Links:
     fraction: float = 0.8
 
     def seconds(self, size: float, ranks: int) -> float:
-        """Of averaging ``size`` bytes over the ranks: summed up inside each machine, then between them, and back.
+        """Time to average ``size`` bytes over the ranks: summed inside each machine, then between machines, and back.
 
         A ring of n moves 2 (n - 1) / n of the bytes over each of its links. Between machines every GPU sends its part
         of the bytes, all at the same time, so that the machine's link carries 2 (m - 1) / m of them.
@@ -52,7 +52,7 @@ RANKS = (8, 64, 1024)
 
 
 def model(results: Path) -> str:
-    """What to expect of many GPUs, each with a batch as one has it: from that one's step and the speed of links."""
+    """Expected speed of many GPUs with one batch each, from the step of one GPU and the speed of links."""
     rows: list[dict[str, Any]] = []
     for name in RECIPES:
         record = _nearest(results / name)
@@ -104,7 +104,7 @@ def measured(results: Path) -> str:
 
 
 def torture(results: Path) -> str:
-    """What was survived."""
+    """Faults that training survived."""
     record = archive.load(results / "torture.json", Torture)
     rows = [{"fault": name, **fault} for name, fault in record.faults.items()]
     rows[0]["fault"] += f" ({rows[0]['inside_a_write']} of them inside a write)"

@@ -41,14 +41,14 @@ def glance(results: Path) -> str:
 
 
 def _published(name: str) -> dict[str, Any]:
-    """What the recipe's own paper does not have may be in another's table."""
+    """Values of the recipe's own paper, or of another paper's table."""
     figures = {"paper": "test", "paper_mc": "test_mc", "paper_dynamic": "test_dynamic"}
     published = tables.published(name)[0]
     return {column: published[key] for column, key in figures.items()}
 
 
 def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Names of those whose dynamic figure is of another paper than the rest, in brackets."""
+    """Recipes whose dynamic value comes from another paper, in brackets."""
     found = [
         (row["recipe"], others) for row in rows if "test_dynamic" in (others := tables.published(row["recipe"])[1])
     ]
@@ -57,7 +57,7 @@ def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
-    """Of a sharpened model the bound; dynamic evaluation by every rule."""
+    """Our values: for a sharpened model the bound; dynamic evaluation by every rule."""
     key = "test_perplexity_bound" if recipe.posterior.kind == "sharpened" else "test_perplexity"
     metrics = [record.metrics for record in records]
     return {
@@ -68,7 +68,7 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _learnt(figures: Sequence[Mapping[str, Any]], key: str) -> str | None:
-    """Of one rule; of a sharpened model that has no bound at all, the mean."""
+    """One rule's value; for a sharpened model without any bound, the mean."""
     return _some(figures, key) or _some(figures, "test_perplexity", "no bound")
 
 
@@ -82,7 +82,7 @@ def _some(figures: Sequence[Mapping[str, Any]], key: str, *remarks: str) -> str 
 
 
 def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Of those that have one there."""
+    """The values of those that have one."""
     return [value for each in records if isinstance(value := each.get(key), float)]
 
 

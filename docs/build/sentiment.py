@@ -211,7 +211,7 @@ def _mean_of(records: Sequence[Record], figure: Callable[[list[float]], float], 
 
 
 def sources(runs: Runs) -> str:
-    """Where the figures were made, and every setting that is not the recipe's."""
+    """Where the runs were made, and every setting that differs from the recipe."""
     every = [record for records in runs.values() for record in records]
     changed = sorted({o for r in every for o in r.overrides})
     settings = f" Changed settings: {', '.join(changed)}." if changed else ""
@@ -316,7 +316,7 @@ def length_block(results: Path) -> str:
 
 
 def with_lengths(records: Sequence[Record]) -> list[Record]:
-    """Those that have figures by length; older ones have none."""
+    """Records with results by length; older ones lack them."""
     return [record for record in records if record.metric("end.lengths")]
 
 

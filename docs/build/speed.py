@@ -115,7 +115,7 @@ def _pair(results: Path, path: Path, other: str) -> Pair:
 
 
 def _figures(record: Record) -> dict[str, float]:
-    """Those that the run has."""
+    """The metrics that the run has."""
     found = {column.key: record.metric(column.key) for column in _FIGURES}
     found["train_perplexity"] = record.curve("train_perplexity")[-1]
     return {key: value for key, value in found.items() if value is not None}
@@ -187,7 +187,7 @@ _CHANCE = (
 
 
 def _other(kernel: str, plain: bool) -> str:
-    """What an LSTM layer runs on with this `BAYESRNN_KERNEL`; only `cells` reaches those without noise."""
+    """The path of an LSTM layer with this `BAYESRNN_KERNEL`; only `cells` changes layers without noise."""
     return "cuDNN" if plain and kernel != "cells" else "step by step"
 
 

@@ -217,11 +217,11 @@ def test_a_stranger_s_run_takes_no_more_memory_than_its_files(tmp_path):
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        ([], "its header is no set of keys and values"),
-        (3, "its header is no set of keys and values"),
-        ({"__metadata__": [1]}, "its header is no set of keys and values"),
-        ({"__metadata__": {"bayesrnn.2": [1]}}, "its description is no set of keys and values"),
-        ({"__metadata__": {"bayesrnn.2": "[]"}}, "its description is no set of keys and values"),
+        ([], "its header is not a JSON object"),
+        (3, "its header is not a JSON object"),
+        ({"__metadata__": [1]}, "its header is not a JSON object"),
+        ({"__metadata__": {"bayesrnn.2": [1]}}, "its description is not a JSON object"),
+        ({"__metadata__": {"bayesrnn.2": "[]"}}, "its description is not a JSON object"),
         ({"__metadata__": {"bayesrnn.2": '{"checksum": 5}'}}, "its checksum is wrong: bytes have changed"),
     ],
 )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bayesrnn.lab.runs import folder as run_folder
+from bayesrnn.lab.runs import files as run_files
 
 
 def die() -> None:
@@ -42,7 +42,7 @@ def die_in_a_write(moment: int) -> None:
 
     for name in ("fsync", "replace", "unlink"):
         setattr(os, name, functools.partial(then, getattr(os, name)))
-    run_folder.open = Torn  # type: ignore[attr-defined]
+    run_files.open = Torn  # type: ignore[attr-defined]
 
 
 def disk_full_after(size: int) -> None:
@@ -58,7 +58,7 @@ def disk_full_after(size: int) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return written
 
-    run_folder.open = Full  # type: ignore[attr-defined]
+    run_files.open = Full  # type: ignore[attr-defined]
 
 
 def jumping_clock(chance: random.Random) -> None:

@@ -33,7 +33,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs import folder as run_folder
+from bayesrnn.lab.runs import files as run_files
 from bayesrnn.lab.runs.checkpoint import BEST, BEST_COPY, FILES, LAST, PREVIOUS
 from bayesrnn.lab.runs.folder import LOCK, MARKER
 from bayesrnn.lab.runs.record import RECORD
@@ -279,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/torture.json"), help="the record to write")
     options = parser.parse_args(arguments)
     try:
-        run_folder.check_free(options.out, force=True)
+        run_files.check_free(options.out, force=True)
     except UserError as error:
         parser.error(str(error))
     torch.set_num_threads(1)
@@ -305,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
         "failures": torture.failures,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    run_folder.write_file(options.out, json.dumps(record, indent=2) + "\n")
+    run_files.write_file(options.out, json.dumps(record, indent=2) + "\n")
     for failure in torture.failures:
         print(failure)
     print(f"survived {survived}/{total} in {seconds:.0f} s; written to {options.out}")

@@ -1,4 +1,4 @@
-"""Files from anywhere, read with limits: too large, too deep or not what they claim to be is one clear error."""
+"""Untrusted files, read with limits: one clear error for what is too large, too deep or malformed."""
 
 import json
 import os
@@ -11,17 +11,17 @@ from bayesrnn.errors import UserError
 
 MB = 1 << 20
 _DEPTH = 100
-_DIGITS = 300  # what a float can still hold
+_DIGITS = 300  # more do not fit into a float
 
 
 def read_bytes(path: str | Path, *, most: int) -> bytes:
-    """The file's bytes; UserError where it cannot be read or has more than ``most``."""
+    """The file's bytes; UserError if it cannot be read or has more than ``most``."""
     path = Path(path)
     try:
         if not path.is_file():  # a pipe or a device has no end
             raise UserError(f"{str(path)[:200]} cannot be read (there is no such file).")
         with open(path, "rb") as file:
-            # No more is asked for than there is: memory is taken for what is asked.
+            # Ask for no more than there is: read() allocates what it is asked for.
             data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "its name is not one"
@@ -40,14 +40,14 @@ def read_text(path: str | Path, *, most: int) -> str:
 
 
 def read_json(path: str | Path, *, most: int = 64 * MB) -> Any:
-    """What the JSON file says."""
+    """The content of a JSON file."""
     return parse_json(read_text(path, most=most), where=str(path))
 
 
 def parse_json(text: str | bytes, *, where: str) -> Any:
-    """What JSON text says: nested at most 100 deep, every key of an object once. ``where`` is for messages.
+    """The value of JSON text, nested at most 100 deep, without duplicate keys. ``where`` is for messages.
 
-    NaN and Infinity, which are no JSON, are read as they were written by Python: a diverged run has them.
+    NaN and Infinity are accepted, as Python writes them for diverged runs.
     """
     if depth(text) > _DEPTH:
         raise UserError(f"{where} is nested more than {_DEPTH} deep.")
@@ -74,7 +74,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: Any) -> None:
-    """ValueError where a text has half of a character (a lone surrogate), which can be neither printed nor written."""
+    """ValueError for half a character (a lone surrogate), which can be neither printed nor written."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
@@ -89,11 +89,11 @@ def _check_text(value: Any) -> None:
             _check_text(inner)
 
 
-_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # what may make one in JSON
+_HALVES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")  # what may contain one in JSON
 
 
 def depth(text: str | bytes, *, strings: bool = True) -> int:
-    """How deep lists and objects are nested in JSON text; ``strings=False``: brackets within strings count too."""
+    """Nesting depth of JSON text; with ``strings=False`` brackets inside strings count too."""
     data = text.encode("utf-8", "replace") if isinstance(text, str) else text
     deepest = level = 0
     for byte in (_STRING.sub(b"", data) if strings else data).translate(None, _NOT_BRACKETS):
@@ -107,14 +107,14 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def load_yaml(text: str, *, where: str) -> Any:
-    """What YAML text says: plain values, lists and mappings, every key once, without anchors and aliases.
+    """The value of YAML text: plain values, lists and mappings, without duplicate keys, anchors and aliases.
 
-    An alias costs a few bytes and stands for any amount (a "billion laughs"); no recipe needs one. Numbers that YAML
-    1.1 and 1.2 do not read alike are refused: 1:30 (90 to the first, in base 60), 010 (8 or 10), 1_000, 0b11.
+    A few bytes of aliases can stand for any amount of data (a "billion laughs"); no recipe needs one. Numbers that YAML
+    1.1 and 1.2 read differently are refused: 1:30 (90 in base 60), 010 (8 or 10), 1_000, 0b11.
     """
     import yaml
 
-    if depth(text, strings=False) > _DEPTH:  # PyYAML would take a time that grows with the square of it
+    if depth(text, strings=False) > _DEPTH:  # PyYAML's time grows with its square
         raise UserError(f"{where} is nested more than {_DEPTH} deep.")
     wrong = (yaml.YAMLError, ValueError, OverflowError, RecursionError, AttributeError, IndexError, KeyError, TypeError)
     try:
@@ -125,7 +125,7 @@ def load_yaml(text: str, *, where: str) -> Any:
             return found
         finally:
             loader.dispose()
-    except wrong as error:  # not all of them YAMLError: PyYAML trusts its tags
+    except wrong as error:  # not only YAMLError: PyYAML trusts its tags
         raise UserError(f"{where} is not YAML as it is read here ({first_line(error)}).") from None
 
 
@@ -171,19 +171,19 @@ _ALIKE = re.compile(
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line of at most 200 characters."""
+    """An error's message on one line of at most 200 characters."""
     return printable(str(error).split("\n")[0])[:200].strip() or type(error).__name__
 
 
 def not_imported(error: ImportError) -> str:
-    """What is the matter with an optional package: it is missing, or it is there and fails in its own import."""
+    """Why an optional package cannot be imported: it is missing, or its own import fails."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"a package that is not here ({error.name})"
     return f"a package that cannot be imported here ({first_line(error)})"
 
 
 def lack_of_memory(error: BaseException) -> str | None:
-    """What was asked for, of an error that says that memory is short; None: it says something else."""
+    """How much memory was requested, if the error is about lack of memory; otherwise None."""
     text = str(error)
     if not isinstance(error, MemoryError) and not re.search("out of memory|allocate memory", text, re.IGNORECASE):
         return None
@@ -192,22 +192,22 @@ def lack_of_memory(error: BaseException) -> str | None:
 
 
 def data_name(data: str) -> str:
-    """What a record calls its data: the last part of the path, also of ".", as links name it."""
+    """The name of the data in a record: the last part of the path, also for "."."""
     return Path(os.path.abspath(data)).name if data else ""
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things in words, as a message says it: 1 word, 1,200 words."""
+    """A count with its noun: 1 word, 1,200 words."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:
-    """Without line ends and control characters: what a file says must not steer a terminal."""
+    """Text without line ends and control characters, so that a file cannot steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def shown(value: Any) -> str:
-    """A value from a file as a message shows it: on one line, of at most 80 characters."""
+    """A value from a file for a message: one line of at most 80 characters."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
     if isinstance(value, (list, tuple, dict, set)):

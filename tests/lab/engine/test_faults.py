@@ -502,13 +502,6 @@ def failing_unlink(code):
     return unlink
 
 
-def test_lines_that_cannot_be_added_are_one_line(tmp_path):
-    folder = RunFolder(tmp_path, files=["metrics.jsonl"])
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(UserError, match=r"metrics.jsonl cannot be written \(Is a directory\)"):
-        folder.append("metrics.jsonl", {})
-
-
 def test_a_jump_of_the_clock_changes_nothing(train, tmp_path, whole, monkeypatch):
     hours = iter(range(10**6))
     monkeypatch.setattr(time, "time", lambda: 2e9 + (-1) ** next(hours) * 1e9)

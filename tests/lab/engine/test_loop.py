@@ -191,7 +191,7 @@ def test_resuming_needs_the_same_settings_seed_and_text(text_folder, tmp_path):
         run(text_folder, out, resume=True)
     assert (out / "record.json").read_bytes() == before
     (out / ".unfinished").write_text("1\n")  # as a killed run leaves it
-    with pytest.raises(UserError, match="go on with it by --resume"):
+    with pytest.raises(UserError, match="continue it with --resume"):
         run(text_folder, out)
     with pytest.raises(UserError, match=r"started with train.epochs=3, not 4"):
         run(text_folder, out, overrides=["epochs=4"], resume=True)

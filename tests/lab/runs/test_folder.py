@@ -17,8 +17,7 @@ FILES = ["a.txt", "b.jsonl"]
 def finished(path):
     run = RunFolder(path, files=FILES)
     run.write("a.txt", "one")
-    run.append("b.jsonl", {"n": 1})
-    run.append("b.jsonl", {"n": 2})
+    run.write("b.jsonl", "two")
     run.finish({"x": 1})
     return run
 
@@ -29,7 +28,7 @@ def test_a_whole_run(tmp_path):
     assert files == {"a.txt", "b.jsonl", "record.json"}
     record = json.loads((tmp_path / "deep" / "run" / "record.json").read_text())
     assert record == {"program": "bayesrnn", "x": 1}
-    assert (tmp_path / "deep" / "run" / "b.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
+    assert (tmp_path / "deep" / "run" / "b.jsonl").read_text() == "two"
 
 
 def test_a_finished_run_is_kept(tmp_path):

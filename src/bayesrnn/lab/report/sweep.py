@@ -8,12 +8,12 @@ from typing import Any
 def heat_map(
     rows: Sequence[Mapping[str, Any]], *, keys: tuple[str, str], values: tuple[Sequence[Any], Sequence[Any]], label: str
 ) -> bytes:
-    """The figure of every pair of settings, lower is better and darker; the best in a frame. PNG bytes.
+    """The value of every pair of settings as a heat map, lower is darker; the best is framed. PNG bytes.
 
     Args:
         rows: with ``settings``, by key, and ``value``; None where a run failed.
-        keys, values: the two settings and what was tried of each: the first downwards, the second to the right.
-        label: what the figure is.
+        keys, values: the two settings and the values tried of each: the first downwards, the second to the right.
+        label: what the values are.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def heat_map(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     known = sorted(v for line in table for v in line if v == v)
-    # A run that went astray must not take all the shades: the scale ends at four fifths of the runs.
+    # The scale ends at four fifths of the runs, so that one that diverged does not take all the shades.
     top = known[int(0.8 * (len(known) - 1))] if known else 1.0
     low = known[0] if known else 0.0
     image = axes.imshow(table, cmap="viridis", aspect="auto", vmin=low, vmax=max(top, low + 1e-12))

@@ -1,4 +1,4 @@
-"""One description of a table, three ways to show it: in the terminal, as HTML, as Markdown."""
+"""Tables: described once, shown in the terminal, as HTML or as Markdown."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-Record = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A key of the records, its heading, and a format: a ``str.format`` pattern; a missing value shows as a dash."""
+    """A key of the rows, its heading, and a ``str.format`` pattern; a missing value is shown as a dash."""
 
     key: str
     heading: str
     pattern: str = "{}"
 
-    def text(self, record: Record) -> str:
-        value = record.get(self.key)
+    def text(self, row: Row) -> str:
+        value = row.get(self.key)
         return "–" if value is None else self.pattern.format(value)
 
 
-def rich_table(records: Sequence[Record], columns: Sequence[Column], *, title: str | None = None) -> "Table":
+def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> "Table":
     """For the terminal; the first column is the row's name."""
     from rich import box
     from rich.table import Table
@@ -32,24 +32,24 @@ def rich_table(records: Sequence[Record], columns: Sequence[Column], *, title: s
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column.heading, justify="right" if i else "left", no_wrap=i == 0, vertical="bottom")
-    for record in records:
-        table.add_row(*(column.text(record) for column in columns))
+    for row in rows:
+        table.add_row(*(column.text(row) for column in columns))
     return table
 
 
-def html_table(records: Sequence[Record], columns: Sequence[Column]) -> str:
+def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     head = "".join(f'<th scope="col">{html.escape(column.heading)}</th>' for column in columns)
-    rows = []
-    for record in records:
-        name, *rest = (html.escape(column.text(record)) for column in columns)
-        rows.append(f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    lines = []
+    for row in rows:
+        name, *rest = (html.escape(column.text(row)) for column in columns)
+        lines.append(f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def markdown_table(records: Sequence[Record], columns: Sequence[Column]) -> str:
+def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     rule = "|---|" + "---:|" * (len(columns) - 1)
-    rows = [line([column.text(record) for column in columns]) for record in records]
-    return "\n".join([line([column.heading for column in columns]), rule, *rows]) + "\n"
+    lines = [line([column.text(row) for column in columns]) for row in rows]
+    return "\n".join([line([column.heading for column in columns]), rule, *lines]) + "\n"

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, with what is no tensor as JSON in its header. Nothing is unpickled.
+"""Checkpoints: one safetensors file each, with everything else as JSON in its header. Nothing is unpickled.
 
 The header also holds a checksum of the whole file, itself left blank: a changed byte anywhere is found.
 """
@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import first_line, parse_json
-from bayesrnn.lab.runs.folder import RunFolder, write_file
+from bayesrnn.lab.runs import sizes
+from bayesrnn.lab.runs.files import write_file
+from bayesrnn.lab.runs.folder import RunFolder
 
 NEXT, LAST, PREVIOUS = "next.safetensors", "last.safetensors", "previous.safetensors"
 BEST, BEST_COPY = "best.safetensors", "best-copy.safetensors"
 RESUMABLE = (NEXT, LAST, PREVIOUS)
 FILES = (*RESUMABLE, BEST, BEST_COPY)
 SPARE = (NEXT, PREVIOUS, BEST_COPY)
-"""What a finished run does not need."""
+"""Files that a finished run does not need."""
 OTHER = "other-run-{}"
-"""Under which a checkpoint of another run is kept, where it lay in the place of one of this run."""
+"""The name under which another run's checkpoint is kept, if it was in the place of one of this run."""
 
-_UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # no changed byte makes the first of the second
+_UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # one changed byte cannot turn the second into the first
 _BLANK = "-" * 64
 _HEADER = 100 << 20
 _NAMES = {
@@ -37,34 +39,34 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_WRONG = (ValueError, TypeError, AttributeError, KeyError, RuntimeError)  # what a header can lead to
+_WRONG = (ValueError, TypeError, AttributeError, KeyError, RuntimeError)  # errors that a damaged header can cause
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 class Damaged(UserError):
-    """The file is not there, cut short, changed, or not one of ours."""
+    """The file is missing, truncated, changed, or was not written by this program."""
 
 
 def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, each with memory of its own: tied weights and flattened LSTM weights share theirs."""
+    """Copies on the CPU, each with its own memory, as tied weights and flattened LSTM weights share theirs."""
     return {key: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for key, t in tensors.items()}
 
 
 def save(folder: RunFolder, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
-    """Write a snapshot and JSON under one name, whole or not at all."""
+    """Write a snapshot and JSON into one file, whole or not at all."""
     return folder.write(name, _encoded(tensors, about))
 
 
 def save_last(folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write the newest checkpoint and keep the one before it. At every moment two whole ones are there."""
+    """Write the newest checkpoint and keep the one before it; two whole ones exist at every moment."""
     save(folder, NEXT, tensors, about)
     folder.move(LAST, PREVIOUS)
     folder.move(NEXT, LAST)
 
 
 def save_best(folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write the best weights twice, one after the other: later checkpoints cannot make them again."""
+    """Write the best weights twice, one after the other, as later checkpoints cannot restore them."""
     encoded = _encoded(tensors, about)
     for name in (BEST, BEST_COPY):
         folder.write(name, encoded)
@@ -78,7 +80,7 @@ def save_file(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> 
 def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> list[bytes | memoryview]:
     """The parts of a safetensors file: its header's length, the header, every tensor's own memory.
 
-    Not the library's writer: that makes three copies of everything, and other threads wait for it meanwhile.
+    The library's own writer makes three copies of everything and blocks other threads meanwhile.
     """
     text = json.dumps({"checksum": _BLANK, **about})
     entries: dict[str, Any] = {"__metadata__": {_KEY: text}}
@@ -102,7 +104,7 @@ def load(path: str | Path) -> Checkpoint:
     """The tensors (on the CPU) and the JSON of a checkpoint.
 
     Raises:
-        Damaged: it is not there, cut short, changed, or not one of ours.
+        Damaged: it is missing, truncated, changed, or was not written by this program.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
@@ -116,32 +118,23 @@ def load(path: str | Path) -> Checkpoint:
         return from_bytes(data), about
     except Damaged:
         raise
-    except (
-        SafetensorError,
-        UserError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        RuntimeError,
-    ) as error:
+    except (SafetensorError, UserError, OSError, *_WRONG) as error:
         raise Damaged(f"{path} is not a whole checkpoint ({first_line(error)}).") from None
 
 
 def _about(data: bytes, path: Path) -> dict[str, Any]:
-    """The JSON of a checkpoint, once its checksum has been found to be right."""
+    """The JSON of a checkpoint, after its checksum was verified."""
     end = 8 + int.from_bytes(data[:8], "little")
     if end > len(data) or end > _HEADER:
         raise ValueError("its header is longer than the file, or than any header")
     header = parse_json(data[8:end], where="its header")
     metadata = (header.get("__metadata__") or {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict):
-        raise ValueError("its header is no set of keys and values")
+        raise ValueError("its header is not a JSON object")
     if _KEY not in metadata:
         if _UNCHECKED not in metadata:
             raise Damaged(f"{path} was not written by bayesrnn; it has weights but not what they belong to.")
-        return _json(metadata[_UNCHECKED])  # of format 1
+        return _json(metadata[_UNCHECKED])  # format 1
     about = _json(metadata[_KEY])
     checksum = str(about.pop("checksum", ""))
     at = data.find(checksum.encode(), 8, end)
@@ -156,30 +149,30 @@ def _about(data: bytes, path: Path) -> dict[str, Any]:
 def _json(text: Any) -> dict[str, Any]:
     about = parse_json(text, where="its description") if isinstance(text, str) else None
     if not isinstance(about, dict):
-        raise ValueError("its description is no set of keys and values")
+        raise ValueError("its description is not a JSON object")
     return about
 
 
 def any_saved(folder: Path) -> bool:
-    """Whether the folder has a checkpoint to go on from, whole or not."""
+    """Whether the folder has a checkpoint to resume from, whole or not."""
     return any((folder / name).exists() for name in RESUMABLE)
 
 
 def digest(path: Path) -> str:
-    """Of the whole file: what was made of it says so, and is not taken for a later one's."""
+    """Digest of a whole file, so that what was made from it is not taken for a later one's."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 class Foreign(Damaged):
-    """The file is whole, but another run's."""
+    """The file is whole, but belongs to another run."""
 
 
 def load_own(path: Path, run: str) -> Checkpoint:
-    """As :func:`load`, of the run with this identity; checkpoints of earlier versions may not say whose they are.
+    """Like :func:`load`, for the run with this identity; checkpoints of format 1 may not name their run.
 
     Raises:
-        Foreign: it is another run's.
+        Foreign: it belongs to another run.
     """
     tensors, about = load(path)
     if about.get("run", run) != run:
@@ -188,10 +181,10 @@ def load_own(path: Path, run: str) -> Checkpoint:
 
 
 def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The first of several checkpoints that is whole and the run's, moved to the name ``into``; and what was wrong.
+    """The first of several checkpoints that is whole and the run's, and a sentence on what was wrong with the others.
 
-    The moved one is then the newest good one. A damaged one must not push it out at the next save. What is another
-    run's is not ours to replace: it is kept under another name.
+    It is renamed to ``into``, so that a damaged one cannot replace it at the next save. A checkpoint of another run is
+    kept under another name.
     """
     wrong, foreign = [], []
     for name in names:
@@ -214,10 +207,10 @@ def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dic
 
 
 def load_last(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The newest whole checkpoint; and a sentence on what was wrong with a newer one."""
+    """The newest whole checkpoint, and a sentence on what was wrong with a newer one."""
     try:
         found = load_first(folder, *RESUMABLE, into=LAST, run=run)
-    except Foreign as error:  # where config.json was changed by hand nothing is lost yet
+    except Foreign as error:  # config.json may have been edited: nothing is lost yet
         raise Damaged(
             f"{error} Put the run's own config.json or checkpoints back, or start over with --force."
         ) from None
@@ -228,22 +221,11 @@ def load_last(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[s
 
 
 def load_best(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The best weights, or their copy; and a sentence on what was wrong with them."""
+    """The best weights, or their copy, and a sentence on what was wrong with them."""
     return load_first(folder, BEST, BEST_COPY, into=BEST, run=run)
 
 
-def load_model(model: Any, tensors: dict[str, Tensor], path: str | Path) -> None:
-    """Put a checkpoint's ``model.*`` tensors into a model, which must have exactly these."""
-    weights = {key[len("model.") :]: value for key, value in tensors.items() if key.startswith("model.")}
-    expected = model.state_dict()
-    for key, value in expected.items():
-        if key not in weights:
-            raise UserError(f"{path} has no weights {key}; it belongs to another model.")
-        if weights[key].shape != value.shape:
-            raise UserError(
-                f"{path}: {key} has shape {tuple(weights[key].shape)} but the model has {tuple(value.shape)}; "
-                "vocabulary or recipe are not those of the run."
-            )
-    if extra := sorted(weights.keys() - expected.keys()):
-        raise UserError(f"{path} has weights {extra[0]} that the model has not; it belongs to another model.")
-    model.load_state_dict(weights)
+def load_model(model: nn.Module, tensors: dict[str, Tensor], path: str | Path) -> None:
+    """Load a checkpoint's ``model.*`` tensors into a model, which must have exactly these."""
+    sizes.check_fits(sizes.shapes(model), tensors, str(path))
+    model.load_state_dict({key[len("model.") :]: t for key, t in tensors.items() if key.startswith("model.")})

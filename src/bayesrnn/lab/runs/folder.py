@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import os
 import re
 import socket
@@ -178,9 +177,9 @@ class RunFolder:
         if not force:
             if unfinished:
                 saved = {"next.safetensors", "last.safetensors", "previous.safetensors"} & present
-                go_on = "go on with it by --resume, " if saved else ""
+                resumable = "continue it with --resume, " if saved else ""
                 raise UserError(
-                    f"{self.path} holds an unfinished run; {go_on}start it over with --force, or {self._elsewhere}."
+                    f"{self.path} holds an unfinished run; {resumable}start it over with --force, or {self._elsewhere}."
                 )
             what = "a finished run" if finished else "files"
             raise UserError(f"{self.path} already holds {what}; replace it with --force, or {self._elsewhere}.")
@@ -222,14 +221,6 @@ class RunFolder:
             sync(self.path)
         except OSError as error:
             raise unwritten(self.path / to, error) from None
-
-    def append(self, name: str, record: dict[str, Any]) -> None:
-        """Add one line of JSON to a file."""
-        try:
-            with open(self.path / name, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise unwritten(self.path / name, error) from None
 
     def finish(self, record: Record | Mapping[str, Any], *, spare: Iterable[str] = ()) -> Path:
         """Write the record, remove ``spare`` files and the marker, and release the lock: the run is complete."""

@@ -228,9 +228,7 @@ def read(path: Path) -> Record:
     return from_json(read_json(path), where=path)
 
 
-def read_folder(
-    folder: Path, *, what: str = "a record of a run", needs: Sequence[str] = (), pattern: str = "*.json"
-) -> list[Record]:
+def read_folder(folder: Path, *, what: str = "a record of a run", needs: Sequence[str] = ()) -> list[Record]:
     """All records of a folder by seed, each run once; none where the folder is missing.
 
     Args:
@@ -238,7 +236,7 @@ def read_folder(
         needs: dotted paths that every record must have, such as ``metrics.test_error``; a list there is not empty.
     """
     found = []
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.glob("*.json")):
         try:
             record = read(path)
             sound = all(_at(dict(record), need) not in (None, []) for need in needs)

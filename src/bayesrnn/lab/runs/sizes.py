@@ -1,4 +1,4 @@
-"""How large a model will be, before any memory is taken for it: settings and files may come from anywhere."""
+"""The size of a model before memory is allocated for it, as settings and files may come from anywhere."""
 
 import math
 import os
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from bayesrnn.lab.recipes import Recipe
     from bayesrnn.lab.tasks.base import Files, Task
 
-# What a task's `build` may meet in a damaged file or an absurd setting.
+# What a task's `build` may raise for a damaged file or an absurd setting.
 _WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
-# what first values are made with: the result has the shape of what goes in
+# Initialisation: the result has the shape of the input.
 _STARTS = frozenset(
     "normal_ uniform_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ log exp neg __neg__ sqrt".split()
 )
 
 
 class _Unset(TorchFunctionMode):
-    """Leaves out first values: there is nothing to set, and torch would load its compiler for some of them."""
+    """Skip initialisation: there is nothing to set, and torch would load its compiler for some of it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -36,10 +36,10 @@ class _Unset(TorchFunctionMode):
 
 
 def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) -> nn.Module | None:
-    """The model without its numbers (on torch's meta device); None where a task cannot be built that way.
+    """The model without its values (on torch's meta device); None if the task cannot be built that way.
 
     Raises:
-        UserError: settings and files do not make a model.
+        UserError: settings and files do not describe a model.
     """
     try:
         with torch.device("meta"), _Unset():
@@ -47,7 +47,7 @@ def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) 
     except NotImplementedError:
         return None
     except _WRONG as error:
-        if "overflow" in str(error).lower():  # torch's word for more bytes than there are numbers for
+        if "overflow" in str(error).lower():  # torch's word for more bytes than it can count
             raise UserError(
                 f"{where} describes a model of more weights than any memory holds; make it smaller, "
                 "with model.hidden or model.layers."
@@ -56,12 +56,12 @@ def outline(cls: "type[Task]", recipe: "Recipe", files: "Files", *, where: str) 
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of all that a checkpoint of the model holds."""
+    """Shapes of all tensors in a checkpoint of the model, by name."""
     return {name: tuple(t.shape) for name, t in model.state_dict().items()}
 
 
 def check_fits(found: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any], path: str) -> None:
-    """Refuse weights (``model.*``) that are not exactly those of a model of these shapes."""
+    """Refuse weights (``model.*``) whose names and shapes are not exactly these."""
     weights = {key[len("model.") :]: tuple(t.shape) for key, t in tensors.items() if key.startswith("model.")}
     for key, shape in found.items():
         if key not in weights:
@@ -72,11 +72,11 @@ def check_fits(found: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any],
                 "vocabulary or recipe are not those of the run."
             )
     if extra := sorted(weights.keys() - found.keys()):
-        raise UserError(f"{path} has weights {extra[0][:100]} that the model has not; it belongs to another model.")
+        raise UserError(f"{path} has weights {extra[0][:100]} that the model lacks; it belongs to another model.")
 
 
 def check_memory(model: nn.Module) -> None:
-    """Refuse a model whose weights and gradients alone are more than the machine's memory."""
+    """Refuse a model whose weights and gradients alone exceed the machine's memory."""
     needed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
     if needed > memory():
         raise UserError(
@@ -86,7 +86,7 @@ def check_memory(model: nn.Module) -> None:
 
 
 def memory() -> float:
-    """Bytes of this machine's memory; infinity where it does not say."""
+    """Bytes of this machine's memory; infinity if unknown."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):  # not everywhere

@@ -138,7 +138,7 @@ def test_keep_writes_the_captions_of_a_record_if_they_have_its_scores(benchmark,
         name: about["caption"] for name, about in found[1]["captions"].items()
     }
     record.write_text(json.dumps({"metrics": metrics | {"test_cider": metrics["test_cider"] + 0.1}}))
-    with pytest.raises(SystemExit, match=r"cider of mean is .* has another figure"):
+    with pytest.raises(SystemExit, match=r"cider of mean is .* has another value"):
         benchmark.main([*words, "--record", str(record)])
     with pytest.raises(SystemExit):
         benchmark.main(words)
