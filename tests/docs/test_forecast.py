@@ -56,11 +56,11 @@ def size(png):
 
 
 def test_pictures():
-    rows = {"mean": [1.0, 2.0], "low": [0.0, 0.5], "high": [2.0, 3.5], "epistemic": [0.1, 0.2]}
+    rows = {"mean": [1.0, 2.0], "low": [0.0, 0.5], "high": [2.0, 3.5], "epistemic_std": [0.1, 0.2]}
     labels = [str(i) for i in range(12)]
     width, height = size(forecast_plot([1.0] * 10, rows, labels, name="level", level=0.9, direct=1))
     assert (width, height) == (1080, 570)
-    plain = forecast_plot([1.0] * 10, {**rows, "epistemic": [0.0, 0.0]}, labels, name="level", level=0.9, direct=2)
+    plain = forecast_plot([1.0] * 10, {**rows, "epistemic_std": [0.0, 0.0]}, labels, name="level", level=0.9, direct=2)
     assert size(plain) == (1080, 570)
     assert size(walk_plot(record()))[0] == 1080
     assert size(ahead_plot(record())) == (1080, 570)

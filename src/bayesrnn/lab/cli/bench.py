@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 
 @one_line
@@ -36,7 +36,7 @@ def command(
     if out is not None:
         check_out(out, force=force)
     from bayesrnn.lab import bench
-    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
 
     console = plain_console()

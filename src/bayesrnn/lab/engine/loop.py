@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, identity
-from bayesrnn.lab.tasks.base import Task, evaluating
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.base import Task
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
 _LOOK_EVERY = 100  # steps between checks that the loss is finite, which wait for the device
@@ -76,7 +79,7 @@ class Run:
 
     def __init__(
         self,
-        task: Task,
+        task: "Task",
         *,
         seed: int,
         folder: RunFolder | None,

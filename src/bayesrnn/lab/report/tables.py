@@ -1,11 +1,11 @@
 """One description of a table, three ways to show it: in the terminal, as HTML, as Markdown."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from rich.table import Table
 
 Record = Mapping[str, Any]
@@ -37,16 +37,17 @@ def rich_table(records: Sequence[Record], columns: Sequence[Column], *, title: s
     return table
 
 
-def html_table(records: Sequence[Record], columns: Sequence[Column]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(column.heading)}</th>' for column in columns)
-    rows = []
-    for record in records:
-        name, *rest = (html.escape(column.text(record)) for column in columns)
-        rows.append(f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def html_table(records: Sequence[Record], columns: Sequence[Column]) -> "Markup":
+    """For a page."""
+    from bayesrnn.lab.report import html
+
+    rows = [[column.text(record) for column in columns] for record in records]
+    return html.table([column.heading for column in columns], rows)
 
 
 def markdown_table(records: Sequence[Record], columns: Sequence[Column]) -> str:
+    """For documentation."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -132,7 +132,7 @@ class TestComponents:
         assert model.share == "sequence"
 
     def test_each_network_s_best_weights_are_kept(self):
-        """Trained weights are used in train mode, kept ones in eval mode; a score that is no lower keeps nothing."""
+        """OpenedRun weights are used in train mode, kept ones in eval mode; a score that is no lower keeps nothing."""
         model, x = self.mixed(2), torch.randn(8, 5, 1)
 
         def moved(by):

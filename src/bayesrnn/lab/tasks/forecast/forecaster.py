@@ -67,8 +67,8 @@ class Ahead:
     mean: Tensor
     low: Tensor
     high: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
+    aleatoric_std: Tensor
+    epistemic_std: Tensor
     direct: int
     """So many steps come straight from the model; later ones from sampled roll-outs."""
 
