@@ -9,7 +9,7 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
-from bayesrnn.lab.tasks.language import scoring
+from bayesrnn.lab.tasks.language import scoring, streams
 from bayesrnn.lab.tasks.language import task as language
 from bayesrnn.lab.tasks.language.dynamic import RMS_LR, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
@@ -117,7 +117,7 @@ def test_the_state_is_carried_where_training_does(text_folder):
     task = task_of("unregularised-medium", text_folder)
     found = task.evaluate(samples=0)
     assert found["test_perplexity"] == pytest.approx(language.perplexity(task.model, task.streams.test), rel=1e-5)
-    assert language.reset_of(task.recipe) is None
+    assert streams.reset_of(task.recipe) is None
 
 
 @pytest.mark.parametrize("name", ["small-variational", "brnn-medium"])

@@ -21,7 +21,7 @@ from bayesrnn.lab.report.tables import Column, rich_table
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.files import as_json, write_file
 from bayesrnn.lab.runs.folder import MARKER
-from bayesrnn.lab.runs.opening import OpenedRun, WeightsGuard, check_task, open_run
+from bayesrnn.lab.runs.opening import OpenedRun, WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.language import streams
 from bayesrnn.lab.tasks.language.pruning_plot import picture
@@ -66,7 +66,6 @@ class Asked:
 
 def prune(run: Path, asked: Asked, device: torch.device, console: "Console") -> None:
     """Measure the pruning curve, remove the share that was asked for, and write the results into the run folder."""
-    check_task(run, "language")
     unfinished, guard = (run / MARKER).exists(), WeightsGuard.of(run)
     trained = open_run(run, device)
     set_precision(trained.recipe.train.precision, device)

@@ -23,7 +23,7 @@ def entropy_gap(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, 
     named: dict[str, list[tuple[float, float]]] = {}
     computed = False
     for group in groups:
-        metrics, points = group.first.scalars(), {}
+        metrics, points = group.scalars[0], {}
         for key, draws in (
             ("entropy_gap_mean", 0.0),
             ("entropy_gap_1", 1.0),

@@ -51,7 +51,9 @@ def command(
     """
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
+    from bayesrnn.lab.runs.opening import check_task
     from bayesrnn.lab.tasks.language.pruning import Asked, prune
 
+    check_task(run, "language")
     asked = Asked(fraction, data, retrain, retrain_at, retrain_lr, force)
     prune(run, asked, device_of(device), plain_console())
