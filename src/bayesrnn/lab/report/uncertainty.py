@@ -116,8 +116,4 @@ def answers(page: Page, groups: Sequence[SeedGroup], named: Mapping[str, Points]
         named, order=[g.label for g in groups], across="share answered, surest first", up=f"{up} of those"
     )
     alt = f"{up} against the share that is answered. {said}."
-    page.add(
-        "selective",
-        "Answering only where sure",
-        page.figure("selective", png, alt=alt, caption=f"{said}."),
-    )
+    page.add("selective", "Answering only where sure", page.figure("selective", png, alt=alt, caption=f"{said}."))

@@ -237,12 +237,7 @@ class Retrained:
 
 def _write(run: Path, guard: WeightsGuard, q: Any, summary: Row) -> None:
     again = summary.get("retrained", {"epochs": 0, "curve": []})
-    about = {
-        "run": guard.run,
-        "weights": guard.weights,
-        "fraction": summary["fraction"],
-        "retrained": again["epochs"],
-    }
+    about = {"run": guard.run, "weights": guard.weights, "fraction": summary["fraction"], "retrained": again["epochs"]}
     drawn = picture(summary["curve"], {name: ~mask.cpu() for name, mask in removed(q).items()}, again["curve"])
     with guard.unchanged():
         tensors = {f"model.{key}": value for key, value in q.state_dict().items()}

@@ -144,11 +144,7 @@ class Row:
 
 
 def _run(
-    console: "Console",
-    row: Row,
-    found: tuple[Path, Record] | None,
-    device: str | None,
-    overrides: list[str] | None,
+    console: "Console", row: Row, found: tuple[Path, Record] | None, device: str | None, overrides: list[str] | None
 ) -> None:
     """Train the row if its run is missing, measure what the paper reports, and write the record."""
     told = f"{row.name}, seed {row.seed}"

@@ -32,11 +32,7 @@ MAX_BYTES = 2 << 30  # of one text file
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:['-][a-z]+)*|[0-9]+(?:\.[0-9]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+")
-_PATTERNS = {
-    "train": ("*train*",),
-    "valid": ("*valid*", "*val*", "*dev*"),
-    "test": ("*test*",),
-}
+_PATTERNS = {"train": ("*train*",), "valid": ("*valid*", "*val*", "*dev*"), "test": ("*test*",)}
 
 
 @dataclass(frozen=True)
