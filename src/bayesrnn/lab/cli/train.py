@@ -4,7 +4,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -82,6 +82,9 @@ def command(
 
 
 def _summary(record: "Record", where: Path) -> str:
+    """The line at the end."""
+    from bayesrnn.lab.console.lines import figures
+
     metrics = dict(record.metrics)
     epoch = metrics.pop("best_epoch")
     speed = next(key for key in metrics if key.endswith("_per_second"))
