@@ -40,7 +40,8 @@ from bayesrnn.lab.runs.folder import RunFolder
 from bayesrnn.lab.runs.record import from_json
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.task import Language
-from bayesrnn.lab.tasks.language.text import batchify, read_folder, windows
+from bayesrnn.lab.tasks.language.text import read_folder
+from bayesrnn.lab.text import batchify, windows, word_dropout
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {
@@ -286,9 +287,9 @@ def monte_carlo(task: Language, samples: int, seed: int) -> dict[str, Any]:
     for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
         key = f"{split}_perplexity_mc"
         for more, words in (("", False), ("_words", True)):
-            with scoring.word_dropout(task.model, on=words):
+            with word_dropout(task.model, on=words):
                 found[key + more] = scoring.monte_carlo_perplexity(task.model, stream, samples=samples, seed=seed)
-        with scoring.word_dropout(task.model, on=False):
+        with word_dropout(task.model, on=False):
             found[f"{key}_window"] = new_masks_perplexity(
                 task.model, stream, samples=samples, window=task.recipe.data.window, seed=seed
             )

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
-from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, python_docs, windows
+from bayesrnn.lab.tasks.language.text import python_docs
+from bayesrnn.lab.text import Vocabulary, batchify, windows
 
 SENTENCES = (
     "if the class defines a method",

@@ -16,7 +16,8 @@ from lightning_fabric import Fabric
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, python_docs, windows
+from bayesrnn.lab.tasks.language.text import python_docs
+from bayesrnn.lab.text import Vocabulary, batchify, windows
 
 
 class LanguageModel(nn.Module):

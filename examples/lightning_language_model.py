@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import bayesrnn as br
-from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, python_docs
+from bayesrnn.lab.tasks.language.text import python_docs
+from bayesrnn.lab.text import Vocabulary, batchify
 
 
 class Windows(Dataset):

@@ -13,7 +13,8 @@ import bayesrnn as br
 
 NAMES = """
     RNN GRU LSTM Embedding SequenceDropout BayesByBackprop PosteriorSharpening Normal ScaleMixture Categorical Gaussian
-    StudentT NegativeBinomial Quantiles Mixture Conformal ELBO kl draw mean predict Prediction dynamic_evaluation entropy_gap signal_to_noise prune
+    StudentT NegativeBinomial Quantiles Mixture Conformal ELBO kl draw mean predict Prediction
+    dynamic_evaluation entropy_gap signal_to_noise prune
 """.split()
 
 

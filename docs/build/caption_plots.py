@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from bayesrnn.lab.report.figures import png
-from bayesrnn.lab.report.plots import COLOURS
+from bayesrnn.lab.report.plots import COLOURS, png
 from bayesrnn.lab.runs.record import values as values_of
 from docs.build.captioning import METHODS, SIGNS, Runs
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayesrnn.lab.report.figures import drawn, write
 from bayesrnn.lab.report.plots import COLOURS
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.runs.record import values as values_of
@@ -22,6 +21,7 @@ from docs.build.digits import (
     pictures,
     sharpening_finding,
 )
+from docs.build.pictures import drawn, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,29 +6,26 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bayesrnn.lab.report.figures import png, write
+from bayesrnn.lab.report.plots import canvas, plain, png
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.runs.record import values as values_of
-from bayesrnn.lab.tasks.forecast.plots import BLACK, FORECAST, forecast_plot, tidy, walked
+from bayesrnn.lab.tasks.forecast.plots import BLACK, FORECAST, columns_of, forecast_plot, walked
 from docs.build.forecast import records_by_series
+from docs.build.pictures import write
 
 
 def walk_plot(record: Record, *, last: int = 120) -> bytes:
     """Forecasts one step ahead through the test part beside what came, and the two uncertainties below. PNG bytes."""
     walk = record.metric("walk")
     name, level = record.extra["series"]["columns"][0], record.metric("level")
-    return walked(walk, walk["date"], name=name, level=level, last=last)
+    return walked(columns_of(walk), walk["date"], name=name, level=level, last=last)
 
 
 def pit_plot(records: Mapping[str, Sequence[Record]]) -> bytes:
     """A histogram per series of where values fell in their predictive distributions; flat is right. PNG bytes."""
     columns = min(len(records), 4 if len(records) > 6 else 3)
     rows = math.ceil(len(records) / columns)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 0.4 + 2.0 * rows), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas((7.2, 0.4 + 2.0 * rows), dpi=150)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for axes in panels[len(records) :]:
         axes.set_visible(False)
@@ -39,7 +36,7 @@ def pit_plot(records: Mapping[str, Sequence[Record]]) -> bytes:
         axes.axhline(width, color=BLACK, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_title(name, fontsize=9)
         axes.set_xticks([0, 0.5, 1])
-        tidy(axes)
+        plain(axes, lines="y")
     figure.supxlabel("P(forecast ≤ what came)", fontsize=9)
     figure.supylabel("share", fontsize=9)
     return png(figure)
@@ -50,7 +47,7 @@ def ahead_plot(record: Record) -> bytes:
     ahead = record.metric("ahead")
     return forecast_plot(
         ahead["past"],
-        ahead,
+        columns_of(ahead),
         ahead["date"],
         name=record.extra["series"]["columns"][0],
         level=record.metric("level"),

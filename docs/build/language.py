@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.report.figures import drawn, look, write
-from bayesrnn.lab.report.plots import COLOURS
+from bayesrnn.lab.report.plots import COLOURS, look
 from bayesrnn.lab.report.sweep import heat_map
 from bayesrnn.lab.report.tables import Column, markdown_table
 from bayesrnn.lab.runs.record import Record, once
 from bayesrnn.lab.tasks.language.published import other_text
 from docs.build import archive, pruning
 from docs.build.archive import Sweep
+from docs.build.pictures import drawn, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

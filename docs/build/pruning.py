@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayesrnn.lab.report.figures import drawn, look
+from bayesrnn.lab.report.plots import look
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.tasks.language.pruning import points as points_of
+from bayesrnn.lab.tasks.language.pruning_plot import points as points_of
 from bayesrnn.lab.tasks.language.published import other_text
 from docs.build import archive
 from docs.build.archive import Pruning
+from docs.build.pictures import drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

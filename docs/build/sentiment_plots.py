@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bayesrnn.lab.report.figures import drawn, write
 from bayesrnn.lab.report.plots import COLOURS
+from docs.build.pictures import drawn, write
 from docs.build.sentiment import (
     CELLS,
     VARIANTS,

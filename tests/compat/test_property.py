@@ -58,8 +58,10 @@ LEAVES = {
 }
 leaves = st.sampled_from(sorted(LEAVES))
 modules = st.recursive(
-    leaves, lambda inner: st.tuples(st.sampled_from(["chain", "residual"]), st.lists(inner, min_size=1, max_size=3)), max_leaves=5
-)  # fmt: skip
+    leaves,
+    lambda inner: st.tuples(st.sampled_from(["chain", "residual"]), st.lists(inner, min_size=1, max_size=3)),
+    max_leaves=5,
+)
 POSTERIORS = {
     "plain": lambda m: m,
     "gaussian": lambda m: br.BayesByBackprop(m, prior=br.Normal(0.7), init_sigma=0.3),

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,11 +55,11 @@ def size(png):
 
 
 def test_pictures():
-    rows = {"mean": [1.0, 2.0], "low": [0.0, 0.5], "high": [2.0, 3.5], "epistemic": [0.1, 0.2]}
+    rows = {"mean": [1.0, 2.0], "low": [0.0, 0.5], "high": [2.0, 3.5], "epistemic_std": [0.1, 0.2]}
     labels = [str(i) for i in range(12)]
     width, height = size(forecast_plot([1.0] * 10, rows, labels, name="level", level=0.9, direct=1))
     assert (width, height) == (1080, 570)
-    plain = forecast_plot([1.0] * 10, {**rows, "epistemic": [0.0, 0.0]}, labels, name="level", level=0.9, direct=2)
+    plain = forecast_plot([1.0] * 10, {**rows, "epistemic_std": [0.0, 0.0]}, labels, name="level", level=0.9, direct=2)
     assert size(plain) == (1080, 570)
     assert size(walk_plot(record()))[0] == 1080
     assert size(ahead_plot(record())) == (1080, 570)
@@ -303,8 +302,8 @@ def test_recipes_are_the_chosen_settings():
 def test_the_mixture_has_the_settings_of_variational_dropout():
     """Nothing was chosen for it; its loss is the mean of four, so half as long a gradient is clipped alike."""
     one, four = (recipes.load(name) for name in ("forecast", "forecast-mixture"))
-    assert recipes.override(four, ["model.components=1", "train.clip=1.0"]) == replace(
-        one, description=four.description
+    assert recipes.override(four, ["model.components=1", "train.clip=1.0"]) == one.model_copy(
+        update={"description": four.description}
     )
 
 

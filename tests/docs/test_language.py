@@ -7,7 +7,7 @@ import torch
 
 from bayesrnn.lab import recipes
 from bayesrnn.lab.runs.record import Record
-from bayesrnn.lab.tasks.language.pruning import picture
+from bayesrnn.lab.tasks.language.pruning_plot import picture
 from docs.build import language, pruning
 
 

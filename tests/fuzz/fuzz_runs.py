@@ -272,7 +272,7 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
     """A page of the record. Drawing takes most of the time: one input of ``DRAWN`` has its pictures, coarse ones."""
     from unittest import mock
 
-    from bayesrnn.lab.report import figures, page
+    from bayesrnn.lab.report import page, plots
     from bayesrnn.lab.runs import collection
     from bayesrnn.lab.tasks.forecast import plots as forecast
 
@@ -281,14 +281,14 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
     write(folder, "metrics.jsonl", metrics)
     together = collection.groups(collection.read(folder))
     if zlib.crc32(record + metrics) % DRAWN == 0:
-        with mock.patch.object(figures, "DPI", 30), warnings.catch_warnings():
+        with mock.patch.object(plots, "DPI", 30), warnings.catch_warnings():
             warnings.simplefilter("error")
             text, pictures = page.build(together, {}, title=page.heading(together))
         assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
     else:
         names = ("curves", "against_diagonal", "lines", "histogram", "patterns")
         with (
-            mock.patch.multiple(figures, **{name: lambda *a, **k: b"png" for name in names}),
+            mock.patch.multiple(plots, **{name: lambda *a, **k: b"png" for name in names}),
             mock.patch.multiple(forecast, **{name: lambda *a, **k: b"png" for name in ("forecast_plot", "walked")}),
         ):
             text, _ = page.build(together, {}, title=page.heading(together))

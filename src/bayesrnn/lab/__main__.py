@@ -7,7 +7,7 @@ def main() -> None:
     """Entry point. Slow imports happen inside, so that an interrupt during them is one line."""
     try:
         from bayesrnn.lab.cli import app
-        from bayesrnn.lab.cli.errors import run
+        from bayesrnn.lab.console.errors import run
 
         run(app)
     except KeyboardInterrupt:

@@ -172,7 +172,8 @@ def train_one(name: str, out: Path, *, seed: int, fast: bool, send: Callable[[An
     from bayesrnn.lab.runs import checkpoint
     from bayesrnn.lab.runs.folder import identity
     from bayesrnn.lab.runs.opening import open_run
-    from bayesrnn.lab.tasks.language.scoring import scores, word_dropout
+    from bayesrnn.lab.tasks.language.scoring import scores
+    from bayesrnn.lab.text import word_dropout
 
     torch.set_num_threads(1)
     recipe, overrides, cpu = f"quickstart-{name}", list(FAST) if fast else [], torch.device("cpu")

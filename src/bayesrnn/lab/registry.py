@@ -1,42 +1,90 @@
 """Tasks by name. Generic code asks here, and imports no task itself."""
 
 import importlib
+import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task as Task
 
+_PACKAGE = "bayesrnn.lab.tasks"
+_FOLDER = Path(__file__).parent / "tasks"
+
 TASKS: "dict[str, str | type[Task]]" = {
-    "language": "bayesrnn.lab.tasks.language.task:Language",
-    "sentiment": "bayesrnn.lab.tasks.sentiment.task:Sentiment",
-    "digits": "bayesrnn.lab.tasks.digits.task:Digits",
-    "captioning": "bayesrnn.lab.tasks.captioning.task:Captioning",
-    "forecast": "bayesrnn.lab.tasks.forecast.task:Forecast",
+    found.name: f"{_PACKAGE}.{found.name}.task:{found.name.capitalize()}"
+    for found in pkgutil.iter_modules([str(_FOLDER)])
+    if found.ispkg and (_FOLDER / found.name / "task.py").exists()
 }
-"""Names to classes, or to ``module:class``, imported on demand. ``TASKS["mine"] = Mine`` adds a task; so does an entry
-point of the group ``bayesrnn.tasks`` in any installed package."""
+"""Names to classes, or to ``module:class``, imported on demand.
+
+A folder ``lab/tasks/NAME`` with a class ``Name`` in its ``task.py`` is a task; so is an entry point of the group
+``bayesrnn.tasks`` in any installed package, and ``TASKS["mine"] = Mine``. The package of a task that is named by
+``module:class`` may have in its ``__init__`` what is needed before the task is imported: ``COMMANDS``, names to
+``module:function``, and ``EVALUATE_OPTIONS``, a function whose parameters are options of ``bayesrnn evaluate``.
+"""
 
 
 def task_class(name: str) -> "type[Task]":
     """The task of this name."""
-    found = TASKS.get(name)
-    if isinstance(found, str):
-        module, _, attribute = found.partition(":")
-        cls: type[Task] = getattr(importlib.import_module(module), attribute)
-        return cls
-    if found is not None:
-        return found
-    from importlib.metadata import entry_points
+    found = TASKS.get(name) or _installed().get(name)
+    if found is None:
+        raise UserError(f"There is no task {name}; there are {', '.join([*TASKS, *_installed()])}.")
+    cls: type[Task] = resolve(found)
+    return cls
 
-    for entry in entry_points(group="bayesrnn.tasks", name=name):
-        loaded: type[Task] = entry.load()
-        return loaded
-    raise UserError(f"There is no task {name}; there are {', '.join(TASKS)}.")
+
+def resolve(target: Any) -> Any:
+    """The object that ``module:attribute`` names; any other object is itself."""
+    if not isinstance(target, str):
+        return target
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _installed() -> dict[str, str]:
+    """Tasks of other packages, as their entry points name them."""
+    return {entry.name: entry.value for entry in entry_points(group="bayesrnn.tasks")}
+
+
+def commands(*, installed: bool = False) -> dict[str, Any]:
+    """Commands of the tasks of this package, or of those that other packages have installed: functions by name."""
+    found: dict[str, Any] = {}
+    for target in (_installed() if installed else TASKS).values():
+        found |= _commands(target)
+    return {name: resolve(command) for name, command in found.items()}
+
+
+def _commands(target: "str | type[Task]") -> Mapping[str, Any]:
+    declared = _declared(target, "COMMANDS")
+    if declared is None and isinstance(target, str) and target.startswith(f"{_PACKAGE}."):
+        return {}  # declared without importing the task, or not at all
+    commands: Mapping[str, Any] = resolve(target).commands if declared is None else declared
+    return commands
+
+
+def evaluate_options() -> list[Any]:
+    """Functions whose parameters are tasks' options of ``bayesrnn evaluate``."""
+    declared = (_declared(target, "EVALUATE_OPTIONS") for target in TASKS.values())
+    return [resolve(target) for target in declared if target is not None]
+
+
+def _declared(target: "str | type[Task]", name: str) -> Any:
+    """What the ``__init__`` of a task's package says under this name, without importing the task; None: nothing."""
+    package = target.partition(":")[0].rpartition(".")[0] if isinstance(target, str) else ""
+    return getattr(importlib.import_module(package), name, None) if package else None
 
 
 def recipe_files() -> dict[str, Path]:
     """Recipes by name: the files in the folder ``recipes`` of each task."""
-    return {path.stem: path for path in (Path(__file__).parent / "tasks").glob("*/recipes/*.yaml")}
+    found: dict[str, Path] = {}
+    for target in [*TASKS.values(), *_installed().values()]:
+        spec = find_spec(target.partition(":")[0]) if isinstance(target, str) else None
+        if spec is not None and spec.origin is not None:
+            found |= {path.stem: path for path in (Path(spec.origin).parent / "recipes").glob("*.yaml")}
+    return found

@@ -57,8 +57,8 @@ def predict(
         samples: number of draws.
         seed: makes the draws repeatable; None: taken from torch's global generator.
         likelihood: what the output means: `br.Categorical()` (logits over the last axis), or the `br.Gaussian`,
-            `br.StudentT` or other distribution the model was trained with. None: Categorical if the output has at least two axes and more than one entry on
-            the last, else a Gaussian without observation noise.
+            `br.StudentT` or other distribution the model was trained with. None: Categorical if the output
+            has at least two axes and more than one entry on the last, else a Gaussian without observation noise.
         batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
             takes (T, B, …), else 0.
         memory_limit: bytes that the draws of one chunk may take, by an estimate; one draw always runs, and what

@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli import app
+from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.opening import open_run
-from bayesrnn.lab.tasks import signatures
+from bayesrnn.lab.tasks.base import Task
 
 TINY = ["hidden=6", "batch_size=4", "window=6", "epochs=1", "layers=2"]
 
@@ -196,7 +197,7 @@ def test_signatures_of_other_tasks():
 
     captioner = Captioner(6, 9, 4, 1, word_dropout=0.2, init=0.1).eval()
     captioner.scale.fill_(1.0)
-    called = signatures.signature(Fake("captioning", captioner))
+    called = task_class("captioning").signature(Fake("captioning", captioner))
     program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
     features, words = torch.randn(2, 6), torch.randint(9, (7, 2))
     torch.testing.assert_close(program.module()(features, words), captioner(words, features=features))
@@ -204,12 +205,12 @@ def test_signatures_of_other_tasks():
         ("digits", MLP(8, dropout=0.5)),
         ("sentiment", RatingModel(10, cell="gru", embedding=4, hidden=4, word_dropout=0.5, output_dropout=0.1)),
     ):
-        called = signatures.signature(Fake(task, model.eval()))
+        called = task_class(task).signature(Fake(task, model.eval()))
         program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
         torch.testing.assert_close(program.module()(*called.inputs), model(*called.inputs))
         assert len(called.described()["outputs"]) == 1
-    with pytest.raises(UserError, match="How a mine model is called is not known"):
-        signatures.signature(Fake("mine", nn.Linear(2, 2)))
+    with pytest.raises(UserError, match="A mine task does not say how its model is called"):
+        Task.signature(Fake("mine", nn.Linear(2, 2)))
 
 
 def test_a_forecaster_is_exported_for_windows_of_its_length(tmp_path):

@@ -245,7 +245,7 @@ def test_prune_and_train_again(bayesian):
     plain = invoke("prune", bayesian, "--fraction", 0.6)  # would replace what was trained again
     assert plain.exit_code == 2
     assert (
-        "prune.json has figures of weights that were trained again; keep them with the same --retrain" in plain.stderr
+        "prune.json has results of weights that were trained again; keep them with the same --retrain" in plain.stderr
     )
     assert plain.stderr.count("\n") == 1
     assert contents(bayesian) == before
@@ -317,10 +317,10 @@ def other_weights(run):
 def test_figures_of_weights_that_are_no_longer_there_are_not_written(
     bayesian, text_folder, tmp_path, monkeypatch, words, change
 ):
-    from bayesrnn.lab.cli import prune
+    from bayesrnn.lab.tasks.language import pruning
     from bayesrnn.lab.tasks.language.task import Language
 
-    place, name = (prune, "_curve") if words[0] == "prune" else (Language, "evaluate")
+    place, name = (pruning, "_curve") if words[0] == "prune" else (Language, "evaluate")
     real, after = getattr(place, name), []
 
     @functools.wraps(real)
@@ -352,15 +352,15 @@ def test_figures_of_weights_that_are_no_longer_there_are_not_written(
 
 
 def test_no_run_is_begun_inside_one_that_was_replaced(bayesian, text_folder, monkeypatch):
-    from bayesrnn.lab.cli import prune
+    from bayesrnn.lab.tasks.language import pruning
 
-    real = prune._curve
+    real = pruning._curve
 
     def meanwhile(*args):
         start_over(bayesian, text_folder, "--seed", 5)
         return real(*args)
 
-    monkeypatch.setattr(prune, "_curve", meanwhile)
+    monkeypatch.setattr(pruning, "_curve", meanwhile)
     result = invoke("prune", bayesian, "--retrain", 1, "--device", "cpu")
     assert result.exit_code == 2
     assert "was replaced or trained further meanwhile" in result.stderr
@@ -403,7 +403,7 @@ def test_what_is_made_of_an_unfinished_run_is_not_kept(bayesian):
     before = contents(bayesian)
     result = invoke("prune", bayesian, "--fraction", 0.5)
     assert result.exit_code == 0, result.output
-    assert f"The run in {bayesian} is not finished. The figures are shown, and not kept.\n" in result.stdout
+    assert f"The run in {bayesian} is not finished. The results are shown, and not kept.\n" in result.stdout
     assert "Nothing was written." in result.stdout
     refused = invoke("prune", bayesian, "--retrain", 1)
     assert refused.exit_code == 2
@@ -435,7 +435,7 @@ def test_pruned_with_other_data_nothing_is_kept(bayesian, text_folder, tmp_path)
     before = contents(bayesian)
     result = invoke("prune", bayesian, "--data", other)
     assert result.exit_code == 0, result.output
-    said = f"The text given is not that of the run in {bayesian}: config.json has another digest. The figures are shown"
+    said = f"The text given is not that of the run in {bayesian}: config.json has another digest. The results are shown"
     assert said in result.stdout
     refused = invoke("prune", bayesian, "--data", other, "--retrain", 1)
     assert refused.exit_code == 2
@@ -495,7 +495,7 @@ def test_other_data_is_said_and_the_record_is_left_alone(runs, bayesian, text_fo
     (file,) = bayesian.glob("evaluation-text-*.json")
     assert (
         f"The text given is not that of the run in {bayesian}: config.json has another digest. "
-        f"The figures go to {file}, not to the record.\n"
+        f"The metrics go to {file}, not to the record.\n"
     ) in result.stdout
     assert (bayesian / "record.json").read_text() == before
     assert (bayesian / "evaluation.json").read_text() == own
@@ -586,11 +586,11 @@ def test_predict_in_colour_and_bad_text(runs, tmp_path):
 def test_predict_without_stdin(runs, monkeypatch):
     import sys
 
-    from bayesrnn.lab.cli import predict
+    from bayesrnn.lab.tasks.language import prediction
 
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match=r"^stdin is closed; send a text to it, or name a file"):
-        predict._stdin()
+        prediction._stdin()
 
 
 def test_predict_from_a_stdin_without_end(runs, monkeypatch):
@@ -599,7 +599,7 @@ def test_predict_from_a_stdin_without_end(runs, monkeypatch):
     import sys
     from types import SimpleNamespace
 
-    from bayesrnn.lab.cli import predict
+    from bayesrnn.lab.tasks.language import prediction
 
     class Endless(io.RawIOBase):
         def __init__(self, content):
@@ -610,15 +610,15 @@ def test_predict_from_a_stdin_without_end(runs, monkeypatch):
             self.taken += size
             return self.content * size
 
-    monkeypatch.setattr("bayesrnn.lab.tasks.language.text.MAX_BYTES", 3 << 20)
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.prediction.MAX_BYTES", 3 << 20)
     for content, said, most in ((b"a", "stdin has more than", 4 << 20), (b"\0", None, 1 << 20)):
         source = Endless(content)
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source))
         if said is None:
-            assert predict._stdin() == b"\0"
+            assert prediction._stdin() == b"\0"
         else:
             with pytest.raises(UserError, match=said):
-                predict._stdin()
+                prediction._stdin()
         assert source.taken == most
     binary = invoke("predict", runs / "variational-tied-medium", text=b"w1 w2\n\0\0")
     assert binary.exit_code == 2
@@ -662,7 +662,7 @@ def test_a_record_that_is_none_is_said(bayesian, content):
     file.unlink() if content is None else file.write_text(content)
     result = invoke("evaluate", bayesian, "--samples", 0)
     assert result.exit_code == 0, result.output
-    said = f"{file} is not there or is no record: the figures are in evaluation.json alone.\n"
+    said = f"{file} is missing or no record: the metrics are in evaluation.json alone.\n"
     assert said in result.stdout
     assert content == (file.read_text() if file.exists() else None)
     assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from bayesrnn._version import __version__
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli import app
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 
 def test_version():

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.cli import app, reproduce
+from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.runs.folder import MARKER
 from bayesrnn.lab.runs.record import Record, read_folder
-from bayesrnn.lab.tasks.language.published import compared, published_metrics
+from bayesrnn.lab.tasks.language import published, reproduction
+from bayesrnn.lab.tasks.language.published import compared
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1", "samples=2"]
 SETS = [part for setting in TINY for part in ("--set", setting)]
@@ -25,7 +26,7 @@ def invoke(*args):
 
 
 def row_of(folder, name="brnn-medium", data="some/ptb"):
-    return reproduce._Row(name, recipes.load(name), 1, data, folder / "run", folder / "records")
+    return reproduction.Row(name, recipes.load(name), 1, data, folder / "run", folder / "records")
 
 
 def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
@@ -81,7 +82,7 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     recipe = recipes.load("brnn-medium")
     settings = recipe.model_dump()
-    metrics = {key: 1.0 for _, key, _ in published_metrics(recipe)}
+    metrics = {key: 1.0 for _, key, _ in published.published_metrics(recipe)}
     assert set(metrics) == {
         "valid_perplexity", "test_perplexity", "valid_perplexity_dynamic", "test_perplexity_dynamic", "entropy_gap",
         "entropy_gap_mean",
@@ -89,7 +90,7 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
     own = {"recipe": "brnn-medium", "seed": 1, "data": "ptb", "settings": settings, "metrics": metrics}
     old = {**own, "settings": {**settings, "model": {**settings["model"], "one_bias": False}}}
     ran = []
-    monkeypatch.setattr(reproduce, "_run", lambda console, row, *rest: ran.append((row.name, row.seed)))
+    monkeypatch.setattr(reproduction, "_run", lambda console, row, *rest: ran.append((row.name, row.seed)))
     words = ["reproduce", "fortunato2017", "--data", "some/ptb", "--results", tmp_path / "results"]
     cases = {
         "own": own,
@@ -123,7 +124,7 @@ def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
     def lines_of(*metrics):
         own = {"recipe": "brnn-medium", "data": "ptb", "settings": settings}
         made = [Record(**own, seed=seed, metrics=each) for seed, each in enumerate(metrics)]
-        found = compared("brnn-medium", recipe, made)
+        found = published.compared("brnn-medium", recipe, made)
         return [(x["measure"], x["paper"], x["ours"], x["seeds"]) for x in found if "dynamic" in x["measure"]]
 
     old = {"valid_perplexity_dynamic": 74.0, "test_perplexity_dynamic": 71.0}
@@ -156,7 +157,7 @@ def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
 
 
 def test_a_sharpened_row_lacks_its_bound_of_dynamic_evaluation(tmp_path):
-    row = reproduce._Row("brnn-sharpened-medium", recipes.load("brnn-sharpened-medium"), 1, "ptb", tmp_path, tmp_path)
+    row = reproduction.Row("brnn-sharpened-medium", recipes.load("brnn-sharpened-medium"), 1, "ptb", tmp_path, tmp_path)
     static = {"valid_perplexity_bound": 78.0, "test_perplexity_bound": 75.0}
     plain = {"valid_perplexity": 74.0, "test_perplexity": 71.0}
     bounds = {"valid_perplexity_bound": 73.5, "test_perplexity_bound": 70.5}
@@ -186,7 +187,7 @@ def test_where_a_record_goes(tmp_path):
         row.free().write_text("{}")
     assert dataclasses.replace(row, seed=2).free().name == "2.json"
     for name in ("1.json.before", "1.json.before-2", "1.json.before-3"):
-        assert reproduce._before(row.folder / "1.json") == row.folder / name
+        assert reproduction._before(row.folder / "1.json") == row.folder / name
         (row.folder / name).write_text("{}")
 
 
@@ -210,7 +211,7 @@ def test_the_published_table_in_a_narrow_terminal(tmp_path, monkeypatch):
     record = {"recipe": "brnn-medium", "seed": 1, "data": "a-text", "settings": changed.model_dump()}
     (folder / "1.json").write_text(json.dumps({**record, "metrics": {"test_perplexity": 1234.56}}))
     for width in (66, 140):
-        monkeypatch.setattr("bayesrnn.lab.cli.console.plain_console", lambda width=width: Console(width=width))
+        monkeypatch.setattr("bayesrnn.lab.console.output.plain_console", lambda width=width: Console(width=width))
         shown = invoke("reproduce", "fortunato2017", "--results", tmp_path).stdout
         assert max(map(len, shown.splitlines())) <= width
         for word in ("measure", "paper", "ours", "seeds", "1234.56", "70.70", "entropy gap, mean", "a-text"):
@@ -387,9 +388,9 @@ def test_figures_made_with_other_settings_than_those_asked_for_are_kept_and_it_i
     assert result.exit_code == 0, result.output
     for name, made in (("brnn-medium", "evaluate.dynamic_lr=0.1"), ("variational-tied-medium", "evaluate.samples=2")):
         file = folder / "results" / name / "1.json"
-        assert f"{file} has its figures with {made}, and keeps them; move it away to have others.\n" in result.stdout
+        assert f"{file} has its values with {made}, and keeps them; move it away to have others.\n" in result.stdout
     assert [file.read_bytes() for file in files] == before
-    assert "has its figures" not in invoke(*words).stdout
+    assert "has its values" not in invoke(*words).stdout
 
 
 def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
@@ -432,10 +433,10 @@ def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
 )
 def test_a_folder_of_runs_with_something_else_in_it(tmp_path, files, message):
     row = row_of(tmp_path)
-    reproduce._check_folder(row)  # nothing there
+    reproduction._check_folder(row)  # nothing there
     row.out.mkdir()
-    reproduce._check_folder(row)
+    reproduction._check_folder(row)
     for name, text in files.items():
         (row.out / name).write_text(text)
     with pytest.raises(UserError, match=message):
-        reproduce._check_folder(row)
+        reproduction._check_folder(row)

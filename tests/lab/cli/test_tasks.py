@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.cli.recipes import heading
-from bayesrnn.lab.cli.train import figures
+from bayesrnn.lab.console.lines import figures
 from bayesrnn.lab.tasks.base import TASKS
 
 
@@ -40,10 +40,13 @@ def test_options_are_the_tasks_own(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--dynamic"], "--dynamic is no option of line runs; they have --samples, --seed, --beam, --note, --fast."),
-        (["--reversed"], "--reversed is no option of line runs"),
-        (["--dynamic-lr", "0.1"], "--dynamic-lr is no option of line runs"),
-        (["--bean", "3"], "--bean is no option of line runs"),
+        (
+            ["--dynamic"],
+            "--dynamic is not an option of line runs; they have --samples, --seed, --beam, --note, --fast.",
+        ),
+        (["--reversed"], "--reversed is not an option of line runs"),
+        (["--dynamic-lr", "0.1"], "--dynamic-lr is not an option of line runs"),
+        (["--bean", "3"], "--bean is not an option of line runs"),
         (["--beam", "x"], "--beam must be a whole number, got 'x'."),
         (["--beam"], "--beam must be a whole number, got ''."),
         (
@@ -51,7 +54,7 @@ def test_options_are_the_tasks_own(run):
             "--samples is 100001; it must be at most 100,000: each draw is a pass over all the data.",
         ),
         (["--fast=1"], "--fast must be true or false, got '1'."),
-        (["more"], "more is too much; one run folder, then options."),
+        (["more"], "more is one word too many; name one run folder, then options."),
     ],
 )
 def test_options_of_other_tasks_are_refused(run, options, message):
@@ -98,7 +101,7 @@ def test_options_about_draws_of_a_model_that_has_none(text_folder, tmp_path):
         refused = invoke("evaluate", run, *option)
         name = option[-2] if isinstance(option[-1], int) else option[0]
         assert refused.exit_code == 2
-        said = f"bayesrnn: {name} is for draws, and this run has none: its model has no noise; leave it away.\n"
+        said = f"bayesrnn: {name} is for draws, and this run has none: its model has no noise; omit it.\n"
         assert refused.stderr == said
     assert not (run / "evaluation.json").exists()
     for option in ([], ["--samples", 0], ["--reversed", "--entropy-samples", 0], ["--reversed"]):
@@ -131,7 +134,7 @@ def test_figures_of_other_data_have_a_file_of_their_own(run, monkeypatch):
     (file,) = run.glob("evaluation-*.json")
     found = json.loads(file.read_text())
     assert file.name == f"evaluation-a__b_{'c' * 35}-{found['data_digest'][:8]}.json"
-    assert f"The figures go to {file}, not to the record.\n" in result.stdout
+    assert f"The metrics go to {file}, not to the record.\n" in result.stdout
     assert found["metrics"]["valid_rmse"] > 0
     assert (run / "record.json").read_bytes() == before
     assert not (run / "evaluation.json").exists()

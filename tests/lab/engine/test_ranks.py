@@ -19,7 +19,7 @@ import typer
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from bayesrnn.errors import AlreadyTold, UserError
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.engine import ranks
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.loop import Run

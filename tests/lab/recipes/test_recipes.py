@@ -21,11 +21,6 @@ LANGUAGE = [name for name in names() if load(name).task == "language"]
 def test_every_recipe_opens_with_its_command(name):
     text = recipe_files()[name].read_text("utf-8")
     assert text.startswith(f"# bayesrnn train {name} ")
-<<<<<<< HEAD
-    own_data = name.startswith("quickstart-")  # on the text that Python carries
-    assert own_data or name not in LANGUAGE or text.startswith(f"# bayesrnn train {name} --data ")
-=======
->>>>>>> a7b376e (Quickstart: record, README and picture of the three recipes)
     recipe = load(name)
     of_a_paper = name in LANGUAGE and recipe.paper.source  # the others have Python's documentation
     assert not of_a_paper or text.startswith(f"# bayesrnn train {name} --data ")

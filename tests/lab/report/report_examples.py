@@ -132,8 +132,8 @@ def groups_of(tmp_path, *records):
     return groups(runs)
 
 
-def page_of(tmp_path, *records, measured=None):
-    return build(groups_of(tmp_path, *records), measured or {}, title="A & B")
+def page_of(tmp_path, *records, analyses=None):
+    return build(groups_of(tmp_path, *records), analyses or {}, title="A & B")
 
 
 class Reader(HTMLParser):

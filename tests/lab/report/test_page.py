@@ -6,12 +6,13 @@ import re
 import pytest
 from report_examples import DIGITS, FORECAST, SENTIMENT, Reader, groups_of, page_of, record
 
-from bayesrnn.lab.report import uncertainty_sections
+from bayesrnn.lab.report import weights
+from bayesrnn.lab.report.analysis import Analysis
 from bayesrnn.lab.report.page import heading
 from bayesrnn.lab.report.parts import Page
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast import sections as forecast_sections
-from bayesrnn.lab.tasks.language.measured import Measured, Word
+from bayesrnn.lab.tasks.language.words import ScoredWord
 
 
 def test_a_language_run_beside_its_paper(tmp_path):
@@ -135,10 +136,10 @@ def test_forecasts_that_cannot_be_drawn_are_left_out(tmp_path, key, name, value)
 
 def test_what_is_no_figure_of_the_model_is_folded_away(tmp_path):
     text, _ = page_of(tmp_path, FORECAST)
-    main, folded = text.split("<details><summary>More figures", 1)
+    main, folded = text.split("<details><summary>More metrics", 1)
     folded, how = folded.split("<summary>How they were measured", 1)
     shown = Reader(main[main.index("<table") : main.index("</table>") + 8]).cells
-    assert shown[0::2] == ["measure", "validation CRPS", "test CRPS", "test coverage", "naive CRPS"]
+    assert shown[0::2] == ["metric", "validation CRPS", "test CRPS", "test coverage", "naive CRPS"]
     assert "93.0%" in shown
     assert "test CRPS, before correction" in folded
     assert "naive width" in folded
@@ -255,7 +256,7 @@ def test_numbers_that_are_none_leave_gaps(tmp_path):
     assert "nan to inf" in text
     assert "inf (paper" not in text
     text, _ = page_of(tmp_path, record(curves={}, metrics={}))
-    assert "no figures yet" in text
+    assert "no metrics yet" in text
 
 
 @pytest.mark.parametrize("key", ["valid_perplexity", "train_perplexity", "kl_per_sequence"])
@@ -290,14 +291,15 @@ def test_what_is_measured_of_weights(tmp_path):
 
     torch.manual_seed(0)
     ratios = {"rnn.weight_ih_l0": torch.rand(8, 3) * 10, "rnn.bias": torch.rand(8), "embed.weight": torch.rand(9, 3)}
-    words = [Word("the", 0.5, 1.0, 0.01), Word("<unk>", 12.0, 3.0, 2.0)]
-    measured = {"brnn-medium": Measured(ratios, [words], [(0, 0.1), (2, 0.2)], ["a note"])}
+    words = [ScoredWord("the", 0.5, 1.0, 0.01), ScoredWord("<unk>", 12.0, 3.0, 2.0)]
+    own = {"sentences": [words], "gaps": [(0, 0.1), (2, 0.2)]}
+    analyses = {"brnn-medium": Analysis(ratios, own, ["a note"])}
     curve = [{"fraction": 0.0, "valid_perplexity": 80.0}, {"fraction": 0.5, "valid_perplexity": 80.5},
              {"fraction": 0.9, "valid_perplexity": 120.0}]  # fmt: skip
     one = record(pruning={"fraction": 0.5, "curve": curve})
     for key in ("entropy_gap", "entropy_gap_1", "entropy_gap_mean"):
         del one["metrics"][key]
-    text, pictures = page_of(tmp_path, one, measured=measured)
+    text, pictures = page_of(tmp_path, one, analyses=analyses)
     assert "50% of the weights can go for a rise of at most 1%" in text
     assert (
         '<span class="w s4 i4" title="surprisal 12.00, entropy 3.00, mutual information 2.000">&lt;unk&gt;</span>'
@@ -306,5 +308,5 @@ def test_what_is_measured_of_weights(tmp_path):
     assert "a note" in text
     assert "0.200 with 2 draws" in text
     assert {"signal-to-noise.png", "pruning.png", "patterns-brnn-medium.png"} <= set(pictures)
-    kept = uncertainty_sections._kept(measured["brnn-medium"], 0.5)
+    kept = weights._kept(analyses["brnn-medium"], 0.5)
     assert sum(int(mask.sum()) for mask in kept.values()) == 59 - round(59 / 2)

@@ -1,11 +1,9 @@
 import io
 import re
 
-import pytest
 from rich.console import Console
 
 from bayesrnn.lab.report import html
-from bayesrnn.lab.report.plots import Curve, learning_curves
 from bayesrnn.lab.report.tables import Column, html_table, markdown_table, rich_table
 
 RECORDS = [{"name": "<plain>", "ppl": 123.456}, {"name": "a|b", "ppl": None}]
@@ -28,20 +26,10 @@ def test_the_three_tables_say_the_same():
     assert "a\\|b" in markdown
 
 
-@pytest.fixture(scope="module")
-def png():
-    return learning_curves({"plain": Curve([300, 50, 10], [250, 120, 160]), "bayes": Curve([400.0], [350.0])})
+PNG = b"\x89PNG, or so"
 
 
-def test_curves_are_a_png_of_readable_size(png):
-    assert png.startswith(b"\x89PNG")
-    width = int.from_bytes(png[16:20], "big")
-    height = int.from_bytes(png[20:24], "big")
-    assert width >= 1000
-    assert height >= 600
-
-
-def test_the_page_is_self_contained(png):
+def test_the_page_is_self_contained():
     page = html.page(
         "A & B",
         [
@@ -49,8 +37,8 @@ def test_the_page_is_self_contained(png):
             html.paragraphs("1 < 2"),
             html.bullets(["3 > 2"]),
             html.wide(html_table(RECORDS, COLUMNS)),
-            html.image(png, alt='the "curves"', caption="caption"),
-            html.image(png, alt="no caption"),
+            html.image(PNG, alt='the "curves"', caption="caption"),
+            html.image(PNG, alt="no caption"),
             html.definitions([("term", "text")]),
             html.preformatted("x <- y"),
         ],

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.cli.errors import one_line
 from bayesrnn.lab.cli.options import Device
+from bayesrnn.lab.console.errors import one_line
 
 
 @one_line
@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Time whole training steps against plain torch.nn; every row passes a correctness check first."""
     from bayesrnn.lab import bench
-    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.files import check_out, write_file
 

@@ -1,19 +1,32 @@
-"""``bayesrnn evaluate``: what a trained run comes to, measured as its task does."""
+"""``bayesrnn evaluate``: measure a trained run as its task does."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab import registry
+from bayesrnn.lab.console.errors import one_line
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task
 
-_LANGUAGE = "Of language models"
+
+def _with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that tasks declare, for ``--help``; the command reads them from its context."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [p for f in registry.evaluate_options() for p in inspect.signature(f, eval_str=True).parameters.values()]
+    parameters = [*own, *added]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
+@_with_options_of_tasks
 @one_line
 def command(
     context: typer.Context,
@@ -21,76 +34,32 @@ def command(
     samples: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Draws to average over; 0: the posterior mean (not of forecasts). Default: the recipe's."
+            min=0, help="Draws to average over; 0: the posterior mean (not for forecasts). Default: the recipe's."
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The data, where it has moved since.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data, if it has moved since.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
-    dynamic: Annotated[
-        bool, typer.Option("--dynamic", help="Also learn on while being tested.", rich_help_panel=_LANGUAGE)
-    ] = False,
-    reversed_text: Annotated[
-        bool, typer.Option("--reversed", help="Also the entropy on reversed text.", rich_help_panel=_LANGUAGE)
-    ] = False,
-    temperature: Annotated[
-        bool,
-        typer.Option("--temperature", help="Also at a temperature chosen on validation.", rich_help_panel=_LANGUAGE),
-    ] = False,
-    dynamic_lr: Annotated[
-        str | None,
-        typer.Option(
-            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's; "
-            "2e-4 for rms.",
-            rich_help_panel=_LANGUAGE,
-        ),
-    ] = None,
-    dynamic_rule: Annotated[
-        str | None, typer.Option(help="sgd (the default), or rms (Krause et al.).", rich_help_panel=_LANGUAGE)
-    ] = None,
-    dynamic_decay: Annotated[
-        str | None,
-        typer.Option(
-            help="Pull back to the trained weights, or several with commas: the best on validation. Default: 0.",
-            rich_help_panel=_LANGUAGE,
-        ),
-    ] = None,
-    drop_words: Annotated[
-        bool,
-        typer.Option(
-            "--drop-words",
-            help="Keep word dropout on in draws; their figures end in _words.",
-            rich_help_panel=_LANGUAGE,
-        ),
-    ] = False,
-    test_only: Annotated[
-        bool,
-        typer.Option(
-            "--test-only", help="Draws on the test text, not on the validation text.", rich_help_panel=_LANGUAGE
-        ),
-    ] = False,
-    entropy_samples: Annotated[
-        int, typer.Option(min=0, help="Draws for the entropy gap.", rich_help_panel=_LANGUAGE)
-    ] = 10,
+    **of_tasks: Any,
 ) -> None:
-    """Measure a run's best weights; writes evaluation.json and adds the figures to record.json.
+    """Measure a run's best weights; writes evaluation.json and adds the metrics to record.json.
 
-    Figures of other data than the run's own go to a file of their own, evaluation-DATA-DIGEST.json.
-    Runs of other tasks may have further options; one that a task does not know is refused with a list of those it does.
+    Metrics on other data than the run's own go to a file of their own, evaluation-DATA-DIGEST.json.
+    Tasks may have further options; an option that the run's task lacks is refused with a list of those it has.
     """
-    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
+    from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.report.tables import Column, rich_table
     from bayesrnn.lab.runs.folder import MARKER
     from bayesrnn.lab.runs.opening import WeightsGuard, open_run
     from bayesrnn.lab.runs.record import RECORD, add_evaluation
-    from bayesrnn.lab.tasks.base import task_class
 
     console = plain_console()
     where = device_of(device)
     unfinished = (run / MARKER).exists()
-    measured = WeightsGuard.of(run)
+    guard = WeightsGuard.of(run)
     trained = open_run(run, where)
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
     set_precision(trained.recipe.train.precision, where)
@@ -99,38 +68,30 @@ def command(
     other = None
     if said := trained.other_data(task):
         other = _Other.of(data or trained.config["data"], task)
-        task.folder = None  # what is kept there beside the figures is of the run's own data
-        kept = "" if unfinished else f" The figures go to {run / other.file}, not to the record."
+        task.folder = None  # what it holds beside the metrics is of the run's own data
+        kept = "" if unfinished else f" The metrics go to {run / other.file}, not to the record."
         console.print(f"{said}{kept}", soft_wrap=True, markup=False)
     metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     if unfinished:
-        console.print("The run is not finished: these are figures of its best epoch so far, and are not kept.")
+        console.print("The run is not finished: these are metrics of its best epoch so far, and they are not kept.")
     elif other is not None:
-        with measured.unchanged():
+        with guard.unchanged():
             other.write(run, metrics)
     else:
-        with measured.unchanged():
+        with guard.unchanged():
             recorded = add_evaluation(run, metrics)
         if recorded is None:
-            told = f"{run / RECORD} is not there or is no record: the figures are in evaluation.json alone."
+            told = f"{run / RECORD} is missing or no record: the metrics are in evaluation.json alone."
             console.print(told, soft_wrap=True, markup=False)
         metrics = recorded or metrics
-    rows = [
-        {"key": key, "value": _shown(value)}
-        for key, value in {**metrics, **_other_rules(metrics)}.items()
-        if not isinstance(value, list | dict)
-    ]
-    console.print(rich_table(rows, (Column("key", "measure"), Column("value", trained.config["recipe"]))))
-    for key, what in (("", "draws"), ("_words", "draws that drop words")):
-        if by_draws := metrics.get(f"test_perplexity_by_draws{key}"):
-            each = ", ".join(f"{_shown(row['perplexity'])} with {row['draws']}" for row in by_draws)
-            console.print(f"Test perplexity by the number of {what}: {each}.", soft_wrap=True)
+    rows = [{"key": key, "value": _shown(value)} for key, value in task.table(metrics).items()]
+    console.print(rich_table(rows, (Column("key", "metric"), Column("value", trained.config["recipe"]))))
+    for remark in task.remarks(metrics):
+        console.print(remark, soft_wrap=True)
 
 
 def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str, Any]:
     """The options that were given, by parameter of the task's ``evaluate``; those it does not have are refused."""
-    import inspect
-
     from bayesrnn.errors import UserError
     from bayesrnn.lab.recipes.keys import too_many_draws
 
@@ -144,7 +105,7 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     def checked(key: str) -> str:
         if key not in known:
             options = ", ".join(map(spelling, known))
-            raise UserError(f"{spelling(key)} is no option of {name} runs; they have {options}.")
+            raise UserError(f"{spelling(key)} is not an option of {name} runs; they have {options}.")
         return key
 
     own = {key: value for key, value in context.params.items() if key not in ("run", "data", "device")}
@@ -153,7 +114,7 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     while words:
         word, equals, value = words.pop(0).partition("=")
         if not word.startswith("--"):
-            raise UserError(f"{word} is too much; one run folder, then options.")
+            raise UserError(f"{word} is one word too many; name one run folder, then options.")
         key = checked(word.removeprefix("--").replace("-", "_"))
         kind = _kind(known[key])
         if kind is bool and not equals:
@@ -166,17 +127,14 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     return given
 
 
-_OF_DRAWS = ("samples", "decode_samples", "entropy_samples", "drop_words", "test_only")
-
-
 def _check_draws(task: "Task", options: dict[str, Any]) -> None:
-    """Refuse what would have no effect, as there is nothing to draw; numbers of draws that are 0 ask for none."""
+    """Refuse options about draws for a model without noise; a number of draws that is 0 asks for none."""
     from bayesrnn.errors import UserError
 
-    for key in _OF_DRAWS:
+    for key in task.draw_options:
         if options.get(key) and not task.random:
             option = f"--{key.replace('_', '-')}"
-            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; leave it away.")
+            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; omit it.")
 
 
 def _explicit(context: typer.Context, key: str) -> bool:
@@ -212,23 +170,9 @@ def _shown(value: Any) -> str:
     return f"{value:.2f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
-def _other_rules(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Figures of dynamic evaluation by the rule that was not the best on validation, to be read beside the best's."""
-    from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE
-
-    rules = metrics.get("dynamic_by_rule", {})
-    kept = ("dynamic_lr", "dynamic_decay", *(key for key in OF_A_RULE if "perplexity" in key))
-    shown = {OF_A_RULE[key]: key for key in kept}
-    return {
-        f"{key} ({rule})": figures[name]
-        for rule, figures in rules.items() if rule != metrics.get("dynamic_rule")
-        for name, key in shown.items() if name in figures
-    }  # fmt: skip
-
-
 @dataclass(frozen=True)
 class _Other:
-    """Data that are not the run's own; their figures have a file of their own, which no report takes for the run's."""
+    """Data that are not the run's own; their metrics have a file of their own, which no report takes for the run's."""
 
     name: str
     digest: str
@@ -241,7 +185,7 @@ class _Other:
 
     @property
     def file(self) -> str:
-        """With the digest in it: two data sets of one name have two files."""
+        """Its name has the digest: two data sets of one name have two files."""
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:40]
         return f"evaluation-{name}-{self.digest[:8]}.json"
 

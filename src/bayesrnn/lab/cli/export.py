@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,10 +82,11 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
 
     from bayesrnn import export
     from bayesrnn.errors import UserError
+    from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.runs.files import write_file
-    from bayesrnn.lab.tasks.signatures import in_use, signature
 
-    plain = export.to_torch(in_use(run))
+    task = task_class(run.recipe.task)
+    plain = export.to_torch(task.exported(run.model))
     about = description(run, plain)
     if form == "torch":
         from safetensors.torch import save
@@ -94,7 +95,7 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
         own = {n: p.detach().contiguous() for n, p in plain.state_dict().items() if n not in about["tied"]}
         write_file(path, save(own, metadata={"format": "pt"}))
         return about, True
-    called = signature(run)
+    called = task.signature(run)
     about |= called.described()
     if form == "exported":
         program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())

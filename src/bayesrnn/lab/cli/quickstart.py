@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 if TYPE_CHECKING:
     from bayesrnn.lab.quickstart import Quickstart
@@ -32,8 +32,8 @@ def command(
     import time
 
     from bayesrnn.lab import quickstart
-    from bayesrnn.lab.cli.console import plain_console
     from bayesrnn.lab.cli.progress import reporter
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.report.tables import rich_table
     from bayesrnn.lab.runs.folder import RunFolder
 
@@ -79,7 +79,7 @@ def _replaces(out: Path, force: bool) -> bool:
 
 
 def _picture(record: "Quickstart") -> bytes:
-    from bayesrnn.lab.report.figures import against_diagonal
+    from bayesrnn.lab.report.plots import against_diagonal
 
     bins = {row.model: [b for b in row.reliability if b.count >= _FEWEST] for row in record.table}
     return against_diagonal(

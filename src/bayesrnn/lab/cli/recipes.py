@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.reading import as_given
 
 _SPLITS = ("train", "valid", "test")
@@ -30,7 +30,7 @@ def command(
     # yaml-language-server: $schema=recipe.schema.json
     """
     from bayesrnn.lab import recipes
-    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.recipes import keys, tables
     from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.report.tables import Column, rich_table

@@ -5,22 +5,22 @@ from typing import Annotated
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 
 @one_line
 def command(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, records, or folders of those.")],
     out: Annotated[Path, typer.Option(help="Folder for index.html and the pictures.")] = Path("report"),
-    fast: Annotated[bool, typer.Option("--fast", help="Only what is recorded: weights are not opened.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Only what is recorded; do not open weights.")] = False,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
 ) -> None:
-    """Compare runs: curves, measures beside the paper's, calibration, uncertainty, weights, settings, environment."""
-    from bayesrnn.lab.cli.console import plain_console
+    """Compare runs: curves, metrics beside the paper's, calibration, uncertainty, weights, settings, environment."""
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.reading import counted
+    from bayesrnn.lab.report.analysis import Analysis, analyse
     from bayesrnn.lab.report.page import build, heading
     from bayesrnn.lab.runs.collection import LeftOut, groups, read
-    from bayesrnn.lab.tasks.language.measured import Measured, measure
 
     console = plain_console()
     left_out: LeftOut = {}
@@ -29,15 +29,14 @@ def command(
     if left_out:
         why = "; ".join(f"{', '.join(map(str, files))} ({reason})" for reason, files in left_out.items())
         console.print(f"Left out: {why}.", soft_wrap=True, markup=False)
-    measured: dict[str, Measured] = {}
+    analyses: dict[str, Analysis] = {}
     for group in together:
         folder = group.first.folder
         if not fast and folder is not None and (folder / "best.safetensors").exists():
-            known = "entropy_gap_mean" in group.first.metrics
-            measured[group.label] = measure(
-                folder, with_gaps=not known, say=lambda text: console.print(text, style="dim", soft_wrap=True)
+            analyses[group.label] = analyse(
+                folder, group.first.metrics, lambda text: console.print(text, style="dim", soft_wrap=True)
             )
-    page, pictures = build(together, measured, title=title or heading(together))
+    page, pictures = build(together, analyses, title=title or heading(together))
     _write(out, page, pictures)
     size = (out / "index.html").stat().st_size / 1e6
     console.print(f"{out / 'index.html'} ({size:.1f} MB, everything inside) and {counted(len(pictures), 'picture')}.")

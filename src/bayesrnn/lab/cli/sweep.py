@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
 from bayesrnn.lab.cli.options import SEEDS, Device, Graph, Overrides, Recipe, Set
+from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.reading import as_given, counted
 
 PICTURE = "sweep.png"
@@ -42,7 +42,7 @@ def command(
 
     Start it again, or several times with the same --storage and --out, to share the work; killed runs are continued.
     """
-    from bayesrnn.lab.cli.console import plain_console
+    from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.sweep import sweep
     from bayesrnn.lab.report.sweep import heat_map
     from bayesrnn.lab.report.tables import Column, rich_table

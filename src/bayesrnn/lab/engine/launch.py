@@ -3,7 +3,7 @@
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,10 +15,13 @@ from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
 from bayesrnn.lab.engine.resume import Request, describe, go_on, request, started
 from bayesrnn.lab.reading import counted, lack_of_memory
+from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
 from bayesrnn.lab.runs.folder import MARKER, RunFolder
 from bayesrnn.lab.runs.record import RECORD, Record, from_json, read
-from bayesrnn.lab.tasks.base import Task, task_class
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.base import Task
 
 _STARTERS = "started_by"  # key of the record: which launch of several processes wrote it
 
@@ -134,7 +137,7 @@ def _check_options(*, resume: bool, force: bool) -> None:
         raise UserError("--resume continues a run and --force starts it over; omit one of them.")
 
 
-def _task(wanted: Request, device: torch.device, ranks: Ranks) -> tuple[Task, str]:
+def _task(wanted: Request, device: torch.device, ranks: Ranks) -> "tuple[Task, str]":
     """The recipe's task on this rank's part of the data, and the digest of all data."""
     recipe, name = wanted.recipe, wanted.name
     try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.engine.writer import Writer
+from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, identity
-from bayesrnn.lab.tasks.base import Task, evaluating
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.base import Task
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
 _LOOK_EVERY = 100  # steps between checks that the loss is finite, which wait for the device
@@ -46,7 +49,7 @@ class Run:
 
     def __init__(
         self,
-        task: Task,
+        task: "Task",
         *,
         seed: int,
         folder: RunFolder | None,

@@ -13,12 +13,12 @@ import torch
 from bayesrnn import kernels
 from bayesrnn._version import __version__
 from bayesrnn.lab.engine.loop import Run
+from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import data_name
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs.folder import FORMAT
 from bayesrnn.lab.runs.opening import Files, file_digests
 from bayesrnn.lab.runs.record import Record
-from bayesrnn.lab.tasks.base import evaluating
 
 
 def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
@@ -13,10 +13,13 @@ from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, check_format
 from bayesrnn.lab.runs.opening import check_digests, check_files
-from bayesrnn.lab.tasks.base import Task, task_class
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _differences(name: str, recipe: Recipe) -> str:
     return ""
 
 
-def describe(folder: RunFolder, config: dict[str, Any], task: Task, *, resume: bool) -> None:
+def describe(folder: RunFolder, config: dict[str, Any], task: "Task", *, resume: bool) -> None:
     """Write the files that describe the run; with ``resume``, check that they are the same."""
     provenance.commit()  # now: the checkout may have changed when the run ends
     files = task.files()
@@ -136,7 +139,7 @@ def _was_killed_at_birth(folder: RunFolder, files: Iterable[str]) -> bool:
     return not there and not checkpoint.any_saved(folder.path)
 
 
-def _check_resumed(folder: RunFolder, config: dict[str, Any], task: Task) -> None:
+def _check_resumed(folder: RunFolder, config: dict[str, Any], task: "Task") -> None:
     files = task.files()
     try:
         before = read_json(folder.path / "config.json")

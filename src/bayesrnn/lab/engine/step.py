@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from bayesrnn import draws, kernels
 from bayesrnn.lab.engine.ranks import Ranks, Share
 from bayesrnn.lab.recipes.schema import Train
-from bayesrnn.lab.tasks.base import Task
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.base import Task
 
 _WARM_UP = 3
 TOTALS = ("steps", "loss", "nll", "kl", "sharpening", "gradient_norm")

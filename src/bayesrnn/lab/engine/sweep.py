@@ -34,11 +34,11 @@ from bayesrnn.lab.engine.space import (
 )
 from bayesrnn.lab.engine.study import FILE, check_folder, dead, load_optuna, open_study, quiet, worker
 from bayesrnn.lab.reading import as_given, data_name, read_json
+from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.files import write_file
 from bayesrnn.lab.runs.folder import MARKER, Busy
 from bayesrnn.lab.runs.record import RECORD, Record, read
-from bayesrnn.lab.tasks.base import task_class
 
 DATABASE = "sweep.db"
 _TRIES = 3  # of a trial that is killed repeatedly

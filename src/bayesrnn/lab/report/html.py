@@ -1,74 +1,123 @@
-"""One HTML page with everything inside: it can be mailed, and opened without a network."""
+"""HTML from templates: pages with everything inside, which can be mailed and opened without a network.
+
+Text is escaped wherever it enters a template; what these functions return is HTML already and is not escaped again.
+"""
 
 import base64
-import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --soft: #595959; --line: #d5d5d5; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ececec; --paper: #161616; --soft: #b0b0b0; --line: #444; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1.2rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: bottom; }
-th:first-child { text-align: left; } thead th { color: var(--soft); font-weight: 600; font-size: .85rem; }
-tbody th { font-weight: 600; white-space: nowrap; }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-figure { margin: 1rem 0; } figcaption, footer { color: var(--soft); font-size: .88rem; }
-pre { overflow-x: auto; padding: .7rem; border: 1px solid var(--line); border-radius: 4px; font-size: .85rem; }
-dt { font-weight: 600; } dd { margin: 0 0 .5rem; }
-"""
+from bayesrnn.lab.report.shades import SHADES
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def _environment(folder: Path = _TEMPLATES) -> "Environment":
+    """Templates of a task's folder, then those of reports."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader([folder, _TEMPLATES])
+    made = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    made.globals["shades"] = SHADES
+    return made
+
+
+def render(template: str, *, folder: Path = _TEMPLATES, **values: Any) -> str:
+    """A template with these values; ``folder`` is where a task keeps templates of its own."""
+    return _environment(folder).get_template(template).render(**values)
+
+
+def _block(name: str, *values: Any) -> "Markup":
+    made: Markup = getattr(_blocks(), name)(*values)
+    return made
+
+
+@cache
+def _blocks() -> Any:
+    return _environment().get_template("blocks.html").module
 
 
 def page(title: str, sections: Sequence[str], *, footer: str = "") -> str:
-    """A whole page. ``title`` and ``footer`` are text; ``sections`` are HTML from the functions below."""
-    title = html.escape(title)
-    body = "\n".join(sections)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}\n</main>\n"
-        f"<footer>{html.escape(footer)}</footer>\n</body>\n</html>\n"
-    )
+    """A whole page. ``sections`` are HTML from the functions below."""
+    return render("page.html", title=title, sections=sections, footer=footer, generator="")
 
 
-def paragraphs(*texts: str) -> str:
-    return "\n".join(f"<p>{html.escape(text)}</p>" for text in texts)
+def paragraphs(*texts: str) -> "Markup":
+    return _block("paragraphs", texts)
 
 
-def bullets(texts: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in texts) + "</ul>"
+def bullets(texts: Sequence[str]) -> "Markup":
+    return _block("bullets", texts)
 
 
-def heading(text: str) -> str:
-    return f"<h2>{html.escape(text)}</h2>"
+def heading(text: str, level: int = 2) -> "Markup":
+    return _block("heading", text, level)
 
 
-def breakable(name: str) -> str:
-    """A name that may go on in the next line after a dot or the like, not in a number: it has no spaces."""
-    return re.sub(r"([_=]|\.(?!\d))", r"\1<wbr>", html.escape(name))
+def breakable(name: str) -> "Markup":
+    """A name that may break after a dot, an underscore or an equals sign, but not within a number."""
+    return _block("breakable", re.split(r"(?<=[_=])|(?<=\.)(?!\d)", name))
 
 
-def wide(inner: str) -> str:
+def wide(inner: "Markup") -> "Markup":
     """HTML that scrolls sideways on a narrow screen instead of widening the page."""
-    return f'<div class="wide" tabindex="0">{inner}</div>'
+    return _block("wide", inner)
 
 
-def image(png: bytes, *, alt: str, caption: str = "") -> str:
-    """A PNG inside the page."""
-    data = base64.b64encode(png).decode("ascii")
-    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-    return f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(alt)}">{below}</figure>'
+def details(summary: str, inner: "Markup", *, is_open: bool = False) -> "Markup":
+    """HTML that is folded away below a summary."""
+    return _block("details", summary, inner, is_open)
 
 
-def definitions(items: Sequence[tuple[str, str]]) -> str:
-    rows = "".join(f"<dt>{html.escape(term)}</dt><dd>{html.escape(text)}</dd>" for term, text in items)
-    return f"<dl>{rows}</dl>"
+def pictures(figures: Sequence["Markup"]) -> "Markup":
+    """Pictures side by side."""
+    return _block("group", figures)
 
 
-def preformatted(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"
+def image(data: bytes, *, alt: str, caption: str = "", kind: str = "png") -> "Markup":
+    """A picture inside the page."""
+    return _block("image", base64.b64encode(data).decode("ascii"), kind, alt, caption)
+
+
+def definitions(items: Iterable[tuple[str, str]], *, code: bool = False) -> "Markup":
+    return _block("definitions", list(items), code)
+
+
+def preformatted(text: str) -> "Markup":
+    return _block("preformatted", text)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> "Markup":
+    """A table; the first cell of a row is its name. ``text``: cells are words, not numbers."""
+    return _block("table", head, list(rows), text)
+
+
+def value(text: str, *, best: bool = False, paper: str = "") -> "Markup":
+    """A number in a table, the paper's below it; empty: a dash."""
+    return _block("value", text, best, paper)
+
+
+def word(text: str, *, shade: int, line: int, title: str) -> "Markup":
+    """A word with a shade behind it and a line below it, see :mod:`bayesrnn.lab.report.shades`."""
+    return _block("word", text, shade, line, title)
+
+
+def shaded(words: Sequence["Markup"]) -> "Markup":
+    """A line of shaded words."""
+    return _block("shaded", words)
+
+
+def key(name: str, mark: str, texts: Sequence[str]) -> "Markup":
+    """What shades (``mark`` "s") or lines ("i") mean."""
+    return _block("key", name, mark, texts)

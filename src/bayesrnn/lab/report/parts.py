@@ -1,25 +1,48 @@
 """The page of a report as it grows."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from bayesrnn.lab.report import html as pages
+from bayesrnn.lab.report import html
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class SectionHTML:
+    """One section of a page."""
+
+    key: str
+    title: str
+    parts: "tuple[Markup, ...]"
 
 
 @dataclass
 class Page:
-    """The page, or a chapter of it, as it grows: sections with their pictures. A chapter has a name for its ids."""
+    """A report, or a chapter of one: sections with their pictures. The name of a chapter is part of its ids."""
 
     chapter: str = ""
-    sections: list[tuple[str, str, str]] = field(default_factory=list)
-    """Id, title, HTML."""
+    sections: list[SectionHTML] = field(default_factory=list)
     pictures: dict[str, bytes] = field(default_factory=dict)
 
-    def add(self, key: str, title: str, *parts: str) -> None:
-        self.sections.append((self._named(key), title, "\n".join(parts)))
+    @property
+    def level(self) -> int:
+        """Of the headings of sections."""
+        return 3 if self.chapter else 2
 
-    def figure(self, name: str, png: bytes, *, alt: str, caption: str = "") -> str:
+    def add(self, key: str, title: str, *parts: "Markup") -> None:
+        """Add a section of HTML from :mod:`bayesrnn.lab.report.html`."""
+        self.sections.append(SectionHTML(self._named(key), title, parts))
+
+    def figure(self, name: str, png: bytes, *, alt: str, caption: str = "") -> "Markup":
+        """A picture inside the page, which is also a file beside it."""
         self.pictures[f"{self._named(name)}.png"] = png
-        return pages.image(png, alt=alt, caption=caption)
+        return html.image(png, alt=alt, caption=caption)
+
+    def heading(self, text: str) -> "Markup":
+        """A heading within a section."""
+        return html.heading(text, self.level + 1)
 
     def _named(self, key: str) -> str:
         return f"{file_name(self.chapter)}-{key}" if self.chapter else key

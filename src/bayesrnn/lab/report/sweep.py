@@ -1,8 +1,9 @@
 """A grid over two settings as a picture."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from bayesrnn.lab.report.plots import COLOURS, canvas, png
 
 
 def heat_map(
@@ -15,8 +16,6 @@ def heat_map(
         keys, values: the two settings and the values tried of each: the first downwards, the second to the right.
         label: what the values are.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     table = [[float("nan")] * len(values[1]) for _ in values[0]]
@@ -25,8 +24,7 @@ def heat_map(
             place = [list(values[i]).index(row["settings"][keys[i]]) for i in (0, 1)]
             table[place[0]][place[1]] = row["value"]
     height, width = len(values[0]), len(values[1])
-    figure = Figure(figsize=(2.6 + 0.9 * width, 1.8 + 0.6 * height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = canvas((2.6 + 0.9 * width, 1.8 + 0.6 * height), dpi=150)
     axes = figure.add_subplot()
     known = sorted(v for line in table for v in line if v == v)
     # The scale ends at four fifths of the runs, so that one that diverged does not take all the shades.
@@ -40,7 +38,7 @@ def heat_map(
             axes.text(j, i, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
             if known and value == low:
                 axes.add_patch(
-                    Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, edgecolor="#D55E00", linewidth=2.5)
+                    Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, edgecolor=COLOURS[1], linewidth=2.5)
                 )
     for ticks, tried in ((axes.set_xticks, values[1]), (axes.set_yticks, values[0])):
         ticks(range(len(tried)), [f"{v:g}" if isinstance(v, float) else str(v) for v in tried])
@@ -48,6 +46,4 @@ def heat_map(
     axes.set_ylabel(keys[0])
     axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=axes, label=label, extend="max" if known and known[-1] > top else "neither")
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return png.getvalue()
+    return png(figure)

@@ -1,11 +1,11 @@
 """Tables: described once, shown in the terminal, as HTML or as Markdown."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from rich.table import Table
 
 Row = Mapping[str, Any]
@@ -37,16 +37,17 @@ def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | N
     return table
 
 
-def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(column.heading)}</th>' for column in columns)
-    lines = []
-    for row in rows:
-        name, *rest = (html.escape(column.text(row)) for column in columns)
-        lines.append(f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> "Markup":
+    """For a page."""
+    from bayesrnn.lab.report import html
+
+    cells = [[column.text(row) for column in columns] for row in rows]
+    return html.table([column.heading for column in columns], cells)
 
 
 def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """For documentation."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -29,8 +29,7 @@ A task with minibatches of independent examples gets 1 and 2 from :class:`Miniba
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +37,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.metrics import Metric
+from bayesrnn.lab.modules import evaluating as evaluating
+from bayesrnn.lab.modules import weights_digest as weights_digest
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
@@ -46,6 +48,8 @@ from bayesrnn.lab.runs.opening import Files as Files
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
+    from bayesrnn.lab.runs.opening import OpenedRun
+    from bayesrnn.lab.tasks.signature import Signature
     from bayesrnn.likelihoods import Likelihood
 
 Say = Callable[[str], None]
@@ -59,15 +63,6 @@ def merge_draws(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     """
     stale = {key for key in kept if key == "draws_seed" or "_mc" in key} if new.get("samples") == 0 else set()
     return {**{key: value for key, value in kept.items() if key not in stale}, **new}
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Of all weights, the same on every machine."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 class Task:
@@ -97,8 +92,24 @@ class Task:
     """The command that a run of this task is mostly used with."""
     artifacts: ClassVar[tuple[str, ...]] = ()
     """Files that ``bayesrnn evaluate`` writes into the run folder besides its metrics; JSON that names the program."""
-    paper_figures: ClassVar[Mapping[str, str]] = {}
-    """Fields of ``sections.paper`` to the record's metric that each is to be compared with."""
+    metrics: ClassVar[Sequence[Metric]] = ()
+    """What runs are compared by, in the order of a table; those with a ``paper_key`` stand beside the paper's value."""
+    details: ClassVar[Sequence[Metric]] = ()
+    """Further metrics, which a report folds away."""
+    conditions: ClassVar[Sequence[str]] = ("samples", "draws_seed")
+    """Keys among a record's metrics that say how the others were measured."""
+    draw_options: ClassVar[Sequence[str]] = ("samples",)
+    """Options of ``bayesrnn evaluate`` that are about draws, and are refused for a model without noise."""
+    report_sections: ClassVar[Sequence[str | Callable[..., None]]] = ()
+    """Sections that a report of such runs has besides those of every run: functions, or ``module:function``.
+
+    See :mod:`bayesrnn.lab.report.sections` for what they are called with.
+    """
+    commands: ClassVar[Mapping[str, str | Callable[..., Any]]] = {}
+    """Further commands of ``bayesrnn``: names to functions for typer, or to ``module:function``.
+
+    A package that has them as ``COMMANDS`` in its ``__init__`` is not imported further before one is called.
+    """
 
     model: nn.Module
     folder: Path | None = None
@@ -248,6 +259,43 @@ class Task:
         """A record's metrics under the names that a report shows."""
         return dict(metrics)
 
+    @classmethod
+    def paper_values(cls, settings: Mapping[str, Any]) -> dict[str, float]:
+        """Published values in a recipe's settings, by the metric that each is to be compared with."""
+        paper = settings.get("paper")
+        values = paper if isinstance(paper, dict) else {}
+        found = {metric.key: values.get(metric.paper_key) for metric in cls.metrics if metric.paper_key}
+        return {
+            key: float(value)
+            for key, value in found.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+
+    @staticmethod
+    def table(metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The rows that ``bayesrnn evaluate`` prints, by name: all metrics that are not lists or dicts."""
+        return {key: value for key, value in metrics.items() if not isinstance(value, list | dict)}
+
+    @staticmethod
+    def remarks(metrics: Mapping[str, Any]) -> list[str]:
+        """Sentences that ``bayesrnn evaluate`` prints below the table."""
+        return []
+
+    @staticmethod
+    def analyse(run: "OpenedRun", known: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """What a report computes from a run's weights for this task's sections; ``known`` are the record's metrics."""
+        return {}
+
+    @staticmethod
+    def exported(model: nn.Module) -> nn.Module:
+        """The part of a trained model that predictions need."""
+        return model
+
+    @classmethod
+    def signature(cls, run: "OpenedRun") -> "Signature":
+        """How the model is called, for ``bayesrnn export``."""
+        raise UserError(f"A {run.recipe.task} task does not say how its model is called; use --format torch.")
+
     def describe(self) -> str:
         """One line on the data, said at the start."""
         return f"{counted(self.steps, 'step')} of {self.examples_per_step:,} {self.unit} per epoch on {self.device}."
@@ -374,14 +422,3 @@ def recipe_elbo(
     if settings.kind == "none":
         options["kl_weight"] = 0.0
     return br.ELBO(model, likelihood, num_data=num_data, check_finite=False, **options)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block, without gradients of the caller's making; the mode as it was afterwards."""
-    was = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was)

@@ -12,8 +12,8 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.model import Captioner
 from bayesrnn.lab.tasks.captioning.task import PADDING, Captioning, captioner_of, split_of
-from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.text import EOS, Vocabulary
+from bayesrnn.lab.text import word_dropout
 
 F, V, H = 7, 11, 6
 NAMES = ("caption-dropout", "caption-variational", "caption-bbb", "caption-bbb-masks")
@@ -289,7 +289,7 @@ class TestTask:
         task = task_of("caption-bbb-masks", pictures, "init=0.5")
         model, part = task.model.eval(), task.splits["test"]
         options = {"end": task.end, "vocabulary": len(task.vocabulary), "beam": 1, "max_words": 5}
-        with scoring.word_dropout(model, on=False), torch.no_grad():
+        with word_dropout(model, on=False), torch.no_grad():
             said = caption_search.find_captions(model, part.features, **options, held=[7])
             other = caption_search.find_captions(model, part.features, **options, held=[8])
             one = caption_search.drawn(model, Draw(7))

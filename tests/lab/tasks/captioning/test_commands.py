@@ -17,7 +17,7 @@ from bayesrnn.lab.tasks.captioning import evaluation as caption_evaluation
 from bayesrnn.lab.tasks.captioning import gallery as galleries
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
-from bayesrnn.lab.tasks.captioning.description import Description, Word, describe
+from bayesrnn.lab.tasks.captioning.description import CaptionWord, Description, describe
 
 CPU = torch.device("cpu")
 
@@ -412,7 +412,7 @@ class TestGallery:
         assert [galleries.level(v, galleries.ENTROPY_LEVELS) for v in (0, 0.5, 1.9, 2, 9)] == [0, 1, 2, 3, 4]
 
     def test_shade_and_line_follow_the_uncertainty(self):
-        words = [Word("a<b", 0.9, 0.1, 0.0), Word("dog", 0.2, 3.5, 0.15)]
+        words = [CaptionWord("a<b", 0.9, 0.1, 0.0), CaptionWord("dog", 0.2, 3.5, 0.15)]
         page = galleries.gallery([Description("i&j.jpg", words, ["a <cat>"])], [None], title="Captions")
         assert '<span class="w e0 m0"' in page
         assert '<span class="w e4 m3" title="entropy 3.50, mutual information 0.150 nats">dog</span>' in page

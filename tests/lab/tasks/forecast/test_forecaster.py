@@ -132,7 +132,7 @@ class TestComponents:
         assert model.share == "sequence"
 
     def test_each_network_s_best_weights_are_kept(self):
-        """Trained weights are used in train mode, kept ones in eval mode; a score that is no lower keeps nothing."""
+        """OpenedRun weights are used in train mode, kept ones in eval mode; a score that is no lower keeps nothing."""
         model, x = self.mixed(2), torch.randn(8, 5, 1)
 
         def moved(by):
@@ -322,8 +322,8 @@ class TestAhead:
         variance = sigma**2 * (1 - phi ** (2 * steps)) / (1 - phi**2)
         error = (variance / 20_000).sqrt()
         assert bool(((ahead.mean - last * phi**steps).abs() < 5 * error).all())
-        torch.testing.assert_close(ahead.aleatoric, variance.sqrt(), rtol=5 / math.sqrt(2 * 20_000), atol=0)
-        assert not ahead.epistemic.any()
+        torch.testing.assert_close(ahead.aleatoric_std, variance.sqrt(), rtol=5 / math.sqrt(2 * 20_000), atol=0)
+        assert not ahead.epistemic_std.any()
         reach = 1.6448536 * variance.sqrt()
         torch.testing.assert_close(ahead.high - ahead.low, 2 * reach, rtol=0.05, atol=0)
 
@@ -333,8 +333,8 @@ class TestAhead:
         ahead = self.unscaled(q, 4.0).ahead(3, samples=600, seed=0)
         phi = 0.5 + 0.1 * torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         expected = torch.stack([(4.0 * phi**h).std() for h in (1, 2, 3)])
-        torch.testing.assert_close(ahead.epistemic, expected, rtol=0.15, atol=0)
-        assert float(ahead.aleatoric[0]) == pytest.approx(0.3, rel=1e-3)
+        torch.testing.assert_close(ahead.epistemic_std, expected, rtol=0.15, atol=0)
+        assert float(ahead.aleatoric_std[0]) == pytest.approx(0.3, rel=1e-3)
 
     @pytest.mark.parametrize("seed", [0, 1, 2])
     def test_a_small_part_of_the_model_is_seen_through_large_noise(self, seed):
@@ -344,10 +344,10 @@ class TestAhead:
         phi = 0.9 + 0.01 * torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         expected = torch.stack([(4.0 * phi**h).std() for h in range(1, 13)])
         found = one.ahead(12, samples=200, seed=seed)
-        torch.testing.assert_close(found.epistemic, expected, rtol=4 / math.sqrt(2 * 200), atol=0)
+        torch.testing.assert_close(found.epistemic_std, expected, rtol=4 / math.sqrt(2 * 200), atol=0)
         steps = torch.arange(1, 13, dtype=torch.float64)
         noise = ((1 - 0.9 ** (2 * steps)) / (1 - 0.9**2)).sqrt()
-        torch.testing.assert_close(found.aleatoric, noise, rtol=0.06, atol=0)
+        torch.testing.assert_close(found.aleatoric_std, noise, rtol=0.06, atol=0)
 
     @pytest.mark.parametrize("twins", [1, 2])
     def test_the_two_variances_of_futures_are_not_biased(self, twins):
@@ -379,7 +379,7 @@ class TestAhead:
         one = made(network(recurrent_dropout=0.3), wave(), memory=30)
         ahead, walk = one.ahead(2, samples=5, seed=2), one.walk(samples=5, seed=2)
         torch.testing.assert_close(ahead.mean, walk.forecast.mean[-1, :2])
-        torch.testing.assert_close(ahead.epistemic, walk.forecast.epistemic[-1, :2].sqrt())
+        torch.testing.assert_close(ahead.epistemic_std, walk.forecast.epistemic[-1, :2].sqrt())
         assert ahead.direct == 2
 
     def test_a_future_keeps_its_draw(self):
@@ -461,7 +461,7 @@ def test_the_table_of_a_walk():
     table = walk.table(lambda step: f"step {step}", level=0.8)
     assert len(table) == len(walk.origins) * 3
     assert list(table.columns) == [
-        "origin", "step", "date", "actual", "mean", "median", "low", "high", "aleatoric_sd", "epistemic_sd",
+        "origin", "step", "date", "actual", "mean", "median", "low", "high", "aleatoric_std", "epistemic_std",
     ]  # fmt: skip
     row = table.iloc[7]  # of the third origin, two steps ahead
     first = walk.origins[2]

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
-from bayesrnn.lab.tasks.language import evaluation, scoring
+from bayesrnn.lab.tasks.language import scoring, streams
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.dynamic import RMS_LR, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
 from bayesrnn.lab.tasks.language.text import windows
 
@@ -56,7 +58,7 @@ def test_each_rule_has_a_rate_of_its_own(text_folder):
     """The recipe's is for SGD; by the RMS rule it would be hundreds of times too large."""
     task = task_of("small-variational", text_folder)
     assert task.evaluate(dynamic=True)["dynamic_lr"] == task.recipe.evaluate.dynamic_lr
-    assert task.evaluate(dynamic=True, dynamic_rule="rms")["dynamic_lr"] == evaluation.RMS_LR
+    assert task.evaluate(dynamic=True, dynamic_rule="rms")["dynamic_lr"] == RMS_LR
 
 
 def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
@@ -115,7 +117,7 @@ def test_the_state_is_carried_where_training_does(text_folder):
     task = task_of("unregularised-medium", text_folder)
     found = task.evaluate(samples=0)
     assert found["test_perplexity"] == pytest.approx(language.perplexity(task.model, task.streams.test), rel=1e-5)
-    assert evaluation.reset_of(task) is None
+    assert streams.reset_of(task.recipe) is None
 
 
 @pytest.mark.parametrize("name", ["small-variational", "brnn-medium"])
@@ -287,7 +289,10 @@ def test_worse_than_all_words_being_equally_likely_has_diverged(text_folder, ini
 
 @pytest.mark.parametrize(("perplexity", "limit"), [(80.0, 1e4), (1e4, 2e4), (3e4, 6e4)])
 def test_what_no_learning_may_end_above(perplexity, limit):
-    assert evaluation._diverged_above(perplexity, 10_000) == limit
+    streams = SimpleNamespace(vocabulary=range(10_000))
+    run = SimpleNamespace(recipe=load("small-plain"))
+    found = DynamicEvaluation(run, streams, "sgd", [0.1], [0.0], {"valid": perplexity}, print)
+    assert found.limit("valid") == limit
 
 
 def test_a_rate_that_diverges_on_the_test_text_alone(text_folder, monkeypatch):
@@ -356,7 +361,7 @@ def test_a_temperature_at_an_end_is_said(text_folder):
         task.model.decoder.weight.mul_(40)
     said = []
     assert task.evaluate(samples=0, temperature=True, say=said.append)["temperature"] == pytest.approx(10)
-    assert "temperature 10 is an end of the range that is looked at; the best one is beyond it" in said
+    assert "temperature 10 is an end of the range that is searched; the best one is beyond it" in said
 
 
 def test_dynamic_evaluation_says_its_rule(text_folder):

@@ -8,6 +8,7 @@ from bayesrnn import draws
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.text import word_dropout
 from bayesrnn.prediction.weights import HeldDraws
 
 STREAM = torch.randint(9, (60, 1), generator=torch.Generator().manual_seed(2))
@@ -72,7 +73,7 @@ def test_rows_of_a_batch_are_independent_draws():
 def test_word_dropout_can_be_off():
     model = model_of("variational-tied-medium")
     rate = model.embed.word_dropout
-    with scoring.word_dropout(model, on=False):
+    with word_dropout(model, on=False):
         assert model.embed.word_dropout == 0
     assert model.embed.word_dropout == rate > 0
 

@@ -1,1 +1,3 @@
 """Captions for images."""
+
+COMMANDS = {"caption": f"{__name__}.commands:command"}

@@ -10,12 +10,11 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.task import captioner_of, vocabulary_of
-from bayesrnn.lab.tasks.language import scoring
-from bayesrnn.lab.tasks.language.text import EOS, UNK
+from bayesrnn.lab.text import EOS, UNK, word_dropout
 
 
 @dataclass(frozen=True)
-class Word:
+class CaptionWord:
     """A word, its probability, and the uncertainty of the prediction it was taken from, in nats."""
 
     word: str
@@ -29,7 +28,7 @@ class Description:
     """An image's caption, word by word, and the captions of single draws."""
 
     image: str
-    words: list[Word]
+    words: list[CaptionWord]
     draws: list[str]
 
     @property
@@ -79,7 +78,7 @@ def describe(
         "max_words": run.recipe.evaluate.max_words,
     }
     seeds = caption_search.seeds(max(samples, draws), seed)
-    with scoring.word_dropout(run.model, on=False):
+    with word_dropout(run.model, on=False):
         held = seeds[:samples] if average else ()
         found = caption_search.find_captions(run.model, features, **search, held=held)
         ids = [one.words for one in found]
@@ -90,7 +89,7 @@ def describe(
     return [
         Description(
             name,
-            [Word(w, *values) for w, values in zip(vocabulary.decode(words), unsure[i], strict=False)],
+            [CaptionWord(w, *values) for w, values in zip(vocabulary.decode(words), unsure[i], strict=False)],
             [" ".join(vocabulary.decode(of_draw[i].words)) for of_draw in each],
         )
         for i, (name, words) in enumerate(zip(names, ids, strict=True))

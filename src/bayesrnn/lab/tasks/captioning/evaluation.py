@@ -18,8 +18,7 @@ from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import CaptionedImages, References, words
 from bayesrnn.lab.tasks.captioning.consensus import most_typical
 from bayesrnn.lab.tasks.captioning.search import Found
-from bayesrnn.lab.tasks.language import scoring
-from bayesrnn.lab.tasks.language.text import UNK
+from bayesrnn.lab.text import UNK, word_dropout
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.captioning.task import Captioning
@@ -164,7 +163,7 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
         say(f"perplexity, {split}")
         found[f"{split}_perplexity"] = task.perplexity(split)
         if samples:
-            with scoring.word_dropout(task.model, on=False):
+            with word_dropout(task.model, on=False):
                 found[f"{split}_perplexity_mc"] = task.perplexity(split, samples=samples, seed=seed)
     return found
 
@@ -202,7 +201,7 @@ def _found(
 
 def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
     """The best caption of each image, by the average of these draws, or by the mean."""
-    with scoring.word_dropout(task.model, on=False):
+    with word_dropout(task.model, on=False):
         return caption_search.find_captions(
             task.model,
             task.splits[split].features,
@@ -245,7 +244,7 @@ def _described(
             for name, one in zip(part.names, found, strict=True)
         }
     ids = [one.words for one in found]
-    with scoring.word_dropout(task.model, on=False):
+    with word_dropout(task.model, on=False):
         unsure = caption_search.word_uncertainty(
             task.model, part.features, ids, end=task.end, vocabulary=len(vocabulary), samples=samples, seed=seed
         )

@@ -1,6 +1,7 @@
 """The network of captioning: an image's features, then words, through one LSTM (arXiv 1411.4555)."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,3 +113,14 @@ class Captioner(nn.Module):
         if features is not None:
             hidden = hidden[1:]
         return run_linear(self.decoder, self.step_drop(self.drop(hidden))), state
+
+
+class WithFeatures(nn.Module):
+    """A captioner that is called with positional arguments: features of the image, and the words so far."""
+
+    def __init__(self, captioner: nn.Module) -> None:
+        super().__init__()
+        self.captioner = captioner
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Any:
+        return self.captioner(tokens, features=features)

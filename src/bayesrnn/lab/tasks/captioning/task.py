@@ -1,14 +1,14 @@
 """Image captioning in the shape of Show and Tell (arXiv 1411.4555): features of the image are the LSTM's first input.
 
 The features go through a linear layer and enter the LSTM before the first word; the LSTM then predicts word after
-word up to the end. Trained with ordinary dropout, with variational dropout, or with Bayes by Backprop.
+word up to the end. OpenedRun with ordinary dropout, with variational dropout, or with Bayes by Backprop.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +18,19 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
+from bayesrnn.lab.tasks.captioning import COMMANDS
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
 from bayesrnn.lab.tasks.captioning.image_features import feature_file, features_of
-from bayesrnn.lab.tasks.captioning.model import Captioner
+from bayesrnn.lab.tasks.captioning.metrics import CONDITIONS, DETAILS, METRICS
+from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
 from bayesrnn.lab.tasks.captioning.settings import SECTIONS
-from bayesrnn.lab.tasks.language.text import EOS, Vocabulary
+from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
+from bayesrnn.lab.text import EOS, Vocabulary
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 PADDING = -100
 _VOCABULARY, _FEATURES = "vocabulary.txt", "features.json"
@@ -84,10 +88,14 @@ class Captioning(Task):
     artifacts = ("captions.json",)
     unit = "words"
     source = "images"
-    paper_figures: ClassVar[Mapping[str, str]] = {
-        "test": "test_perplexity",
-        **{name: f"test_{name}" for name in ("bleu1", "bleu2", "bleu3", "bleu4", "cider")},
-    }
+    metrics, details, conditions = METRICS, DETAILS, CONDITIONS
+    draw_options = ("samples", "decode_samples")
+    commands = COMMANDS
+    report_sections = (
+        "bayesrnn.lab.tasks.captioning.sections:selective",
+        "bayesrnn.lab.report.weights:signal_to_noise",
+        "bayesrnn.lab.report.weights:patterns",
+    )
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
@@ -247,6 +255,15 @@ class Captioning(Task):
             again=again,
             say=say,
         )
+
+    @classmethod
+    def signature(cls, run: "OpenedRun") -> Signature:
+        size, device = len(captioner_of(run.model).shift), next(run.model.parameters()).device
+        images = torch.zeros(ROWS, size, device=device)
+        tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=device)
+        axes = ("batch", size), ("time", "batch")
+        model = WithFeatures(run.model)
+        return Signature(model, (images, tokens), ("features", "tokens"), ("logits", "h", "c"), axes)
 
     def describe(self) -> str:
         unknown = ", ".join(f"{count:,} in {split}" for split, count in self.unknown.items())

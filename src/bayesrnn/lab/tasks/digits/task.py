@@ -18,10 +18,13 @@ from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
+from bayesrnn.lab.tasks.digits.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
+from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 _CONVOLUTIONS = (20, 50)  # LeNet's channels
 _KERNEL = 5
@@ -108,7 +111,13 @@ class Digits(Task):
     metric = "valid_error"
     unit = "images"
     source = "images"
-    paper_figures = {"test_error": "test_error", "test_error_mc": "test_error_mc"}  # noqa: RUF012
+    metrics, details = METRICS, DETAILS
+    report_sections = (
+        "bayesrnn.lab.tasks.digits.sections:unfamiliar",
+        "bayesrnn.lab.report.weights:signal_to_noise",
+        "bayesrnn.lab.report.weights:pruning",
+        "bayesrnn.lab.report.weights:patterns",
+    )
     limit = 20.0
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
@@ -181,6 +190,11 @@ class Digits(Task):
         for split, (images, labels) in self._splits().items():
             found |= {f"{split}_{key}": v for key, v in measures.errors(self._beliefs(images), labels).items()}
         return found
+
+    @classmethod
+    def signature(cls, run: "OpenedRun") -> Signature:
+        images = torch.zeros(ROWS, 1, data_.SIDE, data_.SIDE, device=next(run.model.parameters()).device)
+        return Signature(run.model, (images,), ("images",), ("logits",), (("batch", 1, data_.SIDE, data_.SIDE),))
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
         """Errors, calibration, detection of images that are no digits, a digit that turns, pruning.

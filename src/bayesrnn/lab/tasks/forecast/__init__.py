@@ -1,1 +1,3 @@
-"""Forecasts of time series."""
+"""Forecasts of a series with intervals."""
+
+COMMANDS = {"forecast": f"{__name__}.commands:command"}

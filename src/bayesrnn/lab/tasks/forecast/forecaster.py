@@ -52,7 +52,7 @@ class Walk:
         low, high = self.forecast.interval(level)
         found = self.forecast
         columns = {"actual": self.actual, "mean": found.mean, "median": found.quantile(0.5), "low": low, "high": high}
-        columns |= {"aleatoric_sd": found.aleatoric.sqrt(), "epistemic_sd": found.epistemic.sqrt()}
+        columns |= {"aleatoric_std": found.aleatoric.sqrt(), "epistemic_std": found.epistemic.sqrt()}
         steps = [(t, h) for t in self.origins for h in range(1, horizon + 1)]
         names = {t: label(t) for t in range(self.origins.start, self.origins.start + count + horizon)}
         about = {"origin": [names[t] for t, _ in steps], "step": [h for _, h in steps]}
@@ -67,8 +67,8 @@ class Ahead:
     mean: Tensor
     low: Tensor
     high: Tensor
-    aleatoric: Tensor
-    epistemic: Tensor
+    aleatoric_std: Tensor
+    epistemic_std: Tensor
     direct: int
     """So many steps come straight from the model; later ones from sampled roll-outs."""
 

@@ -6,32 +6,22 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-from bayesrnn.lab.report import figures
-from bayesrnn.lab.report.figures import png, short, shown
-from bayesrnn.lab.report.plots import COLOURS
+from bayesrnn.lab.report.plots import COLOURS, canvas, plain, png, short, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLACK, FORECAST, _MODEL = "#222222", COLOURS[1], COLOURS[0]
-_NARROW = (4.6, 3.9)
+BLACK, FORECAST, MODEL = "#222222", COLOURS[0], COLOURS[1]
+_DPI = 150
+_NARROW, _WIDE = (4.6, 3.9), (7.2, 3.8)
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 
 
-def _figure(width: float = 7.2, height: float = 3.8) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=min(150, figures.DPI), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def tidy(axes: "Axes") -> None:
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+def columns_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a record under their present names: older ones call standard deviations aleatoric and epistemic."""
+    stds = {f"{key}_std": record[key] for key in ("aleatoric", "epistemic") if key in record}
+    return {**stds, **record}
 
 
 def _shown(rows: Mapping[str, Sequence[float]], keys: Sequence[str]) -> dict[str, list[float]]:
@@ -58,14 +48,14 @@ def _date_ticks(axes: "Axes", labels: Sequence[str], most: int = 7) -> None:
 def _bands(axes: "Axes", x: Sequence[int], rows: Mapping[str, Sequence[float]], level: float) -> None:
     """The whole interval, light, and inside it the part that comes from not knowing the weights, dark."""
     reach = NormalDist().inv_cdf((1 + level) / 2)
-    dark_low = [m - reach * e for m, e in zip(rows["mean"], rows["epistemic"], strict=True)]
-    dark_high = [m + reach * e for m, e in zip(rows["mean"], rows["epistemic"], strict=True)]
+    dark_low = [m - reach * e for m, e in zip(rows["mean"], rows["epistemic_std"], strict=True)]
+    dark_high = [m + reach * e for m, e in zip(rows["mean"], rows["epistemic_std"], strict=True)]
     axes.fill_between(
         x, rows["low"], rows["high"], color=FORECAST, alpha=0.22, linewidth=0, label=f"{level:.0%} interval"
     )
-    if any(e > 0 for e in rows["epistemic"]):
+    if any(e > 0 for e in rows["epistemic_std"]):
         name = "of this, the model's own doubt (epistemic)"
-        axes.fill_between(x, dark_low, dark_high, color=_MODEL, alpha=0.45, linewidth=0, label=short(name))
+        axes.fill_between(x, dark_low, dark_high, color=MODEL, alpha=0.45, linewidth=0, label=short(name))
     axes.plot(x, rows["mean"], color=FORECAST, linewidth=1.8, label="forecast")
 
 
@@ -82,13 +72,13 @@ def forecast_plot(
     """The end of a series and what is forecast after it. PNG bytes.
 
     Args:
-        past: the last values. rows: columns mean, low, high, epistemic of the steps after them.
+        past: the last values. rows: columns mean, low, high, epistemic_std of the steps after them.
         labels: dates of both. direct: after so many steps forecasts are sampled roll-outs, and a line says so.
         narrow: to be read on a phone; the words about that line are the page's.
     """
-    figure = _figure(*_NARROW) if narrow else _figure()
+    figure = canvas(_NARROW if narrow else _WIDE, dpi=_DPI)
     axes = figure.add_subplot()
-    past, rows = [shown(v) for v in past], _shown(rows, ("mean", "low", "high", "epistemic"))
+    past, rows = [shown(v) for v in past], _shown(rows, ("mean", "low", "high", "epistemic_std"))
     start = len(past)
     ahead = list(range(start, start + len(rows["mean"])))
     _bands(axes, ahead, rows, level)
@@ -102,7 +92,7 @@ def forecast_plot(
             )  # fmt: skip
     axes.set_ylabel(short(name))
     _date_ticks(axes, labels, 4 if narrow else 7)
-    tidy(axes)
+    plain(axes, lines="y")
     _legend_above(figure, axes, narrow, columns=4)
     return png(figure)
 
@@ -116,15 +106,14 @@ def walked(
     last: int,
     narrow: bool = False,
 ) -> bytes:
-    """Forecasts one step ahead beside what came, and the two uncertainties below. PNG bytes.
+    """Forecasts one step ahead beside what came; below, both uncertainties. PNG bytes.
 
     Args:
-        columns: mean, low, high, aleatoric, epistemic and actual, one value per date.
-        last: how many dates are shown.
+        columns: mean, low, high, actual, aleatoric_std and epistemic_std, one value per date.
     """
-    keys = ("mean", "low", "high", "aleatoric", "epistemic", "actual")
+    keys = ("mean", "low", "high", "aleatoric_std", "epistemic_std", "actual")
     rows = _shown({key: columns[key][-last:] for key in keys}, keys)
-    figure = _figure(_NARROW[0], 4.6) if narrow else _figure(height=4.8)
+    figure = canvas((_NARROW[0], 4.6) if narrow else (_WIDE[0], 4.8), dpi=_DPI)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     x = list(range(len(rows["mean"])))
     _bands(top, x, rows, level)
@@ -134,18 +123,18 @@ def walked(
              markersize=3, label="what came, inside")  # fmt: skip
     out = [i for i in x if not inside[i]]
     top.plot(out, [rows["actual"][i] for i in out], "X", color=COLOURS[3], markersize=7, label="outside")
-    below.plot(x, rows["aleatoric"], color=FORECAST, linewidth=1.4, label="noise in the data (aleatoric)")
+    below.plot(x, rows["aleatoric_std"], color=FORECAST, linewidth=1.4, label="noise in the data (aleatoric)")
     below.plot(
-        x, rows["epistemic"], color=_MODEL, linewidth=1.4, linestyle=(0, (4, 2)), label="the model's (epistemic)"
+        x, rows["epistemic_std"], color=MODEL, linewidth=1.4, linestyle=(0, (4, 2)), label="the model's (epistemic)"
     )
-    highest = max((v for v in [*rows["aleatoric"], *rows["epistemic"]] if not math.isnan(v)), default=0.0)
+    highest = max((v for v in [*rows["aleatoric_std"], *rows["epistemic_std"]] if not math.isnan(v)), default=0.0)
     below.set_ylim(0, (2.2 if narrow else 1.5) * highest if highest > 0 else 1)  # room for the legend
     below.set_ylabel("sd" if narrow else "std. deviation")
     below.legend(frameon=False, fontsize=8, ncols=1 if narrow else 2, loc="upper left")
     top.set_ylabel(short(name))
     _date_ticks(below, dates[-last:], 4 if narrow else 7)
     for axes in (top, below):
-        tidy(axes)
+        plain(axes, lines="y")
     _legend_above(figure, top, narrow, columns=3)
     return png(figure)
 

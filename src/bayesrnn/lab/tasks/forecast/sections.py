@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bayesrnn.lab.report import figures
-from bayesrnn.lab.report import html as pages
+from bayesrnn.lab.report import html
+from bayesrnn.lab.report import plots as drawing
+from bayesrnn.lab.report.analysis import Analysis
+from bayesrnn.lab.report.labels import number, part
 from bayesrnn.lab.report.parts import Page, file_name
-from bayesrnn.lab.report.wording import number, part
 from bayesrnn.lab.runs.collection import SeedGroup
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast import plots
-from bayesrnn.lab.tasks.language.measured import Measured
 
 _MOST = 2000  # values in a plot; a record has fewer
-_BANDS = ("mean", "low", "high", "epistemic")
+_BANDS = ("mean", "low", "high", "epistemic_std")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Rows:
     past: list[float]
 
 
-def ahead(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
+def ahead(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
     shown = []
     for group in groups:
         found = part(group.first.metrics, "ahead")
@@ -55,18 +55,18 @@ def ahead(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measur
         page.add(
             "ahead",
             "Forecasts",
-            pages.paragraphs(
+            html.paragraphs(
                 "What comes after the end of the series. Dark: how much of the interval comes from not knowing the "
                 "model's weights. After the dotted line a forecast is made of forecasts."
             ),
-            f'<div class="figures">{"".join(shown)}</div>',
+            html.pictures(shown),
         )
 
 
-def walk(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
+def walk(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
     shown = []
     for group in groups:
-        rows = _rows(part(group.first.metrics, "walk"), (*_BANDS, "aleatoric", "actual"), past=False)
+        rows = _rows(part(group.first.metrics, "walk"), (*_BANDS, "aleatoric_std", "actual"), past=False)
         if rows is None:
             continue
         columns, name, level = rows.columns, _series(group.first), _level(group.first)
@@ -85,12 +85,12 @@ def walk(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measure
         page.add(
             "walk",
             "One step ahead",
-            pages.paragraphs("Forecasts of the test part, each made one step before, beside what came."),
-            f'<div class="figures">{"".join(shown)}</div>',
+            html.paragraphs("Forecasts of the test part, each made one step before, beside what came."),
+            html.pictures(shown),
         )
 
 
-def by_step(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Measured]) -> None:
+def by_step(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
     named: dict[str, list[tuple[float, float]]] = {}
     bars: dict[str, tuple[list[float], list[float]]] = {}
     for group in groups:
@@ -109,22 +109,23 @@ def by_step(page: Page, groups: Sequence[SeedGroup], measured: Mapping[str, Meas
         )  # fmt: skip
         longest = max(len(points) for points in named.values())
         ticks = range(1, longest + 1, math.ceil(longest / 12))
-        png = figures.lines(named, order=order, across="steps ahead", up="test CRPS", ticks=ticks, log_y=True)
+        png = drawing.lines(named, order=order, across="steps ahead", up="test CRPS", ticks=ticks, log_y=True)
         alt = f"Score of the test part (CRPS, lower is better) by steps ahead. {said}."
         parts.append(
             page.figure("by-step", png, alt=alt, caption=f"The score by steps ahead, lower is better. {said}.")
         )
     if bars:
-        png = figures.histogram(bars, order=order, across="P(forecast ≤ what came)", up="share of values")
+        png = drawing.histogram(bars, order=order, across="P(forecast ≤ what came)", up="share of values")
         text = "Where values fell in their forecasts: flat is right, a hill is too unsure, a valley is too sure."
         heights = "; ".join(f"{label}: {min(v):.1%} to {max(v):.1%} per bin" for label, (_, v) in bars.items())
         parts.append(page.figure("pit", png, alt=f"{text} {heights}.", caption=text))
     if parts:
-        page.add("by-step", "How far it holds", f'<div class="figures">{"".join(parts)}</div>')
+        page.add("by-step", "How far it holds", html.pictures(parts))
 
 
 def _rows(found: Mapping[str, Any], names: Sequence[str], *, past: bool) -> _Rows | None:
     """What a record has to plot; None where it has not all of it, or not as many dates as values."""
+    found = plots.columns_of(found)
     columns = {name: _numbers(found.get(name)) for name in names}
     before = _numbers(found.get("past")) if past else []
     dates = found.get("date")
@@ -140,12 +141,12 @@ def _numbers(values: Any) -> list[float]:
     """The list, where it is one of finite numbers of a size that can be drawn; else nothing."""
     if not isinstance(values, list) or len(values) > _MOST:
         return []
-    fine = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= figures.LARGEST for v in values)
+    fine = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= drawing.LARGEST for v in values)
     return [float(v) for v in values] if fine else []
 
 
 def _series(run: Record) -> str:
-    columns = run.extra.get("series", {}).get("columns")
+    columns = part(run.extra, "series").get("columns")
     return columns[0][:40] if isinstance(columns, list) and columns and isinstance(columns[0], str) else "value"
 
 

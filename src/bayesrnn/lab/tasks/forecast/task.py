@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.forecaster import (
     PARTS,
     Forecaster,
@@ -26,11 +27,16 @@ from bayesrnn.lab.tasks.forecast.forecaster import (
     reliability,
 )
 from bayesrnn.lab.tasks.forecast.frames import gather
+from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
 from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
 from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, naming, read_csv
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate, Model
+from bayesrnn.lab.tasks.signature import ROWS, Signature
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 __all__ = [
     "Components",
@@ -58,6 +64,16 @@ class Forecast(Task):
     command = "forecast"
     unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0
+    metrics, details, conditions = METRICS, DETAILS, ("level", "samples", "draws_seed", "ahead.direct")
+    commands = COMMANDS
+    report_sections = (
+        "bayesrnn.lab.tasks.forecast.sections:ahead",
+        "bayesrnn.lab.tasks.forecast.sections:walk",
+        "bayesrnn.lab.tasks.forecast.sections:by_step",
+        "bayesrnn.lab.report.uncertainty:coverage",
+        "bayesrnn.lab.report.weights:signal_to_noise",
+        "bayesrnn.lab.report.weights:patterns",
+    )
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
@@ -240,7 +256,7 @@ class Forecast(Task):
         rows = walk.rows(origins)
         found = walk.forecast[rows]
         low, high = found.interval(level)
-        spreads = {"aleatoric": found.aleatoric.sqrt(), "epistemic": found.epistemic.sqrt()}
+        spreads = {"aleatoric_std": found.aleatoric.sqrt(), "epistemic_std": found.epistemic.sqrt()}
         columns = {"mean": found.mean, "low": low, "high": high, **spreads, "actual": walk.actual[rows]}
         dates = [self.series.label(t + 1) for t in origins]
         return {"date": dates, **{key: _short(column[:, 0]) for key, column in columns.items()}}
@@ -251,10 +267,24 @@ class Forecast(Task):
         steps = 3 * horizon if self.values.shape[-1] == 1 else horizon
         # Without twins, as in all records that are kept.
         found = self.forecaster.ahead(steps, samples=samples, seed=seed, level=level, mirrored=False)
-        columns = {key: _short(getattr(found, key)) for key in ("mean", "low", "high", "aleatoric", "epistemic")}
+        columns = {
+            key: _short(getattr(found, key)) for key in ("mean", "low", "high", "aleatoric_std", "epistemic_std")
+        }
         first = max(0, length - 10 * horizon)
         dates = [self.series.label(i) for i in range(first, length + steps)]
         return {"date": dates, "past": _short(self.values[first:, 0, 0]), **columns, "direct": found.direct}
+
+    @staticmethod
+    def exported(model: nn.Module) -> nn.Module:
+        """Of a mixture, the networks that were kept."""
+        return model.at_mean() if isinstance(model, Components) else model
+
+    @classmethod
+    def signature(cls, run: "OpenedRun") -> Signature:
+        plan, model = Plan.from_json(run.files[FRAME]), cls.exported(run.model)
+        steps, columns = plan.frame.window, len(plan.columns)
+        window = torch.zeros(steps, ROWS, columns, device=next(model.parameters()).device)
+        return Signature(model, (window,), ("window",), ("mean_and_log_sigma",), ((steps, "batch", columns),))
 
     def describe(self) -> str:
         series, cut, frame = self.series, self.cut, self.frame

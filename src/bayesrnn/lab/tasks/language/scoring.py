@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,20 +30,6 @@ def draws_weights(model: nn.Module) -> bool:
     """Whether a draw is one of whole weights, which rows of a batch cannot have each for themselves."""
     rates: list[Any] = [getattr(m, "rates", None) for m in model.modules()]
     return any(isinstance(m, Bayesian) for m in model.modules()) or any(r and r.weight_dropout > 0 for r in rates)
-
-
-@contextmanager
-def word_dropout(model: nn.Module, on: bool) -> Iterator[None]:
-    """Switch the dropout of word types off inside the block, as the authors did for Monte Carlo testing."""
-    layers: list[Any] = [m for m in model.modules() if hasattr(m, "word_dropout")]
-    rates = [layer.word_dropout for layer in layers]
-    try:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.word_dropout = rate if on else 0.0
-        yield
-    finally:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.word_dropout = rate
 
 
 def pieces(stream: Tensor, length: int, reset: int | None) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -198,6 +183,27 @@ def scores(
         reliability=rows,
         entropies=(entropies / words).tolist(),
     )
+
+
+@dataclass(frozen=True)
+class EntropyGaps:
+    """Scores of a text and of the same text backwards."""
+
+    forward: Scores
+    reverse: Scores
+
+    @property
+    def gaps(self) -> list[float]:
+        """Entropy on the reversed text less that on the text, of the first draw, of the first two, and so on."""
+        return [r - f for r, f in zip(self.reverse.entropies, self.forward.entropies, strict=True)]
+
+
+def entropy_gaps(
+    model: nn.Module, text: Tensor, *, samples: int = 0, seed: int = 0, reset: int | None = None
+) -> EntropyGaps:
+    """Score a text (N, 1) in both directions."""
+    both = (scores(model, each, samples=samples, seed=seed, reset=reset) for each in (text, torch.flip(text, (0,))))
+    return EntropyGaps(*both)
 
 
 def entropy_of_logs(logs: Tensor) -> Tensor:

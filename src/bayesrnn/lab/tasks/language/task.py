@@ -2,104 +2,38 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bayesrnn.dynamic import exp_or_inf
-from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, posterior, recipe_elbo
-from bayesrnn.lab.tasks.language import dynamic_metrics
+from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
+from bayesrnn.lab.tasks.language.analysis import analyse
+from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
+from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMState
 from bayesrnn.lab.tasks.language.settings import SECTIONS
-from bayesrnn.lab.tasks.language.text import Corpus, Vocabulary, batchify, python_docs, read_folder, windows
+from bayesrnn.lab.tasks.language.streams import (
+    VOCABULARY,
+    Streams,
+    disk_streams,
+    evaluation_window,
+    is_random,
+    perplexity,
+    streams,
+    vocabulary_of,
+)
+from bayesrnn.lab.tasks.language.text import python_docs, read_folder
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
+from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
-
-# Streams side by side for the validation after each epoch; final figures are taken on one stream.
-EPOCH_STREAMS = 10
-_LOGITS = 1 << 25  # numbers in one evaluation window's logits
-_VOCABULARY = "vocabulary.txt"
-
-
-@dataclass(frozen=True)
-class Streams:
-    """A corpus as ids: training text in ``batch_size`` streams (L, B), the other splits as one, (N, 1).
-
-    Of token files the training text stays on disk.
-    """
-
-    vocabulary: Vocabulary
-    train: Tensor | DiskStreams
-    valid: Tensor
-    test: Tensor
-    unknown: dict[str, int]
-    window: int
-
-    @property
-    def windows(self) -> int:
-        """Whole windows per epoch, C; the ragged end of the streams is left out, as in the published code."""
-        return (len(self.train) - 1) // self.window
-
-    @property
-    def valid_streams(self) -> Tensor:
-        """The validation text in several streams, for the quick figure after each epoch."""
-        return batchify(self.valid[:, 0], max(1, min(EPOCH_STREAMS, len(self.valid) // (self.window + 1))))
-
-    def to(self, device: torch.device) -> "Streams":
-        train = self.train.to(device) if isinstance(self.train, Tensor) else self.train
-        return replace(self, train=train, valid=self.valid.to(device), test=self.test.to(device))
-
-    def part(self, rows: slice) -> "Streams":
-        """Some of the streams of the training text."""
-        train = self.train[:, rows].contiguous() if isinstance(self.train, Tensor) else self.train.part(rows)
-        return replace(self, train=train)
-
-
-def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Streams:
-    """The corpus as a recipe cuts it; the vocabulary is the training text's unless one is given."""
-    vocabulary = vocabulary or Vocabulary(corpus.train, min_count=recipe.data.min_count)
-    texts = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
-    ids = {split: vocabulary.encode(text) for split, text in texts.items()}
-    train = batchify(ids["train"], recipe.data.batch_size)
-    unknown = {split: vocabulary.unknown(text) for split, text in texts.items()}
-    made = Streams(vocabulary, train, ids["valid"].unsqueeze(1), ids["test"].unsqueeze(1), unknown, recipe.data.window)
-    return _long_enough(made)
-
-
-def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
-    """Token files as a recipe cuts them; validation and test text are read into memory."""
-    asked, made = recipe.data.min_count, folder.about.get("min_count")
-    if asked not in (1, made):
-        raise UserError(
-            f"data.min_count is {asked}, but the token files in {folder.path} were made with {made}; "
-            f"make them again with --min-count {asked}."
-        )
-    size = len(folder.vocabulary)
-    train = DiskStreams(folder.file("train"), recipe.data.batch_size, vocabulary=size, where=folder.path)
-    valid, test = (folder.read(split).unsqueeze(1) for split in ("valid", "test"))
-    return _long_enough(Streams(folder.vocabulary, train, valid, test, folder.unknown, recipe.data.window))
-
-
-def _long_enough(streams: Streams) -> Streams:
-    """Every split has at least one window."""
-    for split in ("train", "valid", "test"):
-        length, window = len(getattr(streams, split)), streams.window
-        if length <= window:
-            rows = streams.train.shape[1] if split == "train" else 1
-            each = f" in each of {rows} streams" if rows > 1 else ""
-            smaller = "data.window or data.batch_size" if split == "train" else "data.window"
-            raise UserError(
-                f"The {split} text has {counted(length, 'word')}{each}, fewer than one window of {window} and the word "
-                f"after it; use more text, or a smaller {smaller}."
-            )
-    return streams
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
@@ -154,15 +88,18 @@ class Language(Task):
     unit = "words"
     source = "text"
     default_data = "python-docs"
-    paper_figures: ClassVar[Mapping[str, str]] = {
-        "valid": "valid_perplexity",
-        "test": "test_perplexity",
-        "test_mc": "test_perplexity_mc",
-        "valid_dynamic": "valid_perplexity_dynamic",
-        "test_dynamic": "test_perplexity_dynamic",
-        "entropy_gap": "entropy_gap",
-        "entropy_gap_mean": "entropy_gap_mean",
-    }
+    metrics, details, conditions = METRICS, DETAILS, CONDITIONS
+    draw_options = ("samples", "entropy_samples", "drop_words", "test_only")
+    commands = COMMANDS
+    report_sections = (
+        "bayesrnn.lab.report.uncertainty:reliability",
+        "bayesrnn.lab.tasks.language.sections:entropy_gap",
+        "bayesrnn.lab.report.weights:signal_to_noise",
+        "bayesrnn.lab.report.weights:pruning",
+        "bayesrnn.lab.report.weights:patterns",
+        "bayesrnn.lab.tasks.language.sections:words",
+    )
+    table, remarks = staticmethod(table), staticmethod(remarks)
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
@@ -204,7 +141,7 @@ class Language(Task):
         self.elbo = window_elbo(model, self.recipe, self.steps)
 
     def files(self) -> dict[str, bytes]:
-        return {_VOCABULARY: ("\n".join(self.streams.vocabulary.words) + "\n").encode("utf-8")}
+        return {VOCABULARY: ("\n".join(self.streams.vocabulary.words) + "\n").encode("utf-8")}
 
     def content(self) -> Iterator[bytes]:
         """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
@@ -273,25 +210,43 @@ class Language(Task):
         test_only: bool = False,
         entropy_samples: int | None = None,
     ) -> dict[str, Any]:
-        from bayesrnn.lab.tasks.language.evaluation import evaluate
-
-        if dynamic_rule not in (None, "sgd", "rms"):
-            raise UserError(f"There is no rule {dynamic_rule}; choose sgd or rms.")
-        return evaluate(
-            self,
-            self.streams,
+        options = Options(
             samples=self.recipe.evaluate.samples if samples is None else samples,
+            seed=seed,
             dynamic=dynamic,
+            dynamic_rule=dynamic_rule,
+            dynamic_lr=dynamic_lr,
+            dynamic_decay=dynamic_decay,
             reversed_text=reversed_text,
             temperature=temperature,
-            dynamic_lr=dynamic_lr,
-            dynamic_rule=dynamic_rule,
-            dynamic_decay=dynamic_decay,
             drop_words=drop_words,
             test_only=test_only,
             entropy_samples=entropy_samples,
-            seed=seed,
-            say=say,
+        )
+        return evaluate(self, self.streams, options, say=say)
+
+    @classmethod
+    def paper_values(cls, settings: Mapping[str, Any]) -> dict[str, float]:
+        found, posterior = super().paper_values(settings), settings.get("posterior")
+        sharpened = isinstance(posterior, dict) and posterior.get("kind") == "sharpened"
+        return bounds_of(found) if sharpened else found
+
+    @staticmethod
+    def analyse(run: "OpenedRun", known: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        return analyse(run, known, say)
+
+    @classmethod
+    def signature(cls, run: "OpenedRun") -> Signature:
+        m, device = run.recipe.model, next(run.model.parameters()).device
+        tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=device)
+        state = torch.zeros(m.layers, ROWS, m.hidden, device=device)
+        states: tuple[str | int, ...] = (m.layers, "batch", m.hidden)
+        return Signature(
+            run.model,
+            (tokens, (state, state.clone())),
+            ("tokens", "h", "c"),
+            ("logits", "h_next", "c_next"),
+            (("time", "batch"), states, states),
         )
 
     def describe(self) -> str:
@@ -305,43 +260,3 @@ class Language(Task):
 
     def about(self) -> dict[str, Any]:
         return {"unknown_words": self.streams.unknown}
-
-
-def is_random(recipe: Recipe) -> bool:
-    """Whether draws of a recipe's model differ."""
-    m = recipe.model
-    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.cell_dropout, m.weight_dropout)
-    return recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
-
-
-def vocabulary_of(files: Files) -> Vocabulary:
-    """The vocabulary that a run has written."""
-    return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)
-
-
-def evaluation_window(stream: Tensor, vocabulary: int) -> int:
-    """Steps per call that keep the logits of one window at about 130 MB."""
-    return max(1, min(len(stream) - 1, _LOGITS // (stream.shape[1] * vocabulary)))
-
-
-@torch.no_grad()
-def perplexity(model: nn.Module, stream: Tensor, *, window: int = 100, carry_state: bool = True) -> float:
-    """exp of the mean negative log probability per word, state carried over the whole stream, in eval mode.
-
-    Args:
-        model: (tokens, state) to (logits, state).
-        stream: shape (L, B); the model predicts steps 1 to L - 1.
-        window: steps per call; with ``carry_state`` it bounds memory and changes nothing else.
-        carry_state: False: every window starts from the zero state.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        total, state = 0.0, None
-        for x, y in windows(stream, min(window, len(stream) - 1)):
-            logits, state = model(x, state if carry_state else None)
-            total += float(nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum"))
-    finally:
-        model.train(was_training)
-    mean = total / (stream.numel() - stream.shape[1])
-    return exp_or_inf(mean)

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
-from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.sentiment import regression, reviews
+from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS
+from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
+from bayesrnn.lab.text import word_dropout
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
     from bayesrnn.lab.recipes import Recipe
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 _WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
@@ -116,6 +119,13 @@ class Sentiment(Task):
     metric = "valid_rmse"
     unit = "chunks"
     source = "reviews"
+    metrics, details = METRICS, DETAILS
+    report_sections = (
+        "bayesrnn.lab.report.uncertainty:coverage",
+        "bayesrnn.lab.report.uncertainty:selective",
+        "bayesrnn.lab.report.weights:signal_to_noise",
+        "bayesrnn.lab.report.weights:patterns",
+    )
 
     def __init__(self, recipe: "Recipe", data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
@@ -213,7 +223,7 @@ class Sentiment(Task):
         """Draws like those of :meth:`predictions` that drop no words, (samples, N); (0, N) where none ever are."""
         if not (samples and self.recipe.model.word_dropout):
             return self.at_end[:0]
-        with scoring.word_dropout(self.model, on=False):
+        with word_dropout(self.model, on=False):
             return self.predictions(samples, seed)[1:]
 
     def validate(self) -> dict[str, Any]:
@@ -292,6 +302,11 @@ class Sentiment(Task):
         found = self.measures(self.predictions(count, seed), self.with_all_words(count, seed))
         found |= {"draws_seed": seed} if count else {}
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
+
+    @classmethod
+    def signature(cls, run: "OpenedRun") -> Signature:
+        tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=next(run.model.parameters()).device)
+        return Signature(run.model, (tokens,), ("tokens",), ("rating",), (("time", "batch"),))
 
     def describe(self) -> str:
         p = self.parts

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 
 @one_line

@@ -3,7 +3,7 @@ import typer
 from typer.testing import CliRunner
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.cli.errors import one_line
+from bayesrnn.lab.console.errors import one_line
 
 
 def run(error):

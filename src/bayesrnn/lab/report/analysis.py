@@ -1,0 +1,45 @@
+"""What a report computes from a run's weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bayesrnn.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bayesrnn.lab.tasks.base import Say
+
+
+@dataclass
+class Analysis:
+    """What one run's weights say; empty where its model has no such thing."""
+
+    ratios: "dict[str, Tensor]" = field(default_factory=dict)
+    """Signal-to-noise of the weights, by parameter."""
+    own: dict[str, Any] = field(default_factory=dict)
+    """What the task computes for its own sections, see ``Task.analyse``."""
+    notes: list[str] = field(default_factory=list)
+    """Why something is missing."""
+
+
+def analyse(folder: Path, known: Mapping[str, Any], say: "Say") -> Analysis:
+    """Open the run on the CPU and compute what its task has; ``known`` are the metrics of its record."""
+    import torch
+
+    import bayesrnn as br
+    from bayesrnn.lab.registry import task_class
+    from bayesrnn.lab.runs.opening import open_run
+
+    found = Analysis()
+    try:
+        run = open_run(folder, torch.device("cpu"))
+        if run.recipe.posterior.kind != "none":
+            model: Any = run.model
+            found.ratios = br.signal_to_noise(model)
+        found.own = task_class(run.recipe.task).analyse(run, known, say)
+    except UserError as error:
+        found.notes.append(str(error))
+    return found

@@ -1,0 +1,82 @@
+"""Images that a user names for captions, and how the captions are shown."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.markup import escape
+
+from bayesrnn.errors import UserError
+from bayesrnn.lab.report.tables import Column, rich_table
+from bayesrnn.lab.runs.files import check_free, write_file
+from bayesrnn.lab.tasks.captioning.description import Description
+from bayesrnn.lab.tasks.captioning.gallery import gallery
+from bayesrnn.lab.tasks.captioning.image_features import encode, open_image, read_features
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDTH = 480  # of pictures in a gallery, pixels
+
+
+def asked(
+    images: list[Path] | None, features: Path | None, ids: list[str] | None
+) -> tuple[list[str], list[Path | None]]:
+    """Names of the images, and their files where there are any."""
+    if bool(images) == bool(features):
+        raise UserError("Give image files, or --features FILE with --ids NAME,NAME; one of the two.")
+    if images:
+        if ids:
+            raise UserError("--ids go with --features; image files need none.")
+        return [image.name for image in images], list(images)
+    names = [name for text in ids or [] for name in text.split(",") if name]
+    if not names:
+        raise UserError("--features needs --ids, the names of the images to describe.")
+    return names, [None] * len(names)
+
+
+def check_place(path: Path) -> None:
+
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--gallery writes a page; {path} should end in .html.")
+    if not path.parent.is_dir():
+        raise UserError(f"There is no folder {path.parent}; make it first.")
+    check_free(path, force=True, option="--gallery")
+
+
+def rows(files: list[Path | None], names: list[str], features: Path | None, device: torch.device) -> torch.Tensor:
+
+    if features is not None:
+        return read_features(features).of(names).to(device)
+    return encode([file for file in files if file is not None], device=device).to(device)
+
+
+def show(console: "Console", one: Description) -> None:
+
+    console.print(f"{escape(one.image)}: [bold]{escape(one.caption)}[/bold]", soft_wrap=True)
+    columns = (
+        Column("word", "word"),
+        Column("probability", "probability", "{:.2f}"),
+        Column("entropy", "entropy", "{:.2f}"),
+        Column("mutual_information", "mutual information", "{:.3f}"),
+    )
+    console.print(rich_table([vars(word) for word in one.words], columns))
+    for k, caption in enumerate(one.draws, 1):
+        console.print(f"draw {k}: {escape(caption)}", soft_wrap=True)
+    console.print()
+
+
+def write_gallery(path: Path, found: list[Description], files: list[Path | None], title: str) -> None:
+
+    pictures = [None if file is None else _small(file) for file in files]
+    write_file(path, gallery(found, pictures, title=title))
+
+
+def _small(file: Path) -> bytes:
+    """The picture as a JPEG file that fits a page."""
+    image = open_image(file)
+    image.thumbnail((_WIDTH, 2 * _WIDTH))
+    data = io.BytesIO()
+    image.save(data, "JPEG", quality=80)
+    return data.getvalue()
