@@ -206,7 +206,9 @@ def test_a_model_with_a_state_of_its_own_comes_back_as_it_was(layer, bayesian):
         model = br.BayesByBackprop(model, init_sigma=0.3)
     inner = model.module if bayesian else model
     first = br.predict(model, x, samples=9, seed=1)
-    assert inner.state is None and inner.seen == [] and inner.last.eq(0).all()
+    assert inner.state is None
+    assert inner.seen == []
+    assert inner.last.eq(0).all()
     again = br.predict(copy.deepcopy(model), x, samples=9, seed=1, memory_limit=1)
     assert_close(again.samples, first.samples)
     model.eval()

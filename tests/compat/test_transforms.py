@@ -56,7 +56,7 @@ def test_vmap_over_weights_keeps_a_held_draw(cell):
 def test_jvp_of_a_held_draw(cell):
     layer, x, t = cell(4, 5, recurrent_dropout=0.5).double(), *(torch.randn(6, 3, 4).double() for _ in range(2))
     with br.draw(layer, seed=1), kernels.force("reference"):
-        out, found = torch.func.jvp(lambda x: layer(x)[0], (x,), (t,))
+        _, found = torch.func.jvp(lambda x: layer(x)[0], (x,), (t,))
         near = (layer(x + 1e-6 * t)[0] - layer(x - 1e-6 * t)[0]) / 2e-6
     assert_close(found, near, atol=1e-6, rtol=1e-5)
 
