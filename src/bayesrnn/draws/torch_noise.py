@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from bayesrnn.compilation import uncompiled
 from bayesrnn.draws.noise import Distribution, Noise, Uniform
 from bayesrnn.draws.sources import Source, Stacked, Unfoldable
 
@@ -63,16 +64,19 @@ class TorchNoise(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is None:
+        if func not in _HANDLERS:
             return func(*args, **kwargs)
+        return self._noisy(func, args, kwargs)
+
+    @uncompiled
+    def _noisy(self, func: Any, args: Any, kwargs: Any) -> Any:
         owner = self.owner()
         if owner is None:
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:  # written in Python: its own dropout comes here again
                 return _attention_layer(*args, **{**kwargs, "training": owner.source is not None})
-        return handler(owner, func, *args, **kwargs)
+        return _HANDLERS[func](owner, func, *args, **kwargs)
 
 
 def _undispatched(function: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from torch import Tensor, nn
 
@@ -50,10 +51,11 @@ def cell_of(module: nn.RNNBase) -> str:
     return "RNN" if module.mode.startswith("RNN") else module.mode
 
 
-def names(num_layers: int, bidirectional: bool) -> list[str]:
+@cache
+def names(num_layers: int, bidirectional: bool) -> tuple[str, ...]:
     """The suffixes of the parameters' names, layer by layer: `_l0`, `_l0_reverse`, `_l1`, …"""
     directions = ("", "_reverse") if bidirectional else ("",)
-    return [f"_l{layer}{suffix}" for layer in range(num_layers) for suffix in directions]
+    return tuple(f"_l{layer}{suffix}" for layer in range(num_layers) for suffix in directions)
 
 
 def weights_of(module: nn.RNNBase) -> dict[str, Tensor]:

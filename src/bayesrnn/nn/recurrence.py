@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ class Stack:
         return "RNN" if self.mode.startswith("RNN") else self.mode
 
     @property
-    def suffixes(self) -> list[str]:
+    def suffixes(self) -> tuple[str, ...]:
         return names(self.num_layers, self.bidirectional)
 
     @staticmethod
@@ -274,9 +274,8 @@ def _layers(
     """Rows (sum of sizes, F) through all layers: rows of outputs, and the last states."""
     last: list[tuple[Tensor, ...]] = []
     directions = 2 if stack.bidirectional else 1
-    with ExitStack() as context:
-        if torch._C._len_torch_dispatch_stack() > 0:  # operations are recorded: calls into C would be left out
-            context.enter_context(kernels.force("reference"))
+    recorded = torch._C._len_torch_dispatch_stack() > 0  # then calls into C would be left out
+    with kernels.force("reference") if recorded else nullcontext():
         for layer in range(stack.num_layers):
             outs = []
             for suffix in stack.suffixes[layer * directions : (layer + 1) * directions]:
@@ -289,6 +288,8 @@ def _layers(
             x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)
             if stack.dropout > 0 and layer < stack.num_layers - 1 and source is not None:
                 x = _between_layers(stack, x, sizes, packed, source, layer)
+    if directions == 1 and x.requires_grad:
+        x = x.clone()  # the kernels keep their output for the backward pass: the caller may change this one in place
     return x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
 
 

@@ -43,11 +43,18 @@ def folded_draws(
         if not all(_alike(outputs[k], alone) for k in range(size) if part[k] == first):
             break
         left = list(own)
-        yield outputs[[k for k in range(size) if part[k] != first]] if first in part else outputs
+        yield from _between(outputs, [k for k in range(size) if part[k] == first])
         checks = set()
         del outputs
     for seed in left:
         yield one_draw(model, x, rest, Draw(seed)).unsqueeze(0)
+
+
+def _between(outputs: Tensor, checks: list[int]) -> Iterator[Tensor]:
+    """The outputs without those at `checks`, in pieces that are views."""
+    for start, end in zip([-1, *checks], [*checks, len(outputs)], strict=True):
+        if end > start + 1:
+            yield outputs[start + 1 : end]
 
 
 def _pass_size(draws: int, fit: int) -> int:
@@ -78,9 +85,10 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     """Equal but for the order of sums; infinite entries, such as masked logits, must be the same."""
     if not b.is_floating_point() or b.numel() == 0:
         return torch.equal(a, b)
-    finite = b.isfinite()
-    if not torch.equal(torch.where(finite, torch.zeros_like(a), a), torch.where(finite, torch.zeros_like(b), b)):
-        return False
     tolerance = torch.finfo(b.dtype).eps ** 0.5
-    reach = float(b[finite].abs().max()) if bool(finite.any()) else 0.0
-    return bool(((a - b)[finite].abs() <= tolerance * (reach + b[finite].abs())).all())
+    if bool((a - b).abs().max() <= tolerance * b.abs().max().clamp_max(torch.finfo(b.dtype).max)):
+        return True
+    finite = b.isfinite()
+    if bool(finite.all()) or not torch.equal(a[~finite], b[~finite]):
+        return False
+    return _alike(a[finite], b[finite])
