@@ -39,7 +39,7 @@ def command(
 
     clock, started = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     words = ["bayesrnn", "quickstart", *["--fast"] * fast, "--seed", str(seed), "--out", str(out)]
-    with RunFolder(out, files=FILES, force=_replaces(out, force)) as folder:
+    with RunFolder(out, files=FILES, force=_replaces(out, force), kind="quickstart") as folder:
         console = plain_console()
         console.print("Three LSTMs learn the documentation that Python carries, each in its own process.")
         folder.write("config.json", json.dumps({"program": "bayesrnn", "quickstart": {"seed": seed, "fast": fast}}))
