@@ -243,7 +243,7 @@ class TestRuns:
         assert (found["epistemic_share"] > 0) == (name != "forecast-plain")
         assert len(found["walk"]["date"]) == len(found["walk"]["mean"]) == 160 - 136 - 3 + 1
         assert found["walk"]["date"][0] == "1936"
-        assert record["series"]["columns"] == ["level"]
+        assert record.extra["series"]["columns"] == ["level"]
         assert json.loads((out / "record.json").read_text())["metrics"]["test_crps"] == found["test_crps"]
 
     def test_evaluating_again_gives_the_same(self, runs):
@@ -271,7 +271,7 @@ class TestRuns:
         table = pd.read_csv(tmp_path / "walk.csv")
         assert table["step"].tolist()[:4] == [1, 2, 3, 1]
         last = table[(table["step"] == 1) & table["actual"].notna()]
-        shown = record["metrics"]["walk"]
+        shown = record.metric("walk")
         first = last[last["date"] == int(shown["date"][0])].iloc[0]
         assert first["mean"] == pytest.approx(shown["mean"][0], rel=1e-5)
         assert first["high"] == pytest.approx(shown["high"][0], rel=1e-5)
@@ -289,10 +289,10 @@ class TestRuns:
             "year,level\n" + "".join(f"{1700 + i},{'' if np.isnan(v) else v}\n" for i, v in enumerate(values[:, 0]))
         )
         out, record = train("forecast", str(path), tmp_path / "run", "epochs=10")
-        assert record["series"]["notes"] == [
+        assert record.extra["series"]["notes"] == [
             "100 missing values of level (longest gap: 10) are masked: they are neither learnt from nor scored."
         ]
-        found = record["metrics"]
+        found = record.metrics
         assert found["test_crps"] < 1.2 * found["seasonal_naive_crps"]
         assert 0.8 < found["test_coverage"] <= 1
         trained = open_run(out, CPU)
@@ -370,7 +370,7 @@ class TestRuns:
     def test_covariates(self, tmp_path):
         path = csv_of(tmp_path / "two.csv", wave(columns=2))
         _, record = train("forecast-plain", path, tmp_path / "run", "covariates=all", "epochs=1")
-        assert record["series"]["columns"] == ["level", "lead"]
+        assert record.extra["series"]["columns"] == ["level", "lead"]
         result = CliRunner().invoke(app, ["forecast", str(tmp_path / "run"), "--steps", "4"])
         assert result.exit_code == 2
         assert "The model has covariates" in result.output

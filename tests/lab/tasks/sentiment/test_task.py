@@ -320,8 +320,9 @@ def test_a_run(variant, folder, tmp_path):
     assert (metrics["uncertainty"] is None) == (variant == "plain")
     for found in (metrics, metrics["end"]):
         assert ("test_rmse_mc_all_words" in found) == (variant == "variational")
-    assert record["chunks"]["train"] > record["chunks"]["test"] > record["chunks"]["valid"]
-    json.dumps(record, allow_nan=False)
+    chunks = record.extra["chunks"]
+    assert chunks["train"] > chunks["test"] > chunks["valid"]
+    json.dumps(record.to_dict(), allow_nan=False)
 
 
 def test_a_model_learns_what_there_is(folder, tmp_path):
