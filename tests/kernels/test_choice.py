@@ -16,7 +16,7 @@ import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.kernels import Case, dispatch
-from bayesrnn.kernels.gpu import paths
+from bayesrnn.kernels import triton_paths as paths
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.language.model import LanguageModel
 from bayesrnn.nn import recurrence as layered
@@ -118,7 +118,7 @@ def test_a_path_without_its_module_is_absent(monkeypatch):
 
 def test_missing_modules_are_named():
     assert "there is no module bayesrnn.kernels.gpu.quantum" in str(paths.missing("quantum"))
-    assert paths.missing("paths") is None
+    assert paths.missing("tiles") is None
 
 
 def test_an_import_that_fails_once_is_tried_again(monkeypatch):
@@ -129,9 +129,9 @@ def test_an_import_that_fails_once_is_tried_again(monkeypatch):
         raise ImportError("the driver is busy", name="libcuda")
 
     monkeypatch.setattr(paths, "import_module", broken)
-    assert paths.missing("paths") == "libcuda cannot be imported"
+    assert paths.missing("tiles") == "libcuda cannot be imported"
     monkeypatch.setattr(paths, "import_module", real)
-    assert paths.missing("paths") is None
+    assert paths.missing("tiles") is None
 
 
 def test_whether_a_path_can_run_a_case_does_not_depend_on_what_was_asked_for():

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.kernels.gpu import paths, persistent
+from bayesrnn.kernels import triton_paths as paths
+from bayesrnn.kernels.gpu import persistent
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 H200 = {"processors": 132, "memory": 232448}

@@ -15,7 +15,7 @@ from bayesrnn.kernels.dispatch import (
     recording,
 )
 from bayesrnn.kernels.explanation import explain
-from bayesrnn.kernels.shared.graphs import capture, without_garbage_collection
+from bayesrnn.kernels.graphs import capture, without_garbage_collection
 from bayesrnn.kernels.shared.precision import float32_precision, round_float32, tf32
 
 __all__ = [

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.dispatch import Case, Path, asked_for
-from bayesrnn.kernels.gpu.paths import cells_beat_cudnn
 from bayesrnn.kernels.lstm import loop
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.recurrent import backward_product, forward_product, weight_gradient
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows
 from bayesrnn.kernels.shared.tensors import ordinary, with_nones
+from bayesrnn.kernels.triton_paths import cells_beat_cudnn
 
 _cell = torch.ops.aten._thnn_fused_lstm_cell.default
 _cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default

@@ -12,12 +12,12 @@ import torch
 from bayesrnn.kernels.dispatch import Case, Path, asked_for, forced
 from bayesrnn.kernels.shared.precision import tf32
 
-_FOLDER = __name__.rpartition(".")[0]
+_FOLDER = f"{__package__}.gpu"
 _absent: dict[str, str] = {}  # modules that are not installed; other failures are tried again
 
 
 def missing(module: str) -> str | None:
-    """Why a module of this folder cannot be imported, or None."""
+    """Why a module of kernels/gpu cannot be imported, or None."""
     if module not in _absent:
         try:
             import_module(f"{_FOLDER}.{module}")
@@ -37,7 +37,7 @@ def interpreted() -> bool:
 
 
 def needs_triton(case: Case, module: str) -> str | None:
-    """Why a kernel in `module` of this folder cannot run on the case's device, or None."""
+    """Why a kernel in `module` of kernels/gpu cannot run on the case's device, or None."""
     if case.device != "cuda" and not interpreted():
         return f"it needs a CUDA device, and this is {case.device}"
     if case.device == "cuda" and not torch.cuda.is_available():
@@ -55,7 +55,7 @@ def _triton_refuses(case: Case, *, module: str) -> str | None:
 
 
 def triton_path(kernel: str, place: str) -> Path:
-    """A path of a few launches over all weights; `place` is "module:function" in this folder."""
+    """A path of a few launches over all weights; `place` is "module:function" in kernels/gpu."""
     return Path(
         "triton",
         kernel,
@@ -87,7 +87,7 @@ def _persistent_refuses(case: Case, *, gates: int) -> str | None:
 
 
 def persistent_path(kernel: str, place: str, *, gates: int) -> Path:
-    """A path of one launch for all steps of a layer; `place` is "module:function" in this folder."""
+    """A path of one launch for all steps of a layer; `place` is "module:function" in kernels/gpu."""
     return Path(
         "persistent",
         kernel,
