@@ -1,8 +1,9 @@
-"""Dates of a column, read by pandas, and the even grid of time steps they lie on."""
+"""The column of dates, read by pandas, and the even grid of time steps they lie on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,93 @@ _FORMATS = (
 _NO_YEAR = "%b-%d"
 EPOCH = "seconds since 1970"
 _DAY = 86_400
+LOOK = 200  # rows that decide on the delimiter, the header and the column of dates
+_NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
+_COUNTERS = _NAMES | {"", "row", "no", "unnamed: 0"}
+_CLOCK = {c: c for c in ("year", "month", "quarter", "day", "hour", "minute")} | {"mon": "month", "qtr": "quarter"}
+Table = Any  # a DataFrame of text, with the rows' lines in the file as index
+
+
+def dates_of(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.DatetimeIndex | None, Table]:
+    """The dates of the rows, and the table without the columns they came from."""
+    if given == "none" and given not in table:
+        return None, table
+    table = _uncounted(table)
+    parts = {_CLOCK[c.lower()]: c for c in table if c.lower() in _CLOCK}
+    whole = any(c.lower() in _NAMES and c not in parts.values() for c in table)
+    if not (given or form or whole) and "year" in parts and {"month", "quarter"} & parts.keys():
+        return _together(table[list(parts.values())].set_axis(list(parts), axis=1)), table.drop(columns=parts.values())
+    name = given or _date_column(table, form)
+    if not name:
+        notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
+        return None, table
+    if name not in table:
+        raise UserError(f"There is no column {name!r} for the dates; there are {listed(table)}.")
+    cells = table[name].tolist()
+    forms = [] if form else forms_of(cells[:LOOK])
+    if not forms and not form:
+        raise UserError(
+            f"The column {name!r} holds no dates (its first cell is {cells[0]!r}); write them as YYYY-MM-DD, YYYY-MM "
+            "or YYYY, or say with data.date_format how they are written (%d/%m/%Y)."
+        )
+    return parse(cells, list(table.index), name, notes, form), table.drop(columns=name)
+
+
+def _together(parts: Table) -> pd.DatetimeIndex:
+    """Dates whose year, month or quarter, day, hour, ... have a column each."""
+    whole = parts.apply(pd.to_numeric, errors="coerce")
+    if "quarter" in whole:
+        whole["month"] = 3 * whole.pop("quarter").where(lambda q: q.isin([1, 2, 3, 4])) - 2
+    found = pd.to_datetime(whole if "day" in whole else whole.assign(day=1), errors="coerce")
+    for line in parts.index[found.isna()][:1]:
+        raise UserError(f"line {line}: {'-'.join(parts.loc[line])} in the columns {listed(parts)} is no date.")
+    return pd.DatetimeIndex(found)
+
+
+def _uncounted(table: Table) -> Table:
+    """Without a column that counts the rows (as programs write one without a name), and sorted by it."""
+    for name in [c for c in table if c.lower() in _COUNTERS][: len(table.columns) - 1]:
+        whole = pd.to_numeric(table[name], errors="coerce")
+        if set(whole) in (set(range(len(table))), set(range(1, len(table) + 1))):
+            return table.loc[whole.sort_values(kind="stable").index].drop(columns=name)
+    return table
+
+
+def _date_column(table: Table, form: str) -> str:
+    """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
+
+    Raises:
+        UserError: a column looks like dates, and they are not understood.
+    """
+    first = table.columns[0]
+    named = [c for c in table if c.lower() in _NAMES]
+    if form:
+        return named[0] if named else first
+    forms = {c: forms_of(table[c].iloc[:LOOK].tolist()) for c in table}
+    plain = {c: bool(table[c].iloc[:LOOK].str.fullmatch(r"[+-]?\d*\.?\d*").all()) for c in table}
+    for column in [*(c for c in named if forms[c]), *(c for c in table if forms[c] and not plain[c])]:
+        return column
+    if forms[first] and table[first].is_unique and len(table) > 2:
+        return first
+    digits = {c: table[c].iloc[:LOOK].str.contains(r"\d").mean() > 0.9 and table[c].is_unique for c in table}
+    text = [
+        c
+        for c in table
+        if digits[c] and pd.to_numeric(table[c].str.replace(",", "."), errors="coerce").iloc[:LOOK].isna().mean() > 0.5
+    ]
+    for column in [*named, *text][: 1 if len(table.columns) > 1 else 0]:
+        raise UserError(
+            f"The column {column!r} was taken for the dates, and they are not understood (the first is "
+            f"{table[column].iloc[0][:60]!r}); write them as YYYY-MM-DD, say how they are written with "
+            "data.date_format (such as %d/%m/%Y), name another column with data.date, or set data.date=none where the "
+            "rows are evenly spaced, oldest first."
+        )
+    return ""
+
+
+def listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
 def _parts(cells: pd.Series) -> pd.DataFrame:

@@ -12,29 +12,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import counted
+from bayesrnn.lab.reading import counted, read_bytes
 from bayesrnn.lab.tasks.forecast import dates as when
-from bayesrnn.lab.tasks.forecast.dates import Grid
+from bayesrnn.lab.tasks.forecast.dates import LOOK, Grid, Table, listed
 
-MAX_BYTES = 50_000_000
+MAX_BYTES = 50 << 20
 MAX_ROWS = 1_000_000
 MAX_COLUMNS = 1_000
-_LOOK = 200  # rows that decide on delimiter, header and date column
 _MISSING = ("", "na", "nan", "n/a", "#n/a", "null", "none", "-", ".", "?")
-_NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
-_COUNTERS = _NAMES | {"", "row", "no", "unnamed: 0"}
-_CLOCK = ("year", "month", "day", "hour", "minute", "second")
 _LARGEST = math.sqrt(3.4028234e38)  # its square is still a float32
-_PARTS = {"month": 12, "mon": 12, "quarter": 4, "qtr": 4}
 
 Array = np.ndarray
-Table = Any  # a DataFrame of text, with the rows' lines in the file as index
 
 
 @dataclass(frozen=True)
@@ -84,19 +77,15 @@ def read_csv(path: str | Path, **options: str | int) -> Series:
     """
     path = Path(path)
     try:
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix.lower() == ".csv")
-            such = f", such as {inside[0]}" if inside else ""
-            raise UserError(f"{path} is a folder; --data names a CSV file{such}.")
-        if not path.is_file():
-            raise UserError(f"{path} cannot be read (there is no such file); --data names a CSV file.")
-        with open(path, "rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its name is not one"
-        raise UserError(f"{path} cannot be read ({reason}); --data names a CSV file.") from None
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{path} is larger than {MAX_BYTES // 1_000_000} MB; cut or aggregate the series first.")
+        inside = sorted(p for p in path.iterdir() if p.suffix.lower() == ".csv") if path.is_dir() else None
+    except OSError:
+        inside = []
+    if inside is not None:
+        raise UserError(f"{path} is a folder; --data names a CSV file{f', such as {inside[0]}' if inside else ''}.")
+    try:
+        content = read_bytes(path, most=MAX_BYTES)
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}; --data names a CSV file.") from None
     return parse_csv(content, name=path.name, **options)  # type: ignore[arg-type]
 
 
@@ -118,7 +107,7 @@ def parse_csv(
     with naming(name):
         table, comma = _table(_text(content))
         notes: list[str] = []
-        dates, table = _dated(table, date, date_format, notes)
+        dates, table = when.dates_of(table, date, date_format, notes)
         names = _chosen(table, target, covariates, comma, notes)
         values = np.column_stack([_numbers(table[column], comma) for column in names])
         grid, values = _placed(table.index, dates, values, notes)
@@ -151,7 +140,7 @@ def _text(content: bytes) -> str:
 
 def _table(text: str) -> tuple[Table, bool]:
     """Cells as text, the rows' lines in the file as index; and whether numbers have a decimal comma."""
-    useful = [line for line in text.split("\n", 5 * _LOOK)[: 5 * _LOOK] if line.strip()][:_LOOK]
+    useful = [line for line in text.split("\n", 5 * LOOK)[: 5 * LOOK] if line.strip()][:LOOK]
     if not useful:
         raise UserError("it is empty; a series needs a column of dates and a column of numbers.")
     mark = _delimiter(useful)
@@ -179,7 +168,7 @@ def _table(text: str) -> tuple[Table, bool]:
     while width > 1 and (table[width - 1] == "").all():  # lines that end with a delimiter
         width -= 1
         table = table.drop(columns=width)
-    comma = mark != "," and bool(table.iloc[1:_LOOK].apply(lambda c: c.str.fullmatch(r"[+-]?\d+,\d+")).any(axis=None))
+    comma = mark != "," and bool(table.iloc[1:LOOK].apply(lambda c: c.str.fullmatch(r"[+-]?\d+,\d+")).any(axis=None))
     named = any(not _is_data(cell, comma) for cell in table.iloc[0])
     names = [_printable(cell) for cell in table.iloc[0]] if named else [f"column {i + 1}" for i in range(width)]
     for twice in [name for name in names if names.count(name) > 1][:1]:
@@ -222,100 +211,11 @@ def _printable(name: str) -> str:
     return "".join(" " if c.isspace() else c for c in name if c.isprintable() or c.isspace()).strip()
 
 
-def _dated(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.DatetimeIndex | None, Table]:
-    """The dates of the rows, and the table without the columns they came from."""
-    if given == "none" and given not in table:
-        return None, table
-    table = _uncounted(table)
-    named = {c.lower(): c for c in table if c.lower() in _CLOCK}
-    if not given and not form and {"year", "month", "day"} <= named.keys():
-        return _together(table[list(named.values())].rename(columns=str.lower)), table.drop(columns=named.values())
-    name = given or _date_column(table, form)
-    if not name:
-        notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
-        return None, table
-    if name not in table:
-        raise UserError(f"There is no column {name!r} for the dates; there are {_listed(table)}.")
-    used, cells = [name], table[name].tolist()
-    forms = [] if form else when.forms_of(cells[:_LOOK])
-    if not forms and not form:
-        raise UserError(
-            f"The column {name!r} holds no dates (its first cell is {cells[0]!r}); write them as YYYY-MM-DD, YYYY-MM "
-            "or YYYY, or say with data.date_format how they are written (%d/%m/%Y)."
-        )
-    part = next((c for c in table if c.lower() in _PARTS and c != name), None)
-    if forms == ["%Y"] and part is not None:
-        used.append(part)
-        cells = _joined(cells, table[part], _PARTS[part.lower()])
-    return when.parse(cells, list(table.index), name, notes, form), table.drop(columns=used)
-
-
-def _together(parts: Table) -> pd.DatetimeIndex:
-    """Dates whose year, month, day, hour, ... have a column each."""
-    found = pd.to_datetime(parts.apply(pd.to_numeric, errors="coerce"), errors="coerce")
-    for line in parts.index[found.isna()][:1]:
-        raise UserError(f"line {line}: {'-'.join(parts.loc[line])} in the columns {_listed(parts)} is no date.")
-    return pd.DatetimeIndex(found)
-
-
-def _uncounted(table: Table) -> Table:
-    """Without a column that counts the rows (as programs write one without a name), and sorted by it."""
-    for name in [c for c in table if c.lower() in _COUNTERS][: len(table.columns) - 1]:
-        whole = pd.to_numeric(table[name], errors="coerce")
-        if set(whole) in (set(range(len(table))), set(range(1, len(table) + 1))):
-            return table.loc[whole.sort_values(kind="stable").index].drop(columns=name)
-    return table
-
-
-def _joined(years: Sequence[str], parts: pd.Series, most: int) -> list[str]:
-    """Years of one column and months or quarters of another, as year and month."""
-    whole = pd.to_numeric(parts, errors="coerce")
-    for line in parts.index[~whole.isin(range(1, most + 1))][:1]:
-        raise UserError(
-            f"The {parts.name} in line {line} is {parts[line]!r}; it must be a whole number from 1 to {most}."
-        )
-    months = whole.astype(int) * (12 // most) - (12 // most - 1)
-    return [f"{year.split('.')[0]}-{month:02}" for year, month in zip(years, months, strict=True)]
-
-
-def _date_column(table: Table, form: str) -> str:
-    """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
-
-    Raises:
-        UserError: a column looks like dates, and they are not understood.
-    """
-    first = table.columns[0]
-    named = [c for c in table if c.lower() in _NAMES]
-    if form:
-        return named[0] if named else first
-    forms = {c: when.forms_of(table[c].iloc[:_LOOK].tolist()) for c in table}
-    plain = {c: bool(table[c].iloc[:_LOOK].str.fullmatch(r"[+-]?\d*\.?\d*").all()) for c in table}
-    for column in [*(c for c in named if forms[c]), *(c for c in table if forms[c] and not plain[c])]:
-        return column
-    if forms[first] and table[first].is_unique and len(table) > 2:
-        return first
-    digits = {c: table[c].iloc[:_LOOK].str.contains(r"\d").mean() > 0.9 and table[c].is_unique for c in table}
-    text = [c for c in table if digits[c] and np.isnan(_to_numbers(table[c].iloc[:_LOOK], True)).mean() > 0.5]
-    for column in [*named, *text][: 1 if len(table.columns) > 1 else 0]:
-        raise UserError(
-            f"The column {column!r} was taken for the dates, and they are not understood (the first is "
-            f"{table[column].iloc[0][:60]!r}); write them as YYYY-MM-DD, say how they are written with "
-            "data.date_format (such as %d/%m/%Y), name another column with data.date, or set data.date=none where the "
-            "rows are evenly spaced, oldest first."
-        )
-    return ""
-
-
-def _listed(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
-
-
 def _chosen(table: Table, target: str, covariates: str, comma: bool, notes: list[str]) -> list[str]:
     """The target's column and those of the covariates."""
     numeric = [c for c in table if _looks_numeric(table[c], comma)]
     if target and target not in table:
-        raise UserError(f"There is no column {target!r} to forecast; there are {_listed(table)}.")
+        raise UserError(f"There is no column {target!r} to forecast; there are {listed(table)}.")
     if not target and not numeric:
         raise UserError(f"No column holds numbers; {_why_not(table)}")
     name = target or numeric[0]
@@ -324,15 +224,15 @@ def _chosen(table: Table, target: str, covariates: str, comma: bool, notes: list
     if covariates == "all":
         wanted = others
     elif others and not wanted:
-        notes.append(f"{name} is forecast from its own past; {_listed(others)} can be used with data.covariates=all.")
+        notes.append(f"{name} is forecast from its own past; {listed(others)} can be used with data.covariates=all.")
     for c in wanted:
         if c not in table:
-            raise UserError(f"There is no column {c!r} for a covariate; there are {_listed(table)}.")
+            raise UserError(f"There is no column {c!r} for a covariate; there are {listed(table)}.")
         if c == name:
             raise UserError(f"{c} is the series to forecast; it cannot be a covariate as well.")
     text = [c for c in table if c not in (*numeric, name, *wanted) and (table[c] != "").any()]
     if text:
-        notes.append(f"{_listed(text)} {'holds' if len(text) == 1 else 'hold'} text and cannot be used.")
+        notes.append(f"{listed(text)} {'holds' if len(text) == 1 else 'hold'} text and cannot be used.")
     return [name, *wanted]
 
 
@@ -349,7 +249,7 @@ def _why_not(table: Table) -> str:
 
 
 def _looks_numeric(cells: pd.Series, comma: bool) -> bool:
-    some = [c for c in cells.iloc[:_LOOK] if c.lower() not in _MISSING]
+    some = [c for c in cells.iloc[:LOOK] if c.lower() not in _MISSING]
     return bool(some) and float(np.isnan(_to_numbers(some, comma)).mean()) < 0.5
 
 
@@ -434,14 +334,13 @@ def _filled(values: Array, names: list[str], max_gap: int, notes: list[str]) -> 
         lengths = missing.groupby((~missing).cumsum()).transform("sum").where(missing, 0)
         filled = pd.Series(column).interpolate(limit_direction="both").where(lengths <= max_gap, np.nan)
         columns.append(filled.to_numpy())
-        for many, rest in ((int((lengths > 0).sum()), filled.isna().sum()),):
-            longest = int(lengths.max())
-            if many > rest:
-                lines = "was filled by a straight line" if many - rest == 1 else "were filled by straight lines"
-                found = counted(int(many - rest), "missing value")
-                notes.append(f"{found} of {name} (longest gap: {min(longest, max_gap)}) {lines}.")
-            if rest:
-                found = counted(int(rest), "missing value")
-                are = "is masked: it is" if rest == 1 else "are masked: they are"
-                notes.append(f"{found} of {name} (longest gap: {longest}) {are} neither learnt from nor scored.")
+        rest, longest = int(filled.isna().sum()), int(lengths.max())
+        if done := int(missing.sum()) - rest:
+            lines = "was filled by a straight line" if done == 1 else "were filled by straight lines"
+            gap = int(lengths[lengths <= max_gap].max())
+            notes.append(f"{counted(done, 'missing value')} of {name} (longest gap: {gap}) {lines}.")
+        if rest:
+            are = "is masked: it is" if rest == 1 else "are masked: they are"
+            found = counted(rest, "missing value")
+            notes.append(f"{found} of {name} (longest gap: {longest}) {are} neither learnt from nor scored.")
     return np.column_stack(columns)
