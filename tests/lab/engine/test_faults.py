@@ -226,7 +226,7 @@ def test_best_weights_that_were_not_written_yet_are_made_again(train, tmp_path, 
 def test_best_weights_that_cannot_be_made_again(train, stopped):
     flip(stopped / BEST)
     flip(stopped / BEST_COPY)
-    with pytest.raises(UserError, match=r"best.*cannot be made again; start over"):
+    with pytest.raises(UserError, match=r"best.*cannot be recovered; start over"):
         train("stopped", resume=True)
 
 

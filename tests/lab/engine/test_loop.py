@@ -177,8 +177,8 @@ def test_killed_and_resumed_is_bit_identical(text_folder, tmp_path, name):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     a, b = (json.loads((p / "record.json").read_text()) for p in (out, tmp_path / "whole"))
-    assert a.curves == b.curves
-    assert a.metrics["test_perplexity"] == b.metrics["test_perplexity"]
+    assert a["curves"] == b["curves"]
+    assert a["metrics"]["test_perplexity"] == b["metrics"]["test_perplexity"]
 
 
 def test_resuming_needs_the_same_settings_seed_and_text(text_folder, tmp_path):

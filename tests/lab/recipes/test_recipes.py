@@ -32,10 +32,11 @@ def test_every_language_recipe_runs(name):
     recipe = override(load(name), TINY)
     torch.manual_seed(0)
     model = language.build(recipe, 7).train()
-    objective = language.Objective(model, recipe, windows=5)
+    elbo = language.window_elbo(model, recipe, windows=5)
     zeros = torch.zeros(recipe.model.layers, 2, 4)
     x, y = torch.randint(7, (3, 2)), torch.randint(7, (3, 2))
-    loss, terms, (h, _) = objective(x, y, (zeros, zeros.clone()))
+    terms, (_, (h, _)) = elbo.evaluate(lambda: model(x, (zeros, zeros.clone())), y)
+    loss = terms.loss
     assert math.isfinite(float(loss.detach()))
     assert h.shape == zeros.shape
     expected = (terms.nll + terms.sharpening) / 2 + terms.kl / (2 * 5)
@@ -231,7 +232,7 @@ class TestFields:
 
     @pytest.mark.parametrize("task", ["nothing", 3])
     def test_tasks_that_do_not_exist(self, task):
-        with pytest.raises(UserError, match=f"There is no task {task}; there are language"):
+        with pytest.raises(UserError, match=f"There is no task {task}; there are captioning"):
             from_dict({"task": task}, where="x")
 
 

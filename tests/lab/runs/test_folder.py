@@ -322,3 +322,11 @@ def test_a_run_of_another_kind_is_not_replaced(tmp_path):
         RunFolder(tmp_path / "run", files=["config.json", "page"], force=True, kind="quickstart")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     RunFolder(tmp_path / "run", files=["config.json", "weights"], force=True).release()
+
+
+def test_a_run_of_the_same_kind_is_replaced(tmp_path):
+    run = RunFolder(tmp_path, files=["config.json"], kind="quickstart")
+    run.write("config.json", json.dumps({"program": "bayesrnn", "quickstart": {}}))
+    run.finish({})
+    RunFolder(tmp_path, files=["config.json"], force=True, kind="quickstart").release()
+    assert not (tmp_path / "config.json").exists()
