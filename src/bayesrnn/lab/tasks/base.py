@@ -145,10 +145,10 @@ class Task:
     def split(self, rows: slice) -> None:
         """Keep only these rows of every batch: the part of this process, if several train one model together.
 
-        Called before :meth:`attach`. ``steps``, ``batch_size``, ``examples_per_step`` and the divisor of the KL stay those
-        of the whole. The losses of all parts are averaged, so the data's part of the loss must be a mean
-        over the rows that are there; where rows differ in their targets see :meth:`Minibatches.whole`. A task whose
-        batches are its ``minibatches`` need not override this.
+        Called before :meth:`attach`. ``steps``, ``batch_size``, ``examples_per_step`` and the divisor of the KL stay as
+        they are. The losses of all parts are averaged, so the data's part of the loss must be a mean over the rows of
+        this part; if rows have different numbers of targets, see :meth:`Minibatches.whole`. A task whose batches are
+        its ``minibatches`` need not override this.
         """
         minibatches: Minibatches | None = getattr(self, "minibatches", None)
         if minibatches is None:
@@ -181,7 +181,7 @@ class Task:
             yield from (t for t in (found if isinstance(found, tuple | list) else (found,)) if isinstance(t, Tensor))
 
     def digest(self) -> str:
-        """A digest of the data: a run is resumed, and shared by several processes, only on data with the same digest."""
+        """A digest of the data: a run is resumed, and shared by several processes, only where it is the same."""
         found = hashlib.sha256()
         for part in self.content():
             if isinstance(part, Tensor):
