@@ -405,7 +405,7 @@ def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
         result = invoke(*words)
     assert result.exit_code == 130
     assert result.stderr == "bayesrnn: interrupted.\n"
-    assert "Stopped; the same command goes on." in result.stdout
+    assert "Stopped; the same command continues." in result.stdout
     run = tmp_path / "runs" / "brnn-medium" / "1"
     other = invoke(*words, "--set", "train.lr=0.5")
     assert other.exit_code == 2
