@@ -409,7 +409,7 @@ def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
     run = tmp_path / "runs" / "brnn-medium" / "1"
     other = invoke(*words, "--set", "train.lr=0.5")
     assert other.exit_code == 2
-    assert "holds an unfinished run with other settings or on another text; go on with the same, move" in other.stderr
+    assert "holds an unfinished run with other settings or another text; continue with the same, move" in other.stderr
     assert "--force" not in other.stderr
     assert (run / MARKER).exists()
     (run / "metrics.jsonl").write_text("{}\n")
