@@ -480,7 +480,7 @@ def test_training_again_that_was_stopped_says_how_to_go_on(bayesian, monkeypatch
         patched.setattr(engine.Run, "train", stop)
         result = invoke(*words)
     assert result.exit_code == 130
-    assert "Stopped; the same command (without --force) goes on." in result.stdout
+    assert "Stopped; the same command (without --force) continues." in result.stdout
     again = invoke(*words)
     assert again.exit_code == 0, again.output
 

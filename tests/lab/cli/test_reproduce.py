@@ -405,11 +405,11 @@ def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
         result = invoke(*words)
     assert result.exit_code == 130
     assert result.stderr == "bayesrnn: interrupted.\n"
-    assert "Stopped; the same command goes on." in result.stdout
+    assert "Stopped; the same command continues." in result.stdout
     run = tmp_path / "runs" / "brnn-medium" / "1"
     other = invoke(*words, "--set", "train.lr=0.5")
     assert other.exit_code == 2
-    assert "holds an unfinished run with other settings or on another text; go on with the same, move" in other.stderr
+    assert "holds an unfinished run with other settings or another text; continue with the same, move" in other.stderr
     assert "--force" not in other.stderr
     assert (run / MARKER).exists()
     (run / "metrics.jsonl").write_text("{}\n")

@@ -53,7 +53,7 @@ def _check(out: Path) -> None:
     if not page.exists():
         return
     if not page.is_file():
-        raise UserError(f"{page} is no file; choose another --out.")
+        raise UserError(f"{page} is not a regular file; choose another --out.")
     with open(page, encoding="utf-8", errors="replace") as file:
         if f'content="{GENERATOR}"' not in file.read(20_000):
             raise UserError(f"{page} is not a report of bayesrnn, and will not be replaced; choose another --out.")

@@ -28,7 +28,7 @@ class Page:
 
     @property
     def level(self) -> int:
-        """Of the headings of sections."""
+        """The level of the headings of sections."""
         return 3 if self.chapter else 2
 
     def add(self, key: str, title: str, *parts: "Markup") -> None:

@@ -1,6 +1,6 @@
 """What the engine trains: the interface of a task, and helpers for writing one.
 
-A task joins data, model, likelihood and measures. It is a subclass of :class:`Task`, found by its name in
+A task joins data, model, likelihood and metrics. It is a subclass of :class:`Task`, found by its name in
 :data:`TASKS`; a recipe selects it with ``task: NAME``. What happens in a run:
 
     bayesrnn train RECIPE     task = task_class(recipe.task)(recipe, data, device)    reads the data; moves it once
@@ -16,7 +16,7 @@ A task joins data, model, likelihood and measures. It is a subclass of :class:`T
     bayesrnn evaluate RUN     the same task with the best weights: task.evaluate(**options)
 
 Clipping, optimisers, schedules, weight averaging, checkpoints, resuming, precision, CUDA graphs, speed, progress, the
-run folder and the record are the engine's; a task has none of it.
+run folder and the record are the work of the engine, not of the task.
 
 Three rules make one step one CUDA graph. They hold for ``batch`` and ``objective``, and cost nothing elsewhere:
 
@@ -45,6 +45,7 @@ from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
 from bayesrnn.lab.runs.opening import Files as Files
+from bayesrnn.lab.tasks.minibatches import Minibatches as Minibatches
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
@@ -73,13 +74,13 @@ class Task:
         data: what ``--data`` said; None: not given. Raise :class:`UserError` if the task has no data of its own.
         device: where all tensors go.
 
-    A constructor that finds the data wanting raises :class:`UserError`; nothing has been written by then.
+    A constructor raises :class:`UserError` for unusable data; nothing has been written by then.
     """
 
     sections: ClassVar[Sections]
     """The recipe's sections that are this task's own."""
     metric: ClassVar[str]
-    """Which figure of :meth:`validate` says which epoch is best; lower is better. Such as ``valid_rmse``."""
+    """The metric of :meth:`validate` that chooses the best epoch, such as ``valid_rmse``; lower is better."""
     unit: ClassVar[str] = "examples"
     """What ``examples_per_step`` counts: words, images, windows. Speeds are recorded as ``{unit}_per_second``."""
     source: ClassVar[str] = "data"
@@ -113,7 +114,7 @@ class Task:
 
     model: nn.Module
     folder: Path | None = None
-    """The run's folder where a run is evaluated, for what is neither a figure nor weights; None while it is trained."""
+    """The run folder while a run is evaluated, for :attr:`artifacts`; None while it is trained."""
     steps: int
     """Steps per epoch."""
     batch_size: int
@@ -123,14 +124,14 @@ class Task:
     random: bool = True
     """Whether draws of the model differ. False: `bayesrnn evaluate` refuses options about draws."""
     limit: float = math.inf
-    """-log p per target, as a mean over an epoch so far, above which the run is given up as diverged."""
+    """The run has diverged if -log p per target, averaged over the epoch so far, is above this."""
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
 
     @classmethod
     def compared(cls, recipe: Recipe) -> str:
-        """Which figure of :meth:`validate`, at the best epoch, says which settings are best: what a sweep compares."""
+        """The metric of :meth:`validate`, at the best epoch, that a sweep compares."""
         return cls.metric
 
     @staticmethod
@@ -142,12 +143,12 @@ class Task:
         raise NotImplementedError
 
     def split(self, rows: slice) -> None:
-        """Keep these rows of every batch only: this process's part, where several train one model together.
+        """Keep only these rows of every batch: the part of this process, if several train one model together.
 
-        Called before :meth:`attach`. What is said of the whole stays: ``steps``, ``batch_size``, ``examples_per_step``,
-        what the KL is divided by. The losses of all parts are averaged, so the data's part of the loss must be a mean
-        over the rows that are there; where rows differ in their targets see :meth:`Minibatches.whole`. A task whose
-        batches are its ``minibatches`` need not override this.
+        Called before :meth:`attach`. ``steps``, ``batch_size``, ``examples_per_step`` and the divisor of the KL stay as
+        they are. The losses of all parts are averaged, so the data's part of the loss must be a mean over the rows of
+        this part; if rows have different numbers of targets, see :meth:`Minibatches.whole`. A task whose batches are
+        its ``minibatches`` need not override this.
         """
         minibatches: Minibatches | None = getattr(self, "minibatches", None)
         if minibatches is None:
@@ -159,7 +160,7 @@ class Task:
         self.model = model
 
     def files(self) -> dict[str, bytes]:
-        """What the data decides about the model and its meaning (a vocabulary, a scale), by file name.
+        """Files that the model needs and the data decides, by name: a vocabulary, a scale.
 
         Written to the run folder at the start; a run is resumed and evaluated only where they are the same.
         """
@@ -180,7 +181,7 @@ class Task:
             yield from (t for t in (found if isinstance(found, tuple | list) else (found,)) if isinstance(t, Tensor))
 
     def digest(self) -> str:
-        """Of the data: a run is resumed, and shared by several processes, only on data with the same one."""
+        """A digest of the data: a run is resumed, and shared by several processes, only where it is the same."""
         found = hashlib.sha256()
         for part in self.content():
             if isinstance(part, Tensor):
@@ -192,11 +193,11 @@ class Task:
         return found.hexdigest()[:32]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold besides model, optimiser and state, by name; loading copies into these."""
+        """Tensors that a checkpoint must hold besides model, optimiser and state, by name; loading copies into them."""
         return {}
 
     def state(self) -> State:
-        """What one step hands to the next, as it is at the start of an epoch: zeros. Carried by the engine."""
+        """What one step hands to the next, at the start of an epoch: zeros. The engine carries it."""
         return ()
 
     def start_epoch(self, epoch: int) -> None:
@@ -217,21 +218,21 @@ class Task:
         raise NotImplementedError
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Figures of the training data for metrics.jsonl, from means per step of loss, nll, kl and sharpening.
+        """Metrics of the training data for metrics.jsonl, from means per step of loss, nll, kl and sharpening.
 
         The first is shown while training.
         """
         return {"train_nll": totals["nll"] / self.examples_per_step, "kl": totals["kl"]}
 
     def validate(self) -> dict[str, Any]:
-        """Figures after an epoch, :attr:`metric` among them; the model is in eval mode. More keys are more curves.
+        """Metrics after an epoch, :attr:`metric` among them; the model is in eval mode. More keys are more curves.
 
         Randomness here does not touch that of training; give draws a seed (``br.predict(..., seed=)``) all the same.
         """
         raise NotImplementedError
 
     def final(self) -> dict[str, Any]:
-        """Figures of the finished run for its record, with the best weights, in eval mode."""
+        """Metrics of the finished run for its record, with the best weights, in eval mode."""
         return self.validate()
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
@@ -239,7 +240,7 @@ class Task:
 
         Keyword parameters are the command's options: ``beam: int = 3`` is ``--beam 3``, a bool a flag; int, float, bool
         and str (or None), each with a default, may be used. An option that was not given is not passed, ``say``, which
-        is told of progress, always. ``samples=None`` means the recipe's. Lists and dicts among the figures are written
+        is told of progress, always. ``samples=None`` means the recipe's. Lists and dicts among the metrics are written
         but not shown.
         """
         return self.final()
@@ -303,64 +304,6 @@ class Task:
     def about(self) -> dict[str, Any]:
         """More keys for the record: what the data is made of."""
         return {}
-
-
-class Minibatches:
-    """Batches of independent examples in an order that is new in every epoch, by position, for :meth:`Task.batch`.
-
-    Args:
-        tensors: the training data on the device, one example per entry of the first dimension.
-        batch_size: examples per batch.
-        last: of an epoch's last, partial batch: "drop" it, or "wrap": fill it with the first examples of the order.
-
-    Example::
-
-        self.minibatches = Minibatches(images, labels, batch_size=64)
-        self.steps = self.minibatches.steps
-        start_epoch: self.minibatches.shuffle()        tensors: return self.minibatches.tensors()
-        batch: return self.minibatches(position)       -> (images (64, …), labels (64,))
-    """
-
-    def __init__(self, *tensors: Tensor, batch_size: int, last: str = "drop") -> None:
-        self.data, self.count, self.batch_size = tensors, len(tensors[0]), batch_size
-        if any(len(t) != self.count for t in tensors):
-            raise ValueError(f"tensors have different numbers of examples: {[len(t) for t in tensors]}")
-        if last not in ("drop", "wrap"):
-            raise ValueError(f"last must be drop or wrap, got {last!r}")
-        self.steps = self.count // batch_size if last == "drop" else math.ceil(self.count / batch_size)
-        if self.steps == 0:
-            raise UserError(
-                f"The training data have {counted(self.count, 'example')}, fewer than one batch of {batch_size}; "
-                "use more data or a smaller data.batch_size."
-            )
-        self.rows = slice(None)
-        """Which rows of every batch are handed out, see :meth:`Task.split`."""
-        self.order = torch.zeros(self.steps, batch_size, dtype=torch.long, device=tensors[0].device)
-        self._fill(torch.arange(self.count))
-
-    def _fill(self, order: Tensor) -> None:
-        size = self.steps * self.batch_size
-        self.order.copy_(order.repeat(math.ceil(size / self.count))[:size].view(self.order.shape))
-
-    def shuffle(self) -> None:
-        """A new order, from torch's global CPU generator: the same for a seed on every device."""
-        self._fill(torch.randperm(self.count))
-
-    def __call__(self, position: Tensor) -> tuple[Tensor, ...]:
-        rows = self.order.index_select(0, position.reshape(1))[0][self.rows]
-        return tuple(t.index_select(0, rows) for t in self.data)
-
-    def whole(self, position: Tensor, tensor: Tensor) -> Tensor:
-        """What ``tensor``, one entry per example, has for all rows of the batch, also those of other processes.
-
-        For a loss per target where examples have different numbers of them: dividing by this process's part of all the
-        batch's targets, not by its own, makes the parts add up to the whole.
-        """
-        return tensor.index_select(0, self.order.index_select(0, position.reshape(1))[0])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What :meth:`Task.tensors` must return for a run to be resumed exactly."""
-        return {"order": self.order}
 
 
 def posterior(

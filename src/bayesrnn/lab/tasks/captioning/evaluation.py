@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bayesrnn.lab.tasks.captioning.task import Captioning
 
 WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus"}
-"""Endings of figures' names to the captions they are of: the posterior mean's, the draws' average, their consensus."""
+"""Suffixes of metrics, and the captions they score: of the posterior mean, of averaged draws, of their consensus."""
 _KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
 _WAYS = ["mean", "average", "each"]  # a file that lacks one is searched again
 _SIGNS = ("entropy", "mutual_information", "surprisal")
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
-    """All figures of a ``captions.json``'s content; no model is needed."""
+    """All metrics from the content of a ``captions.json``; no model is needed."""
     metrics = _of_draws(kept) | kept["metrics"]
     for suffix, found in _ways(kept).items():
         say(f"BLEU and CIDEr, {WAYS[suffix]}")
@@ -102,7 +102,7 @@ def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What was found in each way that a ``captions.json`` has, by the ending of its figures' names."""
+    """What was found in each way that a ``captions.json`` has, by the suffix of its metrics."""
     draws = kept.get("decode_samples", kept["samples"])
     wanted = {"": (0, False), **({"_mc": (draws, False), "_consensus": (draws, True)} if draws else {})}
     ways = {}

@@ -16,6 +16,7 @@ from bayesrnn import draws
 from bayesrnn.draws import Draw
 from bayesrnn.likelihoods import Categorical
 from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.prediction.result import Summary
 
 StepFunction = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -146,7 +147,7 @@ def drawn(model: nn.Module, draw: Draw | None) -> nn.Module:
 
     Without such weights, or for the mean (None), the model itself.
     """
-    q = getattr(model, "q", model)
+    q = model.q if isinstance(model, PosteriorSharpening) else model
     if draw is None or not isinstance(q, Bayesian):
         return model
     made = q.mean_module()

@@ -15,6 +15,10 @@ from bayesrnn.lab.runs.sizes import memory as machine_memory
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, carried, gather
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale
 from bayesrnn.lab.tasks.forecast.model import Components
+from bayesrnn.nn.base import NoisyLayer
+from bayesrnn.nn.dropout import SequenceDropout
+from bayesrnn.nn.rnn import NoisyRNN
+from bayesrnn.posteriors.base import Bayesian
 
 _ROWS = 4096  # windows in one call of the model
 PATHS = 20  # sampled futures per draw of the weights
@@ -262,34 +266,26 @@ def _summary(futures: Tensor, scale: Tensor, level: float, log: bool) -> list[Te
 
 def is_random(model: nn.Module) -> bool:
     """Whether draws of the model differ."""
-    from bayesrnn.posteriors.base import Bayesian
-
-    part: Any
-    for part in model.modules():
-        if isinstance(part, (Bayesian, Components)) or getattr(part, "p", 0) > 0:
-            return True
-        if hasattr(part, "rates") and part.rates.any:
-            return True
-    return False
+    return any(
+        isinstance(part, (Bayesian, Components))
+        or (isinstance(part, NoisyLayer) and part.noisy)
+        or (isinstance(part, nn.Dropout) and part.p > 0)
+        for part in model.modules()
+    )
 
 
 @contextmanager
 def one_draw_for_the_batch(model: nn.Module) -> Iterator[None]:
     """Dropout masks are shared by all rows of a batch inside the block: the futures of one draw of the weights."""
-    changed: list[tuple[Any, Any]] = []
-    part: Any
-    for part in model.modules():
-        if hasattr(part, "rates"):
-            changed.append((part, part.rates))
-            part.rates = replace(part.rates, share="batch")
-        elif hasattr(part, "share"):
-            changed.append((part, part.share))
-            part.share = "batch"
+    parts = [part for part in model.modules() if isinstance(part, (NoisyRNN, SequenceDropout))]
+    before = [part.share for part in parts]
     try:
+        for part in parts:
+            part.share = "batch"
         yield
     finally:
-        for part, before in changed:
-            setattr(part, "rates" if hasattr(part, "rates") else "share", before)
+        for part, share in zip(parts, before, strict=True):
+            part.share = share
 
 
 def measures(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, float]:

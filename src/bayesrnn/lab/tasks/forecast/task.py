@@ -114,7 +114,7 @@ class Forecast(Task):
 
     @classmethod
     def compared(cls, recipe: Recipe) -> str:
-        """Of a mixture its own score, which what its parts have in common makes worse; it is never above theirs."""
+        """For a mixture, its own CRPS; it is never worse than the mean of its components."""
         return MIXTURE if recipe.model.components > 1 else cls.metric
 
     def attach(self, model: nn.Module) -> None:
@@ -145,7 +145,7 @@ class Forecast(Task):
         return gather(self.features, origins, self.frame.window), targets
 
     def objective(self, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, Any, State]:
-        """Of several components the mean of their bounds, which is no less than the bound of their mixture."""
+        """With several components, the mean of their bounds; it is never below the bound of their mixture."""
         x, y = batch
         model, sigma, count = self.model, self.recipe.model.prior_sigma, self.recipe.model.components
         penalty = prior_cost(model, sigma) / count if sigma else None
@@ -276,7 +276,7 @@ class Forecast(Task):
 
     @staticmethod
     def exported(model: nn.Module) -> nn.Module:
-        """Of a mixture, the networks that were kept."""
+        """For a mixture, the networks that were kept."""
         return model.at_mean() if isinstance(model, Components) else model
 
     @classmethod

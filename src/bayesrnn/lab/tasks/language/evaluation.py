@@ -35,8 +35,8 @@ class Options:
         seed: of the draws.
         dynamic: update the weights during the test, from the posterior mean; sharpened models report bounds too.
         dynamic_rule: ``sgd`` (None), or ``rms``.
-        dynamic_lr, dynamic_decay: see ``br.dynamic_evaluation``. Of several values, "0.05,0.1", those that are best on
-            the validation text are used on the test text. None: the recipe's rate, or ``RMS_LR``; no decay.
+        dynamic_lr, dynamic_decay: see ``br.dynamic_evaluation``. If several are given, "0.05,0.1", the best on the
+            validation text are used on the test text. None: the recipe's rate, or ``RMS_LR``; no decay.
         reversed_text: also the entropy on the reversed test text.
         temperature: also the posterior mean at a temperature chosen on the validation text.
         drop_words: keep word dropout on in draws, which the papers do not; such metrics end in ``_words``.
@@ -58,7 +58,7 @@ class Options:
 
     @property
     def suffix(self) -> str:
-        """Of the names of metrics of draws."""
+        """The end of the names of metrics of draws."""
         return WORDS if self.drop_words else ""
 
     @property

@@ -147,7 +147,7 @@ def _retrained(run: Path) -> Any:
 
 
 def _perplexity(model: Any, stream: torch.Tensor, task: Any) -> float:
-    """Of the posterior mean on one stream; its state is carried as the recipe says."""
+    """Perplexity of the posterior mean on one stream; its state is carried as the recipe says."""
     reset = streams.reset_of(task.recipe)
     window = reset or streams.evaluation_window(stream, len(task.streams.vocabulary))
     return streams.perplexity(model, stream, window=window, carry_state=reset is None)

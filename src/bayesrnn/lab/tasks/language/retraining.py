@@ -145,10 +145,10 @@ class Retraining(Language):
             rho.load_state_dict(kept)
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
-        figures = super().training(totals)
+        found = super().training(totals)
         if self._share_before:
-            del figures["kl_per_sequence"]
-        return figures
+            del found["kl_per_sequence"]
+        return found
 
 
 @torch.no_grad()
@@ -160,7 +160,7 @@ def _share(masks: Mapping[str, Tensor]) -> float:
     return sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
 
 
-class _Run(engine.Run):
+class _PruningRun(engine.Run):
     """Weights go at the beginning of an epoch, and are held at zero from there.
 
     The best epoch is one of those with the whole share gone. Its weights are written as those of the pruned model; the
@@ -237,7 +237,7 @@ def retrain(
         with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
             describe(folder, config, task, resume=resume)
             started, held = time.time(), task.held(task.start)
-            trained = _Run(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=held)
+            trained = _PruningRun(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=held)
             step = trained.step
             reporter.say("One step is one CUDA graph." if step.graph else f"Steps run eagerly: {step.reason}.")
             if resume:

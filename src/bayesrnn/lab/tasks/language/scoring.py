@@ -12,6 +12,7 @@ from bayesrnn import draws
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.lab.tasks.language.text import windows
 from bayesrnn.likelihoods import Categorical
+from bayesrnn.nn.base import NoisyLayer
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction.weights import HeldDraws
 
@@ -27,9 +28,8 @@ _NODES = 9  # inverse temperatures in one pass
 
 
 def draws_weights(model: nn.Module) -> bool:
-    """Whether a draw is one of whole weights, which rows of a batch cannot have each for themselves."""
-    rates: list[Any] = [getattr(m, "rates", None) for m in model.modules()]
-    return any(isinstance(m, Bayesian) for m in model.modules()) or any(r and r.weight_dropout > 0 for r in rates)
+    """Whether a draw replaces whole weights, so that rows of a batch cannot have draws of their own."""
+    return any(isinstance(m, Bayesian) or (isinstance(m, NoisyLayer) and m.draws_weights) for m in model.modules())
 
 
 def pieces(stream: Tensor, length: int, reset: int | None) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -124,7 +124,7 @@ def monte_carlo_perplexity(
 
 @dataclass(frozen=True)
 class Scores:
-    """What the (averaged) predictions on a text come to."""
+    """Scores of the (averaged) predictions on a text."""
 
     perplexity: float
     entropy: float
@@ -132,7 +132,7 @@ class Scores:
     calibration_error: float
     reliability: list[dict[str, float]]
     entropies: list[float]
-    """Of the first draw, of the average of the first two, and so on; the last is ``entropy``."""
+    """Entropies of the first draw, of the average of the first two, and so on; the last is ``entropy``."""
 
 
 def scores(

@@ -48,7 +48,7 @@ def words_of(file: Path, *, chunk: int = _CHUNK) -> Iterator[list[str]]:
         cut = len(text) if last else _cut(text)
         part, rest = text[:cut], text[cut:]
         if len(rest) > _LONGEST:
-            raise UserError(f"{file} has a word of more than {_LONGEST:,} characters; it is no text.")
+            raise UserError(f"{file} has a word of more than {_LONGEST:,} characters; this is not a text.")
         words = _split(part)
         if part:
             open_line = part[-1] not in _ENDS

@@ -25,7 +25,7 @@ def rmse(predicted: Tensor, targets: Tensor) -> float:
 
 
 def slope(predicted: Tensor, targets: Tensor) -> float | None:
-    """Of the least-squares line of targets on predictions: below 1 they are too bold, above 1 too timid.
+    """The slope of the least-squares line of targets on predictions: below 1 they are too bold, above 1 too timid.
 
     None where all predictions are the same.
     """

@@ -113,7 +113,7 @@ def is_random(recipe: "Recipe") -> bool:
 
 
 class Sentiment(Task):
-    """Ratings from pieces of reviews. The objective is on standardised ratings, all figures are in rating units."""
+    """Ratings from pieces of reviews. The objective is on standardised ratings, all metrics are in rating units."""
 
     sections = SECTIONS
     metric = "valid_rmse"
@@ -246,9 +246,9 @@ class Sentiment(Task):
         ]
 
     def measures(self, predictions: Tensor, all_words: Tensor) -> dict[str, Any]:
-        """All figures of these predictions. The noise of the intervals is fitted on the validation part.
+        """All metrics of these predictions. The noise of the intervals is fitted on the validation part.
 
-        Of ``all_words``, draws without word dropout (none: (0, N)), the errors only.
+        ``all_words``, draws without word dropout (none: (0, N)), only give errors.
         """
         found: dict[str, Any] = {}
         for split, part, targets in self._splits(all_words) if len(all_words) else ():
@@ -290,7 +290,7 @@ class Sentiment(Task):
         return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_figures(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
-        """Of the best epoch's weights, and under ``end`` of the last epoch's: the published figures stop nowhere."""
+        """Metrics of the best epoch's weights and, under ``end``, of the last epoch's: the paper never stops early."""
         samples = len(self.at_end) - 1
         best = self.measures(self.predictions(samples), self.with_all_words(samples))
         end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
