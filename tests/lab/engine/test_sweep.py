@@ -293,7 +293,7 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"file cannot be made \(File exists\); choose another --out"):
         swept("file", grid=["hidden=2"])
     assert swept("other", grid=["hidden=3"], study="another", storage=storage)[0]["best"] is not None
-    with pytest.raises(UserError, match=r"train\.lr=1 and train\.lr=1\.0 are the same; leave one of them away"):
+    with pytest.raises(UserError, match=r"train\.lr=1 and train\.lr=1\.0 are the same; omit one of them"):
         swept("double", grid=["lr=1,0.5,1.0"])
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match="pip install optuna"):
