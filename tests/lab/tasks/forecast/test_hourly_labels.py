@@ -4,6 +4,8 @@ import itertools
 from datetime import datetime, timedelta
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from bayesrnn.lab.tasks.forecast import plots
 
@@ -11,7 +13,8 @@ from bayesrnn.lab.tasks.forecast import plots
 @pytest.mark.parametrize(("narrow", "most"), [(False, 7), (True, 4)])
 def test_labels_of_hours_do_not_overlap(narrow, most):
     labels = [f"{datetime(2024, 5, 1) + timedelta(hours=i)}" for i in range(200)]
-    figure = plots._figure(*plots._NARROW) if narrow else plots._figure()
+    figure = Figure(figsize=plots._NARROW if narrow else plots._WIDE, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot(range(200), range(200))
     plots._date_ticks(axes, labels, most)

@@ -195,7 +195,7 @@ class TestTask:
         weights = torch.cat([w.flatten() for name, w in task.model.named_parameters() if name != "log_sigma"])
         normal = torch.distributions.Normal(0.0, 0.5)
         cost = (normal.log_prob(torch.zeros(())) - normal.log_prob(weights)).sum()
-        torch.testing.assert_close(loss - terms.loss, cost / task.num_data)
+        torch.testing.assert_close(loss - terms.nll / task.examples_per_step, cost / task.num_data)
 
     def test_the_loss_of_components_is_the_mean_of_theirs(self, series):
         recipe = recipes.override(recipes.load("forecast"), [*SMALL, "prior_sigma=0.5", "components=3"])

@@ -20,6 +20,7 @@ METRICS = (
     Metric("epistemic_share", "epistemic share", "share", None),
 )
 DETAILS = (
+    Metric("seasonal_naive_log_crps", "seasonal naive CRPS, of logarithms", lower_is_better=None),
     *(
         Metric(f"valid_{key}", f"validation {label}", lower_is_better=lower)
         for key, (label, lower) in _KINDS.items()
