@@ -277,7 +277,7 @@ def is_random(model: nn.Module) -> bool:
 @contextmanager
 def one_draw_for_the_batch(model: nn.Module) -> Iterator[None]:
     """Dropout masks are shared by all rows of a batch inside the block: the futures of one draw of the weights."""
-    parts = [part for part in model.modules() if isinstance(part, (NoisyRNN, SequenceDropout))]
+    parts = [part for part in model.modules() if isinstance(part, (NoisyRNN, SequenceDropout, Components))]
     before = [part.share for part in parts]
     try:
         for part in parts:
