@@ -153,7 +153,7 @@ def test_nothing_of_others_is_replaced(report, tmp_path):
     (tmp_path / "index.html").unlink()
     os.mkfifo(tmp_path / "index.html")  # to open it would be to wait for ever
     result = invoke("report", report / "brnn-medium", "--out", tmp_path, "--fast")
-    assert "index.html is no file; choose another --out." in result.stderr.replace("\n", " ")
+    assert "index.html is not a regular file; choose another --out." in result.stderr.replace("\n", " ")
 
 
 def test_the_records_of_this_repository(tmp_path):

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
+from bayesrnn.lab.report import shades as shades_
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.base import weights_digest
 from bayesrnn.lab.tasks.captioning import evaluation as caption_evaluation
@@ -352,11 +353,11 @@ class TestCaption:
     def test_images(self, runs, tmp_path, monkeypatch):
         """With the encoder in place of which 24 numbers stand: the run's features are made up."""
         image_module = pytest.importorskip("PIL.Image")
-        from bayesrnn.lab.tasks.captioning import image_features
+        from bayesrnn.lab.tasks.captioning import request
 
         file = tmp_path / "<odd> name.png"
         image_module.new("RGB", (900, 700), (200, 30, 30)).save(file)
-        monkeypatch.setattr(image_features, "encode", lambda files, device=None: torch.ones(len(files), 24))
+        monkeypatch.setattr(request, "encode", lambda files, device=None: torch.ones(len(files), 24))
         page = tmp_path / "page.html"
         result = run("caption", runs["caption-bbb"], file, "--samples", "2", "--gallery", page)
         assert result.exit_code == 0, result.output
@@ -398,10 +399,10 @@ def luminance(colour):
 
 
 class TestGallery:
-    @pytest.mark.parametrize(("shades", "ink"), [(galleries.LIGHT, "light"), (galleries.DARK, "dark")])
+    @pytest.mark.parametrize(("shades", "ink"), [(shades_.LIGHT, "light"), (shades_.DARK, "dark")])
     def test_words_can_be_read_on_every_shade_and_shades_told_apart(self, shades, ink):
         tones = [luminance(shade) for shade in shades]
-        text = luminance(galleries.INK[ink])
+        text = luminance(shades_.INK[ink])
         for tone in tones:
             high, low = max(tone, text), min(tone, text)
             assert (high + 0.05) / (low + 0.05) >= 4.5
@@ -409,13 +410,13 @@ class TestGallery:
         assert all(step > 0 for step in steps) or all(step < 0 for step in steps), "darker to darker, for any eye"
 
     def test_levels(self):
-        assert [galleries.level(v, galleries.ENTROPY_LEVELS) for v in (0, 0.5, 1.9, 2, 9)] == [0, 1, 2, 3, 4]
+        assert [shades_.level(v, galleries.ENTROPY_LEVELS) for v in (0, 0.5, 1.9, 2, 9)] == [0, 1, 2, 3, 4]
 
     def test_shade_and_line_follow_the_uncertainty(self):
         words = [CaptionWord("a<b", 0.9, 0.1, 0.0), CaptionWord("dog", 0.2, 3.5, 0.15)]
         page = galleries.gallery([Description("i&j.jpg", words, ["a <cat>"])], [None], title="Captions")
-        assert '<span class="w e0 m0"' in page
-        assert '<span class="w e4 m3" title="entropy 3.50, mutual information 0.150 nats">dog</span>' in page
+        assert '<span class="w s0 i0"' in page
+        assert '<span class="w s4 i3" title="entropy 3.50, mutual information 0.150 nats">dog</span>' in page
         assert "a&lt;b" in page
         assert "a &lt;cat&gt;" in page
         assert "i&amp;j.jpg" in page

@@ -432,7 +432,7 @@ def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
     with pytest.raises(UserError, match=r"started with other weights, or removes .* bayesrnn prune"):
         again(runs / "brnn-medium", tmp_path / "r", fraction=0.7)
     settings = Schedule(4, 0.1).settings()
-    with pytest.raises(UserError, match="begun with other weights"):
+    with pytest.raises(UserError, match="started with other weights"):
         launch(
             "brnn-medium", out=tmp_path / "r", reporter=Quiet(), data=str(text), device="cpu", resume=True,
             overrides=[*LEARNS, *settings],
