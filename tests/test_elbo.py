@@ -1,6 +1,8 @@
 """The objective, and the KL that it scales in one place."""
 
+import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -190,3 +192,83 @@ def test_a_length_scale_is_a_positive_number(length_scale):
         br.kl(model, length_scale=length_scale)
     with pytest.raises(ValueError, match="length_scale must be a positive number"):
         br.ELBO(model, br.Categorical(), num_data=5, length_scale=length_scale)
+
+
+class TestWeightOfTheKL:
+    def made(self, **options):
+        torch.manual_seed(0)
+        q = br.BayesByBackprop(nn.Linear(3, 2), init_sigma=0.1)
+        return q, br.ELBO(q, br.Categorical(), num_data=50, **options)
+
+    x, y = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
+
+    @pytest.mark.parametrize("weight", [1.0, 0.1, 2.0])
+    def test_a_constant_weight(self, weight):
+        q, elbo = self.made(kl_weight=weight)
+        terms = elbo(q(self.x), self.y)
+        torch.testing.assert_close(terms.loss, terms.nll / 4 + weight * terms.kl / 50)
+
+    def test_none_is_maximum_likelihood(self):
+        q, elbo = self.made(kl_weight=0)
+        terms = elbo(q(self.x), self.y)
+        assert float(terms.kl) == 0
+        torch.testing.assert_close(terms.loss, terms.nll / 4)
+
+    def test_it_rises_over_the_warm_up_and_the_loss_is_the_bound_then(self):
+        q, elbo = self.made(kl_weight=0.5, warmup=4)
+
+        def weight():
+            terms = elbo(q(self.x), self.y)
+            return float((terms.loss - terms.nll / 4).detach() / terms.kl.detach() * 50)
+
+        assert [weight() for _ in range(6)] == pytest.approx([0, 0.125, 0.25, 0.375, 0.5, 0.5], abs=1e-5)
+
+    def test_the_warm_up_counts_training_only_and_is_saved(self):
+        q, elbo = self.made(warmup=10)
+        for _ in range(3):
+            elbo(q(self.x), self.y)
+        elbo.eval()
+        terms = elbo(q(self.x), self.y)
+        torch.testing.assert_close(terms.loss, terms.nll / 4 + terms.kl / 50)  # validation is by the bound itself
+        elbo.train()
+        q.eval()
+        elbo(q(self.x), self.y)
+        again = self.made(warmup=10)[1]
+        again.load_state_dict(elbo.state_dict())
+        assert int(again.calls) == int(copy.deepcopy(elbo).calls) == 3
+        assert not any("calls" in key for key in self.made()[1].state_dict())
+
+    @pytest.mark.parametrize(
+        "bad", [{"kl_weight": -1}, {"kl_weight": math.nan}, {"warmup": -1}, {"warmup": 2.5}, {"window": 0}]
+    )
+    def test_bad_arguments(self, bad):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            self.made(**bad)
+
+    def test_windows_masks_counts_and_shares(self):
+        q, elbo = self.made()
+        with br.draw(q, seed=0):
+            out = q(self.x)
+            terms, windowed = elbo(out, self.y), self.made(window=7)[1]
+            windowed.model = q
+            torch.testing.assert_close(windowed(out, self.y).loss, 7 * terms.loss)
+            mask = torch.tensor([True, False, True, True])
+            masked = elbo(out, self.y, mask=mask)
+            torch.testing.assert_close(masked.loss, elbo(out[mask], self.y[mask]).loss)
+            torch.testing.assert_close(elbo(out, self.y, count=8).loss, terms.nll / 8 + terms.kl / 50)
+            torch.testing.assert_close(elbo(out, self.y, share=3.0).loss, terms.nll / 4 + 3 * terms.kl / 50)
+            given = elbo(out, self.y, kl=torch.tensor(5.0))
+            torch.testing.assert_close(given.loss, terms.nll / 4 + 5.0 / 50)
+            evaluated, output = elbo.evaluate(lambda: (q(self.x), "state"), self.y)
+            assert output[1] == "state"
+            torch.testing.assert_close(evaluated.loss, terms.loss)
+
+    def test_a_model_that_learns_is_not_warned_about(self):
+        q, elbo = self.made()
+        x, optimizer = torch.eye(3)[[0, 1, 2, 0]], torch.optim.Adam(q.parameters(), lr=0.05)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(150):
+                optimizer.zero_grad()
+                elbo(q(x), self.y).loss.backward()
+                optimizer.step()

@@ -119,3 +119,20 @@ def test_targets_that_are_no_class_are_named_before_a_gpu_stops():
     with pytest.raises(ValueError, match="targets must be classes from 0 to 2"):
         elbo(model(torch.ones(2, 2, device="cuda")), torch.tensor([0, 3], device="cuda"))
     assert elbo(model(torch.ones(2, 2, device="cuda")), torch.tensor([0, 2], device="cuda")).loss.isfinite()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+)
+def test_class_indices_of_any_whole_type(dtype):
+    """-100 as uint8 is 156, which is a class like any other."""
+    most = min(torch.iinfo(dtype).max, 199)
+    target = torch.arange(most - 100, most + 1)
+    assert (most < 156) or (156 in target)
+    output = torch.randn(101, 200)
+    likelihood = br.Categorical()
+    assert int(likelihood.count(target.to(dtype))) == 101
+    torch.testing.assert_close(likelihood.nll(output, target.to(dtype)), likelihood.nll(output, target))
+    padded = br.Categorical(ignore_index=most)
+    assert int(padded.count(target.to(dtype))) == 100
+    torch.testing.assert_close(padded.nll(output, target.to(dtype)), padded.nll(output, target))

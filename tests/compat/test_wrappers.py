@@ -72,7 +72,7 @@ class Twice(nn.Module):
 
 
 def fabric(q):
-    lightning = pytest.importorskip("lightning.fabric")
+    lightning = pytest.importorskip("lightning_fabric")
     return lightning.Fabric(accelerator="cpu", devices=1).setup(q)
 
 

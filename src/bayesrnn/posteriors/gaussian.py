@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -177,7 +178,6 @@ def _listed(noise: Eps, names: Iterable[str]) -> sampling.Noise:
     return noise if isinstance(noise, Seeded) else [noise[name] for name in names]
 
 
-_SMALL = 1 << 16  # elements up to which a parameter is compared as it is
 _COLUMNS = 1 << 12
 
 
@@ -185,24 +185,27 @@ _COLUMNS = 1 << 12
 def _fingerprint(parameters: Sequence[Tensor]) -> list[Tensor]:
     """What tells whether parameters have changed, by whatever means: a write through `.data` leaves no other trace.
 
-    Small parameters are copied. Large ones are read once: every row of 4096 entries gives its product with a fixed
-    vector. Nothing is kept where tensors have no values of their own: under vmap, traced, on the meta device.
+    Parameters of up to 4096 entries are copied. Larger ones are read once: every 4096 entries give their product with
+    a fixed vector. Nothing is kept where tensors have no values of their own: under vmap, traced, on the meta device.
     """
     if transformed() or traced() or not ordinary(*parameters) or _recorded(parameters[0]):
         return []
-    small = [p.reshape(-1) for p in parameters if p.numel() <= _SMALL]
+    small = [p.reshape(-1) for p in parameters if p.numel() <= _COLUMNS]
     found = [torch.cat(small)] if small else []
     for parameter in parameters:
-        if parameter.numel() > _SMALL:
+        if parameter.numel() > _COLUMNS:
             flat = parameter.reshape(-1)
-            rows = flat.numel() // _COLUMNS
-            found += [flat[: rows * _COLUMNS].view(rows, _COLUMNS) @ _probe(flat), flat[rows * _COLUMNS :].clone()]
+            end = flat.numel() - flat.numel() % _COLUMNS
+            found.append(torch.mv(flat[:end].view(-1, _COLUMNS), _probe(flat.device, flat.dtype)))
+            if end < flat.numel():
+                found.append(flat[end:].clone())
     return found
 
 
-def _probe(like: Tensor) -> Tensor:
-    """A fixed vector without structure, in the parameters' dtype."""
-    return torch.sin(torch.arange(1, _COLUMNS + 1, device=like.device, dtype=torch.float32).square()).to(like.dtype)
+@lru_cache(maxsize=16)
+def _probe(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A fixed vector without structure."""
+    return torch.arange(1, _COLUMNS + 1, device=device, dtype=torch.float32).square().sin().to(dtype)
 
 
 def _recorded(parameter: Tensor) -> bool:
