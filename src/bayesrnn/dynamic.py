@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn import draws
 from bayesrnn.checks import check_choice, is_number, is_whole
 from bayesrnn.compilation import copied
 from bayesrnn.draws import differentiable_in_eval
