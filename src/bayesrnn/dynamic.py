@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesrnn import draws
+from bayesrnn.checks import check_choice, is_number, is_whole
 from bayesrnn.compilation import copied
 from bayesrnn.draws import differentiable_in_eval
 from bayesrnn.likelihoods import Categorical, Likelihood
@@ -110,14 +110,14 @@ def dynamic_evaluation(
         `DynamicResult` with `.nll`, `.count`, `.perplexity` and the adapted `.model`.
     """
     _check_learning()
-    draws.check_choice("rule", rule, ("sgd", "rms"))
+    check_choice("rule", rule, ("sgd", "rms"))
     if rule == "rms" and gradient_scale is None:
         raise ValueError("rule='rms' needs gradient_scale: make it with bayesrnn.dynamic.mean_squared_gradients")
-    if not draws.is_number(lr) or not 0 <= lr < math.inf:
+    if not is_number(lr) or not 0 <= lr < math.inf:
         raise ValueError(f"lr must be a finite number >= 0, got {lr!r}")
-    if not draws.is_number(decay) or not 0 <= decay < 1:
+    if not is_number(decay) or not 0 <= decay < 1:
         raise ValueError(f"decay must be a number in [0, 1), got {decay!r}: 0 is no pull back")
-    if clip is not None and (not draws.is_number(clip) or not clip > 0):
+    if clip is not None and (not is_number(clip) or not clip > 0):
         raise ValueError(f"clip must be a number > 0, the largest norm of a gradient, or None, got {clip!r}")
     if state is not None and not carry_state:
         raise ValueError("a state was given with carry_state=False, which starts every window from zero")
@@ -216,7 +216,7 @@ class _Sharpening:
 
 
 def _check_stream(inputs: Tensor, targets: Tensor, window: int, scored: Likelihood) -> None:
-    if not draws.is_whole(window) or window < 1:
+    if not is_whole(window) or window < 1:
         raise ValueError(f"window must be at least 1, a whole number of steps, got {window!r}")
     if not inputs.dim() or not targets.dim() or not 0 < inputs.shape[0] == targets.shape[0]:
         raise ValueError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn import kernels
-from bayesrnn.draws import check_choice, is_number
+from bayesrnn.checks import check_choice, is_number
 from bayesrnn.kernels.gaussian import plan
 from bayesrnn.kernels.gaussian.mixture import LogDensitySum, group_log_density
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesrnn.draws import is_number
+from bayesrnn.checks import is_number
 from bayesrnn.posteriors.bayes_by_backprop import BayesByBackprop
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.wrappers import unwrapped

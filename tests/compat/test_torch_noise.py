@@ -178,6 +178,15 @@ def test_another_model_in_the_block_is_left_alone():
         assert (other(x) == 0).any()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripted_dropout_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Dropout(0.5)))
+    with pytest.raises(TypeError, match="module '1' is dropout in TorchScript, whose noise cannot be controlled"):
+        br.predict(model, torch.randn(4, 3))
+    assert br.predict(nn.Sequential(torch.jit.script(nn.Linear(3, 3))), torch.randn(4, 3)).mean.shape == (4, 3)
+    assert "_bayesrnn_blocks" not in model[0].__dict__
+
+
 def test_packed_input_of_torch_s_lstm_with_dropout():
     layer = nn.LSTM(3, 4, 2, dropout=0.5, bidirectional=True).eval()
     packed = nn.utils.rnn.pack_sequence([torch.randn(n, 3) for n in (4, 2, 5)], enforce_sorted=False)

@@ -7,7 +7,6 @@ Every random layer asks `source(module)` where its noise comes from:
 - otherwise: fresh noise from torch's global generator when `module.training`, the posterior mean when not.
 """
 
-from bayesrnn.checks import check_choice, check_probability, is_number, is_whole
 from bayesrnn.draws.binding import Bound, bind, differentiable_in_eval, draw, mean, release, source, torch_source, using
 from bayesrnn.draws.noise import Noise
 from bayesrnn.draws.sources import FRESH, Draw, HeldNoise, NoNoise, Source, Stacked, Unfoldable, mix
@@ -23,12 +22,8 @@ __all__ = [
     "Stacked",
     "Unfoldable",
     "bind",
-    "check_choice",
-    "check_probability",
     "differentiable_in_eval",
     "draw",
-    "is_number",
-    "is_whole",
     "mean",
     "mix",
     "release",

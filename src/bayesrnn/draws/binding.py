@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws.sources import FRESH, Draw, Source
-from bayesrnn.draws.torch_noise import Owner, TorchNoise, name_before_compiling
+from bayesrnn.draws.torch_noise import Owner, TorchNoise, name_before_compiling, refuse_script
 
 _SLOT = "_bayesrnn_blocks"
 _open_blocks = 0
@@ -196,6 +196,8 @@ def bind(model: nn.Module, to: Source | None, *, torchs: Any = LEFT) -> Iterator
     _count_blocks(1)
     try:
         for name, module in model.named_modules():
+            if controlled:
+                refuse_script(name, module)
             bound = Bound(name_before_compiling(name), to, block, None if to is None else torchs)
             changed.append((module, bound))
             module.__dict__[_SLOT] = (bound, *module.__dict__.get(_SLOT, ()))

@@ -35,6 +35,15 @@ def torch_noise_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def refuse_script(name: str, module: nn.Module) -> None:
+    """Refuse dropout inside TorchScript, which no function mode sees."""
+    if isinstance(module, torch.jit.ScriptModule) and "Dropout" in module.original_name and module.p > 0:
+        raise TypeError(
+            f"module {name!r} is dropout in TorchScript, whose noise cannot be controlled: "
+            "use the Python module that it came from"
+        )
+
+
 def name_before_compiling(name: str) -> str:
     """The module's name without the part that `torch.compile` adds, so that a seed gives the same draw."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -288,8 +288,6 @@ def _layers(
             x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)
             if stack.dropout > 0 and layer < stack.num_layers - 1 and source is not None:
                 x = _between_layers(stack, x, sizes, packed, source, layer)
-    if directions == 1 and x.requires_grad:
-        x = x.clone()  # the kernels keep their output for the backward pass: the caller may change this one in place
     return x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
+from bayesrnn.checks import check_choice, check_probability
 from bayesrnn.posteriors.base import Bayesian, RandomWeights, TwoLevel
 from bayesrnn.posteriors.weights import Patterns, Weight, refuse_unconvertible
 from bayesrnn.priors import Normal
@@ -77,7 +78,7 @@ class DropConnect(Bayesian):
         exclude: Patterns = None,
     ) -> None:
         kind = draws.Noise(
-            draws.check_probability("p", p), draws.check_choice("noise", noise, ("bernoulli", "gaussian"))
+            check_probability("p", p), check_choice("noise", noise, ("bernoulli", "gaussian"))
         )
         prior = Normal(1.0) if prior is None else prior
         if not isinstance(prior, Normal):

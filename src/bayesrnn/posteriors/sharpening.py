@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
+from bayesrnn.checks import is_number
 from bayesrnn.draws import HeldNoise, differentiable_in_eval
 from bayesrnn.kernels.gaussian import plan, sampling
 from bayesrnn.posteriors.base import TwoLevel
@@ -64,7 +65,7 @@ class PosteriorSharpening(nn.Module, TwoLevel):
             raise TypeError(f"PosteriorSharpening goes around a br.BayesByBackprop, got {type(q).__name__}")
         self.q = q
         self.sigma0 = check_sigma("sigma0", sigma0)
-        if max_gradient_norm is not None and (not draws.is_number(max_gradient_norm) or not max_gradient_norm > 0):
+        if max_gradient_norm is not None and (not is_number(max_gradient_norm) or not max_gradient_norm > 0):
             raise ValueError(f"max_gradient_norm must be a number > 0, or None for no limit, got {max_gradient_norm!r}")
         self.max_gradient_norm = max_gradient_norm
         start = self.sigma0**2 / 10 if init_eta is None else float(init_eta)

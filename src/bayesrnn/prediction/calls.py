@@ -98,7 +98,7 @@ def same_state(model: nn.Module) -> Iterator[None]:
     So every draw starts from the state that the model was given with, and no tensor of a pass stays in the model.
     Tensors that a pass changes in place stay changed.
     """
-    owners = [m for m in model.modules() if not type(m).__module__.startswith(("torch.nn.", "bayesrnn."))]
+    owners = [m for m in model.modules() if not type(m).__module__.startswith(("torch.", "bayesrnn."))]
     before = [{k: v for k, v in m.__dict__.items() if k not in _NOT_STATE} for m in owners]
     containers: dict[int, tuple[Any, Any]] = {}
     for attributes in before:

@@ -75,7 +75,8 @@ class Footprint:
 def watch(model: nn.Module) -> Iterator[Footprint]:
     """The footprint of one draw that runs inside the block."""
     found = Footprint()
-    handles = [m.register_forward_hook(found.see) for m in model.modules()]
+    parts = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]  # which takes no hooks
+    handles = [m.register_forward_hook(found.see) for m in parts]
     try:
         yield found
     finally:
