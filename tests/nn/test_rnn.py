@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 import bayesrnn as br
@@ -229,14 +229,14 @@ def test_a_layer_in_eval_mode_is_noisy_inside_a_draw(noise):
         assert not torch.allclose(layer(x)[0], make("GRU")(x)[0])
 
 
-class CountingVF:
-    def __init__(self, real):
-        self.real, self.calls = real, 0
+class Counting(TorchFunctionMode):
+    """Counts calls of torch's fused recurrent functions."""
 
-    def __getattr__(self, name):
-        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            self.calls += 1
-        return getattr(self.real, name)
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls += func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -249,10 +249,9 @@ class CountingVF:
         ({"recurrent_dropout": 0.3}, False),
     ],
 )
-def test_one_set_of_weights_for_the_batch_runs_torch_s_fused_kernel(monkeypatch, cell, options, fused):
-    counting = CountingVF(nn.modules.rnn._VF)
-    monkeypatch.setattr(nn.modules.rnn, "_VF", counting)
-    make(cell, **options)(torch.randn(T, B, F, dtype=torch.float64))
+def test_one_set_of_weights_for_the_batch_runs_torch_s_fused_kernel(cell, options, fused):
+    with Counting() as counting:
+        make(cell, **options)(torch.randn(T, B, F, dtype=torch.float64))
     assert counting.calls == (1 if fused else 0)
 
 

@@ -291,7 +291,7 @@ def test_a_changed_rate_is_checked_as_in_the_constructor():
         ("input_dropout", 1.0, "input_dropout must be a number in"),
         ("noise", "uniform", "noise must be one of"),
         ("tied", "yes", "tied must be one of"),
-        ("cell_dropout", 0.5, "cell_dropout is of br.LSTM: a GRU has no cell state"),
+        ("cell_dropout", 0.5, "cell_dropout is an option of br.LSTM: a GRU has no cell state"),
     ):
         with pytest.raises(ValueError, match=message):
             setattr(layer, name, value)

@@ -168,13 +168,12 @@ def fused(module: nn.RNNBase, input: Any, hx: Any, weights: list[Tensor]) -> tup
     """The layer in torch's fused kernel, on these weights in place of its parameters."""
     given = prepare(module, input, hx)
     weights = _in_one_buffer(module, weights)
-    state = given.states if module.mode == "LSTM" else given.states[0]
     rest = (weights, module.bias, module.num_layers, module.dropout, module.training, module.bidirectional)
     function: Any = _FUNCTIONS[module.mode]
     if given.packed is not None:
-        x, *final = function(given.x, given.packed.batch_sizes, state, *rest)
+        x, *final = function(given.x, given.packed.batch_sizes, _as_torchs(module, given.states), *rest)
     else:
-        x, *final = function(given.x, state, *rest, False)
+        x, *final = function(given.x, _as_torchs(module, given.states), *rest, False)
     return finish(module, given, x, tuple(final))
 
 
@@ -310,10 +309,8 @@ def _direction(
     plain: bool,
 ) -> tuple[Tensor, ...]:
     """One direction of one layer: the products with the input for all steps, then the recurrence."""
-    cell, weights = stack.cell, stack.weights
+    cell, weights, reverse, b_hn = stack.cell, stack.weights, suffix.endswith("reverse"), None
     b_ih, b_hh = weights.get(f"bias_ih{suffix}"), weights.get(f"bias_hh{suffix}")
-    reverse = suffix.endswith("reverse")
-    b_hn = None
     if cell == "GRU" and b_hh is not None:
         size = stack.hidden_size
         b_hn = b_hh[2 * size :]
@@ -377,7 +374,7 @@ def call_beats_torch(mode: str, weight: Tensor, x: Any, *, rows: int, steps: int
     """Whether a path of ours is faster than torch's own kernel, for layers that could take either: on GPUs alone."""
     if mode not in ("LSTM", "GRU") or torch.compiler.is_compiling():
         return False
-    if not isinstance(x, Tensor) or not x.is_cuda or x.numel() == 0:
+    if not x.is_cuda or x.numel() == 0:
         return False
     dtype = _dtype(x.dtype, "cuda")
     if dtype != _dtype(weight.dtype, "cuda"):
@@ -398,5 +395,5 @@ def beats_torch(module: nn.RNNBase, input: Any) -> bool:
     rows = rows_of(module, input)
     steps = len(input.batch_sizes) if packed else x.shape[:-1].numel() // rows
     weight: Any = module.weight_hh_l0
-    sizes = {"hidden": module.hidden_size, "proj": module.proj_size}
-    return call_beats_torch(module.mode, weight, x, rows=rows, steps=steps, **sizes)
+    hidden, proj = module.hidden_size, module.proj_size
+    return call_beats_torch(module.mode, weight, x, rows=rows, steps=steps, hidden=hidden, proj=proj)
