@@ -274,7 +274,11 @@ def _layers(
     last: list[tuple[Tensor, ...]] = []
     directions = 2 if stack.bidirectional else 1
     recorded = torch._C._len_torch_dispatch_stack() > 0  # then calls into C would be left out
-    with kernels.force("reference") if recorded else nullcontext():
+    watched = torch._C._len_torch_function_stack() > 0  # by function modes, which cost time at every operation below
+    with (
+        kernels.force("reference") if recorded else nullcontext(),
+        torch._C.DisableTorchFunction() if watched and type(x) is Tensor else nullcontext(),
+    ):
         for layer in range(stack.num_layers):
             outs = []
             for suffix in stack.suffixes[layer * directions : (layer + 1) * directions]:
