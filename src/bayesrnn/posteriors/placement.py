@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
+from bayesrnn.kernels.shared.tensors import transformed
 from bayesrnn.nn.routing import fast_recurrence, in_one_piece
 from bayesrnn.posteriors.weights import Places
 
@@ -67,13 +68,13 @@ def _refresh(layer: nn.RNNBase) -> None:
     """Tell a recurrent layer of torch's about the weights in its slots.
 
     Parametrised layers are left to torch, which asks for their weights at every call. So are weights on a GPU that do
-    not lie in one piece of memory: torch copies them into one.
+    not lie in one piece of memory: torch copies them into one. Under vmap they have no memory to copy.
     """
     if any(name not in layer._parameters for name in layer._flat_weights_names):
         return
     flat: list[Any] = [layer._parameters[name] for name in layer._flat_weights_names]
     layer._flat_weights = flat
-    if in_one_piece(flat) or not any(w is not None and w.is_cuda for w in flat):
+    if transformed() or in_one_piece(flat) or not any(w is not None and w.is_cuda for w in flat):
         layer._flat_weight_refs = [None if w is None else weakref.ref(w) for w in flat]
 
 
