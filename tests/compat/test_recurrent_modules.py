@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's tests warn at import in some versions
     from torch.testing._internal.common_modules import module_db
 # that import forbids setting torch's precision flags for the rest of the process
-setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # noqa: B010
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 OURS = {nn.LSTM: br.LSTM, nn.GRU: br.GRU, nn.RNN: br.RNN}
 PATHS = [None, "compiled", "loop", "reference"]
