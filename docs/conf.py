@@ -27,7 +27,7 @@ myst_heading_anchors = 3
 default_role = "code"  # docstrings mark code with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures have them
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 napoleon_use_rtype = False
 napoleon_custom_sections = [("Shapes", "notes_style")]
 

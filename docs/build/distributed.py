@@ -7,7 +7,6 @@ from bayesrnn.lab.report.tables import Column, markdown_table
 from docs.build import archive
 from docs.build.archive import Distributed, Torture
 
-
 _MEASURED = (
     Column("processes", "processes"), Column("share_ratio", "one batch shared out", "{:.2f}x"),
     Column("share_exchange", "exchange", "{:.0%} of a step"), Column("grow_ratio", "a batch each", "{:.2f}x"),

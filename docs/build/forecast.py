@@ -89,8 +89,8 @@ def block(results: Path) -> str:
     )  # fmt: skip
     one = next(iter(next(iter(found.values())).values()))[0]
     made = (
-        "CRPS on the test part, lower is better; the models' columns are differences to the plain LSTM, ± their standard "
-        f"error over pairs of seeds. Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
+        "CRPS on the test part, lower is better; the models' columns are differences to the plain LSTM, ± their "
+        f"standard error over pairs of seeds. Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
     )
     return "\n".join([markdown_table(rows, columns), made])
 

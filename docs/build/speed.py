@@ -1,12 +1,13 @@
-"""Speed on a GPU: whole training steps beside torch.nn, from results/gpu-SIZE.json."""
+"""Speed on a GPU, from results/gpu-*.json: whole training steps beside torch.nn, and single layers beside cuDNN."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bayesrnn.errors import UserError
 from bayesrnn.lab.report.tables import Column, markdown_table
 from docs.build import archive
-from docs.build.archive import GpuBench
+from docs.build.archive import GpuBench, LayerBench
 
 RECORDS = tuple(
     f"gpu-{size}{precision}" for precision in ("", "-bf16") for size in ("650x20", "1500x20", "650x128", "650x256")
@@ -71,4 +72,33 @@ def gpu(results: Path) -> str:
     return "\n".join([*lines, "", f"{'Every step is one CUDA graph. ' if graphs else ''}{written}"])
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu}
+def layers(results: Path) -> str:
+    """One recurrent layer in one launch and step by step, with and without masks, beside cuDNN's."""
+    paths = sorted(results.glob("gpu-layers*.json"), key=lambda path: path.stem)
+    found = [archive.load(path, LayerBench) for path in paths]
+    if not found:
+        return ""
+    if len({record.steps for record in found}) > 1:
+        raise UserError(f"The records {results}/gpu-layers*.json are of different numbers of steps: no one table.")
+    rows: dict[str, dict[str, Any]] = {}
+    lines = [line for record in found for line in record.layers]
+    for line in lines:
+        name = f"{line['cell']}, {line['hidden']} units, batch {line['batch']}"
+        row = rows.setdefault(name, {"layer": name, "cudnn": line["cudnn_milliseconds"]})
+        row[f"{line['masks']}, {line['path']}"] = line["milliseconds"]
+    names = {"none": "no masks", "tied": "tied masks", "untied": "untied masks"}
+    title = f"forward and backward, T = {found[0].steps}, ms"
+    columns = [Column("layer", title), Column("cudnn", "cuDNN", "{:.2f}")]
+    ways = dict.fromkeys((line["masks"], line["path"]) for line in lines)
+    columns += [Column(f"{masks}, {way}", f"{names[masks]}, {way}", "{:.2f}") for masks, way in ways]
+    sources: dict[str, list[str]] = {}
+    for record in found:
+        about = f"{record.commit} ({record.made_on}, {record.precision})"
+        sources.setdefault(about, []).extend(dict.fromkeys(f"{line['cell']}s" for line in record.layers))
+    commits = "; ".join(f"{' and '.join(dict.fromkeys(cells))} at commit {about}" for about, cells in sources.items())
+    worst = max(line["error"] for line in lines)
+    told = f"Errors against float64 are at most {worst:.0e}. Written by `benchmarks/recurrent.py`: {commits}."
+    return "\n".join([markdown_table(list(rows.values()), columns), told])
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu, "gpu-layers": layers}
