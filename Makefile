@@ -11,10 +11,12 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
+SITE ?= build/site
+
 # Environments with the oldest and the newest dependencies: some gigabytes.
 BOUNDS ?= .bounds
 
-.PHONY: help demo test test-fast test-bounds lint bench clean
+.PHONY: help demo test test-fast test-bounds lint docs bench clean
 
 help:
 	@echo "make demo   create $(VENV), install, run 'bayesrnn quickstart' (about a minute on 2 cores)"
@@ -22,6 +24,7 @@ help:
 	@echo "make test-fast    the same without the tests marked slow, and without coverage: about 2 minutes"
 	@echo "make test-bounds  the fast tests with the oldest and with the newest dependencies allowed, in $(BOUNDS)/"
 	@echo "make lint   ruff and mypy alone"
+	@echo "make docs   build the site into $(SITE); warnings are errors"
 	@echo "make bench  the CPU benchmark"
 	@echo "make clean  remove $(VENV), $(BOUNDS), caches and build outputs (runs/ and data/ stay)"
 
@@ -54,6 +57,10 @@ test-fast: lint
 test-bounds:
 	$(PYTHON) tests/bounds.py lowest --venv $(BOUNDS)/lowest
 	$(PYTHON) tests/bounds.py highest --venv $(BOUNDS)/highest
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs $(SITE)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu.py

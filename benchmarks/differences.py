@@ -6,7 +6,7 @@
 
 A run is a recipe of the library in the width of ``--size``, its learning rates squeezed into ``--epochs``, with one
 thing changed: a setting, or a task of this file where the library offers no such choice. A run whose record is there is
-left alone. `docs/differences.md` says what the questions are, and has the table of the records.
+left alone. The records are in `results/differences/`.
 """
 
 from __future__ import annotations

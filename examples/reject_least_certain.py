@@ -8,7 +8,8 @@ A variational LSTM predicts ratings from 0 to 1. Fifty draws of its weights disa
 others. If that spread knows where the errors are, the predictions one keeps are better the fewer one keeps. Whether
 it does is a question to the data: the program prints the errors, and how the order by spread compares with random
 orders. In the made-up reviews long ones are hard and are made of more words to disagree on, so it does. In the real
-ones short pieces are hard, draws agree on those, and the surest predictions are not the best (docs/sentiment.md).
+ones short pieces are hard, draws agree on those, and the surest predictions are not the best
+(docs/results/sentiment.md).
 """
 
 import argparse

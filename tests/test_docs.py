@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import bayesrnn as br
 from bayesrnn.lab.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDE = sorted((ROOT / "docs/guide").glob("*.md"))
 KERNELS = sorted((ROOT / "src/bayesrnn/kernels").glob("*/README.md"))
 ALL = [*PAGES, *KERNELS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -50,15 +53,48 @@ def test_examples_run(page, seeded, tmp_path, monkeypatch):
 
 
 def test_the_other_route_of_the_readme_runs(seeded):
+    """Variational dropout in place of Bayes by Backprop, as the sentence below the example says."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    (layer,) = re.findall(r"`(br\.LSTM\([^`]*\))`", text)
     code = "\n".join(code for _, code in blocks(ROOT / "README.md", "python"))
-    changed = re.sub(r"^model = bayes\b", "model = variational", code, flags=re.MULTILINE)
-    assert changed != code
+    changed = code.replace("nn.LSTM(8, 32)", layer).replace("br.BayesByBackprop(Net())", "Net()")
+    assert changed.count("br.LSTM") == 1
+    assert "BayesByBackprop" not in changed
     exec(changed, {"__name__": "docs_example"})
 
 
-def test_every_page_of_ideas_has_an_example():
-    without = {name(p) for p in PAGES if not blocks(p, "python")}
-    assert without == {"docs/README.md", "docs/architecture.md", "docs/penn-treebank.md"}
+@pytest.mark.parametrize("page", [ROOT / "docs/start.md", *GUIDE], ids=name)
+def test_a_guide_page_shows_code_on_its_first_screen(page):
+    first = page.read_text("utf-8").split("```")[0]
+    assert "## " not in first.replace("# ", "", 1) or page.stem == "start"
+    assert len(first.split()) < 250
+    assert blocks(page, "python")
+
+
+def prose(page):
+    """The words that a person wrote: without code and generated tables."""
+    text = re.sub(r"<!-- results:.*?<!-- /results -->", "", page.read_text("utf-8"), flags=re.DOTALL)
+    return FENCE.sub("", text).split()
+
+
+def test_pages_are_short():
+    words = {name(page): len(page.read_text("utf-8").split()) for page in GUIDE}
+    assert len(words) <= 12
+    assert max(words.values()) <= 800, words
+    assert sum(len(prose(page)) for page in PAGES) <= 20_000
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 600
+
+
+STILTED = re.compile(
+    r"^(?:- )?Of (?:an?|the|several|some|what)\b|leave it away|\bmend(?:ed|s)?\b|of which nothing"
+    r"|that the model has not|\bno such \w+ of\b"
+)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+def test_plain_english(page):
+    text = re.sub(r"<!-- results:tree -->.*?<!-- /results -->", "", page.read_text("utf-8"), flags=re.DOTALL)
+    assert not [line for line in text.splitlines() if STILTED.search(line)]
 
 
 def commands():
@@ -108,10 +144,18 @@ def test_tables_are_what_the_records_say(page):
     assert made == page.read_text("utf-8"), "run `python docs/generate.py`"
 
 
-def test_readme_shows_both_records():
+def test_every_block_is_shown_on_one_page_and_every_figure_is_used():
+    text = "".join(page.read_text("utf-8") for page in (*PAGES, *KERNELS))
+    for block in generator().BLOCKS:
+        assert text.count(f"<!-- results:{block} -->") == 1, block
+    for picture in (ROOT / "docs/figures").glob("*.png"):
+        assert f"figures/{picture.name})" in text, picture.name
+
+
+def test_readme_shows_the_picture_and_the_numbers():
     text = (ROOT / "README.md").read_text("utf-8")
-    for block in ("quickstart", "cpu"):
-        assert re.search(rf"<!-- results:{block} -->\n\| .*?<!-- /results -->", text, re.DOTALL)
+    assert "(results/quickstart/calibration.png)" in text
+    assert re.search(r"<!-- results:headlines -->\n(- \[.*\n){5}<!-- /results -->", text)
 
 
 def test_the_generator_says_what_is_missing(tmp_path):
@@ -135,7 +179,7 @@ def test_every_page_with_a_block_is_generated():
 
 
 def test_the_tables_of_a_cpu_have_the_columns_of_their_record(tmp_path):
-    """Of GRUs and RNNs, one mask per sequence and none; a column that no row has is left out."""
+    """A column that no row has is omitted."""
     (tmp_path / "results").mkdir()
     size = {"model": "layers", "hidden": 200, "plain_words_per_second": 1234.5}
     rows = [
@@ -167,30 +211,61 @@ def test_a_table_without_rows_says_so():
     assert shown(f"{head}{row}\n{head}\nEnd.") == f"{head}{row}\nNo run is recorded yet.\n\nEnd."
 
 
+def anchors(page):
+    """The places in a page that a link can name, as GitHub and MyST make them of headings."""
+    headings = re.findall(r"(?m)^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", ALL, ids=name)
 def test_links_lead_somewhere(page):
     text = FENCE.sub("", page.read_text("utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not target.startswith(("http", "#")):
-            assert (page.parent / target.split("#")[0]).exists(), target
+        if not target.startswith("http"):
+            file, _, anchor = target.partition("#")
+            assert (page.parent / file).exists(), target
+            assert not anchor or anchor in anchors((page.parent / file) if file else page), target
 
 
 @pytest.mark.parametrize("page", ALL, ids=name)
 def test_files_that_are_named_exist(page):
     """`src/…`, `tests/…` and the like in backticks are paths from the root."""
     text = page.read_text("utf-8")
-    for path in re.findall(r"`((?:src|tests|docs|benchmarks|results)/[\w./-]*)`", text):
-        assert (ROOT / path).exists(), path
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks|results|examples)/[\w./-]*)`", text):
+        assert (ROOT / path).exists() or "NAME" in path, path
 
 
 def test_every_page_is_in_the_index():
-    index = (ROOT / "docs/README.md").read_text("utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"({page.name})" in index, page.name
+    index = (ROOT / "docs/index.md").read_text("utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        address = str(page.relative_to(ROOT / "docs").with_suffix(""))
+        assert address == "index" or re.search(rf"(?m)^{address}$", index), address
+
+
+def test_the_reference_has_every_public_name():
+    text = (ROOT / "docs/api.md").read_text("utf-8")
+    shown = set(re.findall(r"(?m)^\.\. auto\w+:: (\S+)$", text))
+    modules = {entry.split(".")[1] for entry in shown if "." in entry}
+    assert set(br.__all__) - {"__version__"} <= shown | modules
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    done = subprocess.run([*command, str(ROOT / "docs"), str(site)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    page = (site / "api.html").read_text("utf-8")
+    for public in ("bayesrnn.LSTM", "bayesrnn.predict", "bayesrnn.uncertainty.calibration_error"):
+        assert f'id="{public}"' in page
+    assert (site / "results/penn-treebank.html").is_file()
 
 
 def test_the_map_names_files_that_exist():
-    text = (ROOT / "docs/architecture.md").read_text("utf-8").split("## The tree")[0]
+    text = (ROOT / "docs/development/architecture.md").read_text("utf-8").split("## The tree")[0]
     paths = re.findall(r"(?m)^\S.*?  +([\w/]+(?:/|\.py))  |^  .*?  +([\w/]+\.py)", text)
     assert len(paths) > 10
     for path in filter(None, (part for pair in paths for part in pair)):
@@ -198,7 +273,7 @@ def test_the_map_names_files_that_exist():
 
 
 def test_every_module_of_the_map_has_a_docstring():
-    tree = (ROOT / "docs/architecture.md").read_text("utf-8").split("<!-- results:tree -->")[1]
+    tree = (ROOT / "docs/development/architecture.md").read_text("utf-8").split("<!-- results:tree -->")[1]
     lines = re.findall(r"(?m)^ +(\S+(?:/|\.py)) *(.*)$", tree)
     assert len(lines) > 100
     assert not [name for name, summary in lines if not summary]

@@ -1,29 +1,45 @@
-"""Two short tables of language models: all published rows at a glance, and what more can be had of a trained model."""
+"""Language models on Penn Treebank: the table of all recipes beside the papers, and the picture of overfitting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab import recipes
 from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.recipes import Recipe, tables
+from bayesrnn.lab.report.plots import look
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.record import Record, devices
+from bayesrnn.lab.runs.record import Record, devices, once
 from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
-from docs.build.language import label, load
+from bayesrnn.lab.tasks.language.published import other_text
+from docs.build import archive
+from docs.build.pictures import drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TABLES = ("gal2016", "fortunato2017", "beyond")
 _PLACES = "{:.2f}"
-_GLANCE = (
+_COLUMNS = (
     Column("recipe", "recipe"), Column("paper", "paper", "{:.1f}"), Column("ours", "ours"),
     Column("paper_mc", "MC: paper", "{:.1f}"), Column("ours_mc", "ours"),
-    Column("paper_dynamic", "dynamic: paper", "{:.1f}"), Column("sgd", "ours, by SGD"), Column("rms", "ours, by RMS"),
+    Column("paper_dynamic", "dynamic: paper", "{:.1f}"), Column("sgd", "ours, SGD"), Column("rms", "ours, RMS"),
     Column("seeds", "seeds"),
 )  # fmt: skip
 
 
-def glance(results: Path) -> str:
-    """A line for each recipe of the papers' tables, with its own settings: test perplexities, theirs and ours."""
+def load(results: Path) -> dict[str, list[Record]]:
+    """Records by language recipe, those with the recipe's own settings first; records of other texts are omitted."""
+    found = {}
+    for name in recipes.names():
+        if recipes.load(name).task == "language" and (results / name).is_dir():
+            records = once(record for record in archive.records(results / name) if not other_text(record))
+            found[name] = sorted(records, key=lambda record: (bool(record.changed_settings()), record.seed))
+    return {name: records for name, records in found.items() if records}
+
+
+def table(results: Path) -> str:
+    """A row for each recipe of the papers' tables, with its own settings: test perplexities, theirs and ours."""
     rows, shown = [], []
     for name, records in load(results).items():
         recipe, own = recipes.load(name), [record for record in records if not record.changed_settings()]
@@ -31,20 +47,20 @@ def glance(results: Path) -> str:
             rows.append({"recipe": name, "seeds": len(own), **_published(name), **_measured(recipe, own)})
             shown += own
     if not rows:
-        return markdown_table([], _GLANCE)
+        return markdown_table([], _COLUMNS)
     sentence = (
-        "± is the standard deviation over seeds. MC: averaged over draws; dynamic: learnt on while being tested, in "
-        f"the papers by SGD{_elsewhere(rows)}; of a sharpened model the bounds. Tied and untied: gates share their "
-        f"masks, or have their own. From `results/` ({devices(shown)})."
+        "± is the standard deviation over seeds. MC: averaged over draws. Dynamic: weights are updated during testing, "
+        f"by SGD in the papers{_elsewhere(rows)}. Sharpened models report bounds. Tied: the gates share their masks. "
+        f"From `results/` ({devices(shown)})."
     )
-    return "\n".join([markdown_table(rows, _GLANCE), sentence])
+    return "\n".join([markdown_table(rows, _COLUMNS), sentence])
 
 
 def _published(name: str) -> dict[str, Any]:
     """Values of the recipe's own paper, or of another paper's table."""
-    figures = {"paper": "test", "paper_mc": "test_mc", "paper_dynamic": "test_dynamic"}
+    values = {"paper": "test", "paper_mc": "test_mc", "paper_dynamic": "test_dynamic"}
     published = tables.published(name)[0]
-    return {column: published[key] for column, key in figures.items()}
+    return {column: published[key] for column, key in values.items()}
 
 
 def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -52,7 +68,7 @@ def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> str:
     found = [
         (row["recipe"], others) for row in rows if "test_dynamic" in (others := tables.published(row["recipe"])[1])
     ]
-    text = "; ".join(f"that of {name} is of {others['test_dynamic']}" for name, others in found)
+    text = "; ".join(f"{name}: {others['test_dynamic']}" for name, others in found)
     return f" ({text})" if text else ""
 
 
@@ -63,57 +79,73 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "ours": mean(_numbers(metrics, key), _PLACES),
         "ours_mc": _some(metrics, "test_perplexity_mc") if recipe.paper.test_mc or not recipe.paper.source else None,
-        **{rule: _learnt([by_rule(m).get(rule, {}) for m in metrics], key) for rule in ("sgd", "rms")},
+        **{rule: _dynamic([by_rule(m).get(rule, {}) for m in metrics], key) for rule in ("sgd", "rms")},
     }
 
 
-def _learnt(figures: Sequence[Mapping[str, Any]], key: str) -> str | None:
+def _dynamic(metrics: Sequence[Mapping[str, Any]], key: str) -> str | None:
     """One rule's value; for a sharpened model without any bound, the mean."""
-    return _some(figures, key) or _some(figures, "test_perplexity", "no bound")
+    return _some(metrics, key) or _some(metrics, "test_perplexity", "no bound")
 
 
-def _some(figures: Sequence[Mapping[str, Any]], key: str, *remarks: str) -> str | None:
+def _some(metrics: Sequence[Mapping[str, Any]], key: str, *remarks: str) -> str | None:
     """The mean; says so where not every seed has it."""
-    found = _numbers(figures, key)
-    if len(found) < len(figures):
+    found = _numbers(metrics, key)
+    if len(found) < len(metrics):
         remarks += ("1 seed" if len(found) == 1 else f"{len(found)} seeds",)
     text = mean(found, _PLACES)
     return f"{text} ({', '.join(remarks)})" if text and remarks else text
 
 
 def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """The values of those that have one."""
     return [value for each in records if isinstance(value := each.get(key), float)]
 
 
-_FURTHER = (
-    Column("recipe", "recipe"), Column("seed", "seed"), Column("mean", "mean", _PLACES),
-    Column("tempered", "at temperature"), Column("drawn", "average of draws"),
-    Column("sgd", "dynamic (sgd)", _PLACES), Column("rms", "dynamic (rms)", _PLACES),
-)  # fmt: skip
+def _small(results: Path) -> dict[str, Record]:
+    """The first record of each model of the overfitting figure (arXiv 1512.05287, figure 2)."""
+    runs = load(results)
+    return {name: records[0] for name, records in runs.items() if "figure" in recipes.load(name).paper.source}
 
 
-def further(results: Path) -> str:
-    """Test perplexities of the runs whose temperature was chosen: one model, measured in several ways."""
-    rows = []
-    for name, records in load(results).items():
-        for record in records:
-            metrics = record.metrics
-            plain, tempered, temperature, drawn = (
-                next(iter(_numbers([metrics], key)), None)
-                for key in ("test_perplexity", "test_perplexity_tempered", "temperature", "test_perplexity_mc")
-            )
-            if temperature is None or tempered is None:
-                continue
-            row = {"recipe": label(name, record), "seed": record.seed, "mean": plain}
-            row["tempered"] = f"{tempered:.2f} (T = {temperature:.2f})"
-            row["drawn"] = None if drawn is None else f"{drawn:.2f} ({metrics.get('samples')})"
-            rules = by_rule(metrics)
-            row |= {
-                rule: next(iter(_numbers([rules.get(rule, {})], "test_perplexity")), None) for rule in ("sgd", "rms")
-            }
-            rows.append(row)
-    return markdown_table(rows, _FURTHER)
+def overfitting(results: Path) -> str:
+    """The picture of the small models, and each one's best and last epoch."""
+    small = _small(results)
+    if not small:
+        return ""
+    lines = ["![Training and validation perplexity per epoch of the small models](figures/ptb-overfitting.png)", ""]
+    for name, record in small.items():
+        values = record.curve("valid_perplexity")
+        best = min(values)
+        lines.append(
+            f"- {name}: validation {best:.1f} at best (epoch {values.index(best) + 1}), {values[-1]:.1f} after epoch "
+            f"{len(values)}; training {record.curve('train_perplexity')[-1]:.1f}."
+        )
+    return "\n".join(lines)
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"glance": glance, "further": further}
+def figures(results: Path) -> dict[str, bytes]:
+    small = _small(results)
+    return {"ptb-overfitting.png": drawn(lambda figure: _draw(figure, small), (6.4, 4.2))} if small else {}
+
+
+def _draw(figure: "Figure", runs: dict[str, Record]) -> None:
+    axes = figure.add_subplot()
+    for name, record in runs.items():
+        own = look(name, runs, None)
+        for key, style in (("valid_perplexity", "-"), ("train_perplexity", ":")):
+            values = record.curve(key)
+            axes.plot(
+                range(1, len(values) + 1), values, color=own["color"], marker=own["marker"], markevery=5, markersize=4,
+                linestyle=style, linewidth=1.6, label=name if style == "-" else None,
+            )  # fmt: skip
+    axes.set_yscale("log")
+    ticks = [20, 30, 50, 70, 100, 150, 200, 300, 500]
+    axes.set_yticks(ticks, [str(t) for t in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("perplexity: validation (line), training (dots)")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=8.5)
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"penn-treebank": table, "overfitting": overfitting}

@@ -1,4 +1,4 @@
-"""The short tables of language models, from records."""
+"""The table of language models and the picture of overfitting, from records."""
 
 import json
 
@@ -20,7 +20,7 @@ def cells(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:] if line[:1] == "|"]
 
 
-def test_every_published_row_at_a_glance(tmp_path):
+def test_every_published_row(tmp_path):
     for seed, test, dynamic in ((1, 76.0, 71.0), (2, 77.0, 73.0)):
         rules = {"sgd": {"test_perplexity": dynamic}, "rms": {"test_perplexity": 60.0}}
         written(tmp_path, "brnn-medium", seed, {"test_perplexity": test, "dynamic_by_rule": rules})
@@ -35,7 +35,7 @@ def test_every_published_row_at_a_glance(tmp_path):
     learnt = {"test_perplexity_dynamic": 77.5}  # published in another paper's table
     written(tmp_path, "zaremba-medium", 1, {"test_perplexity": 83.0, **learnt})
     written(tmp_path, "small-plain", 1, {"test_perplexity": 140.0})  # of no table
-    text = penn_treebank.glance(tmp_path)
+    text = penn_treebank.table(tmp_path)
     assert cells(text) == [
         ["best-medium", "–", "65.00", "–", "64.00", "–", "–", "58.00", "1"],
         ["brnn-medium", "75.5", "76.50 ± 0.71", "–", "–", "70.7", "72.00 ± 1.41", "60.00 ± 0.00", "2"],
@@ -44,21 +44,32 @@ def test_every_published_row_at_a_glance(tmp_path):
         ["zaremba-medium", "82.7", "83.00", "–", "–", "77.1", "77.50", "–", "1"],
     ]
     assert "cpu, torch 2.13" in text
-    assert "by SGD (that of zaremba-medium is of arXiv 1704.02798, table 1); of" in text
+    assert "by SGD in the papers (zaremba-medium: arXiv 1704.02798, table 1)." in text
     both = {"sgd": {"test_perplexity": 71.0, "test_perplexity_bound": 70.5}}
     written(tmp_path, "brnn-sharpened-medium", 1, {**bounds, "dynamic_by_rule": both})
-    assert cells(penn_treebank.glance(tmp_path))[2][6] == "70.50 (1 seed)"
-    assert cells(penn_treebank.glance(tmp_path / "nothing")) == []
+    assert cells(penn_treebank.table(tmp_path))[2][6] == "70.50 (1 seed)"
+    assert cells(penn_treebank.table(tmp_path / "nothing")) == []
 
 
-def test_one_model_measured_in_several_ways(tmp_path):
-    rules = {"sgd": {"test_perplexity": 71.0}, "rms": {"test_perplexity": 70.0}}
-    measured = {"test_perplexity": 76.0, "temperature": 1.083, "test_perplexity_tempered": 75.1, "samples": 200}
-    written(tmp_path, "brnn-medium", 4, {**measured, "test_perplexity_mc": 74.6, "dynamic_by_rule": rules})
-    written(tmp_path, "brnn-medium", 4, measured, epochs=9)
-    written(tmp_path, "brnn-medium", 6, {"temperature": None, "test_perplexity_tempered": "low"})
-    written(tmp_path, "brnn-medium", 5, {"test_perplexity": 76.0, "test_perplexity_mc": 74.6, "samples": 10})
-    assert cells(penn_treebank.further(tmp_path)) == [
-        ["brnn-medium", "4", "76.00", "75.10 (T = 1.08)", "74.60 (200)", "71.00", "70.00"],
-        ["brnn-medium (train.epochs=9)", "4", "76.00", "75.10 (T = 1.08)", "–", "–", "–"],
-    ]
+def test_records_with_the_recipe_s_own_settings_come_first_and_other_texts_are_omitted(tmp_path):
+    for seed, changed in ((1, {"epochs": 9}), (2, {}), (1, {})):
+        written(tmp_path, "brnn-medium", seed, {}, **changed)
+    other = {**json.loads((tmp_path / "brnn-medium/2.json").read_text()), "seed": 3, "data": "docs"}
+    (tmp_path / "brnn-medium/3.json").write_text(json.dumps(other))
+    found = penn_treebank.load(tmp_path)["brnn-medium"]
+    assert [(r.seed, r.setting("train.epochs")) for r in found] == [(1, 60), (2, 60), (1, 9)]
+
+
+def test_the_small_models_have_a_picture(tmp_path):
+    assert penn_treebank.overfitting(tmp_path) == ""
+    assert penn_treebank.figures(tmp_path) == {}
+    for name, valid in (("small-plain", [150.0, 130.0, 160.0]), ("small-variational", [160.0, 140.0, 120.0])):
+        (tmp_path / name).mkdir()
+        curves = {"valid_perplexity": valid, "train_perplexity": [200.0, 90.0, 40.0]}
+        record = {"recipe": name, "seed": 1, "metrics": {}, "curves": curves}
+        (tmp_path / name / "1.json").write_text(json.dumps(record))
+    text = penn_treebank.overfitting(tmp_path)
+    assert "small-plain: validation 130.0 at best (epoch 2), 160.0 after epoch 3; training 40.0." in text
+    assert "small-variational: validation 120.0 at best (epoch 3)" in text
+    assert "(figures/ptb-overfitting.png)" in text
+    assert penn_treebank.figures(tmp_path)["ptb-overfitting.png"][:4] == b"\x89PNG"

@@ -1,0 +1,74 @@
+"""Sphinx: the site of the documentation. Build it with `make docs`."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from bayesrnn import __version__
+
+project = "bayesrnn"
+author = "bayesrnn authors"
+copyright = "bayesrnn authors"
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+exclude_patterns = ["build", "figures"]
+source_suffix = {".md": "markdown"}
+nitpicky = False
+suppress_warnings = ["misc.highlighting_failure"]
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+
+default_role = "code"  # docstrings mark code with single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures have them
+autodoc_default_options = {"members": True}
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Shapes", "notes_style")]
+
+html_theme = "furo"
+html_title = f"bayesrnn {__version__}"
+html_copy_source = False
+html_show_sphinx = False
+
+
+_HEAD = re.compile(r"^\s*\*{0,2}\w+(, \*{0,2}\w+)*:")  # "x, *args:", which napoleon reads
+
+
+def _plain(line: str) -> str:
+    """Prose of a docstring as reStructuredText: stars and bars are themselves, and "`Weight`s" is a plural."""
+    head = _HEAD.match(line)
+    start = head.end() if head else 0
+    parts = re.split(r"(`+[^`]*`+)", line[start:])
+    parts[::2] = [re.sub(r"([*|])", r"\\\1", part) for part in parts[::2]]
+    parts[2::2] = [f"\\ {part}" if part[:1].isalnum() else part for part in parts[2::2]]
+    return line[:start].replace(", *", ", \\*") + "".join(parts)
+
+
+def _docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Escape the prose of our docstrings; code and equations, the blocks after "::", stay as they are."""
+    block: int | None = None
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if block is not None and line.strip() and indent <= block:
+            block = None
+        if block is None and line.strip():
+            if "::" in line:
+                block = indent
+            else:
+                lines[i] = _plain(line)
+
+
+def _skip(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """scikit-learn adds these to every estimator."""
+    return True if name in ("set_fit_request", "set_predict_request", "set_score_request") else None
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", _docstring, priority=400)
+    app.connect("autodoc-skip-member", _skip)
