@@ -247,7 +247,7 @@ def _of_torchrun(device: str | None) -> Ranks:
     options: dict[str, Any] = {"device_id": where} if where.type == "cuda" else {}
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         # torchrun's store outlives a restart: without a name of its own this start would read the addresses of the
-        # dead. On several machines the count is not the same for all; docs/development/distributed.md says what helps there.
+        # dead. On several machines the count differs; docs/development/distributed.md says what helps there.
         store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         options |= {"store": dist.PrefixStore(f"start {start}", store), "rank": rank, "world_size": count}
     _joined(partial(dist.init_process_group, _backend(where), **options))
