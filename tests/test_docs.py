@@ -265,7 +265,7 @@ def test_the_site_builds_without_warnings(tmp_path):
 
 
 def test_the_map_names_files_that_exist():
-    text = (ROOT / "docs/development/architecture.md").read_text("utf-8").split("## The tree")[0]
+    text = (ROOT / "docs/architecture.md").read_text("utf-8").split("## The tree")[0]
     paths = re.findall(r"(?m)^\S.*?  +([\w/]+(?:/|\.py))  |^  .*?  +([\w/]+\.py)", text)
     assert len(paths) > 10
     for path in filter(None, (part for pair in paths for part in pair)):
@@ -273,7 +273,7 @@ def test_the_map_names_files_that_exist():
 
 
 def test_every_module_of_the_map_has_a_docstring():
-    tree = (ROOT / "docs/development/architecture.md").read_text("utf-8").split("<!-- results:tree -->")[1]
+    tree = (ROOT / "docs/architecture.md").read_text("utf-8").split("<!-- results:tree -->")[1]
     lines = re.findall(r"(?m)^ +(\S+(?:/|\.py)) *(.*)$", tree)
     assert len(lines) > 100
     assert not [name for name, summary in lines if not summary]
