@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 import bayesrnn as br
@@ -247,6 +248,14 @@ def test_the_reference_has_every_public_name():
     shown = set(re.findall(r"(?m)^\.\. auto\w+:: (\S+)$", text))
     modules = {entry.split(".")[1] for entry in shown if "." in entry}
     assert set(br.__all__) - {"__version__"} <= shown | modules
+
+
+def test_the_citation_is_of_this_version():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert found["cff-version"] == "1.2.0"
+    assert found["version"] == br.__version__
+    assert all(key in found for key in ("message", "title", "authors"))
+    assert f"version = {{{br.__version__}}}" in (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.mark.slow
