@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -286,3 +287,9 @@ def test_every_module_of_the_map_has_a_docstring():
     lines = re.findall(r"(?m)^ +(\S+(?:/|\.py)) *(.*)$", tree)
     assert len(lines) > 100
     assert not [name for name, summary in lines if not summary]
+
+
+def test_the_extras_of_the_first_page_are_those_of_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    text = (ROOT / "docs/start.md").read_text("utf-8").split("| extra | for |")[1].split("\n\n")[0]
+    assert set(re.findall(r"(?m)^\| `(\w+)` \|", text)) == set(extras) - {"test", "dev", "docs"}
