@@ -5,11 +5,9 @@
     python examples/reject_least_certain.py --plot curve.png         # the curve as a picture too
 
 A variational LSTM predicts ratings from 0 to 1. Fifty draws of its weights disagree more on some reviews than on
-others. If that spread knows where the errors are, the predictions one keeps are better the fewer one keeps. Whether
-it does is a question to the data: the program prints the errors, and how the order by spread compares with random
-orders. In the made-up reviews long ones are hard and are made of more words to disagree on, so it does. In the real
-ones short pieces are hard, draws agree on those, and the surest predictions are not the best
-(docs/results/sentiment.md).
+others. Does that spread find the errors? The program prints the error of the predictions that are kept, beside that of
+random choices. In the made-up reviews the long ones are hard, and draws disagree on them: rejecting helps. In the real
+reviews short pieces are hard, and draws agree on them: it does not help (docs/results/sentiment.md).
 """
 
 import argparse
