@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm
@@ -129,7 +130,7 @@ class ELBO(nn.Module):
         output, target = _tensor(output, "the model"), _tensor(target, "the target")
         if mask is not None:
             output, target = output[mask], target[mask]
-        look = self.check_finite and not _capturing(output)
+        look = self.check_finite and not _without_values(output)
         if look and isinstance(self.likelihood, Categorical):
             self.likelihood.check(output, target)
         nll = self.likelihood.nll(output, target)
@@ -194,7 +195,7 @@ class ELBO(nn.Module):
     def _look(self, terms: Terms, count: Any) -> None:
         """Raise where the loss is not finite, and watch whether the data is being fitted."""
         if not bool(torch.isfinite(terms.loss)):
-            if not bool(torch.as_tensor(count)):
+            if not bool(count):
                 raise ValueError("no target of this batch counts: it is empty, or all of it is padding; leave it out")
             named = {"the negative log-likelihood": terms.nll, "the KL": terms.kl}
             self._refuse({**named, "the sharpening KL": terms.sharpening})
@@ -290,8 +291,9 @@ def _check_length_scale(value: float) -> float:
     return float(value)
 
 
-def _capturing(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+def _without_values(x: Tensor) -> bool:
+    """Whether the numbers are not there to be looked at: on "meta", among fake tensors, in a graph being captured."""
+    return x.is_meta or isinstance(x, FakeTensor) or (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _recompute_weights(layer: nn.Module) -> None:
@@ -313,6 +315,8 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
         length_scale: l, the prior length scale of dropout posteriors: the prior is N(0, 1 / l^2).
     """
     length_scale = _check_length_scale(length_scale)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     posteriors: list[RandomWeights] = parts(model, RandomWeights)
     terms = [posterior.posterior_kl() for posterior in posteriors]
     # a weight with a posterior has its KL there, also inside a layer with dropout
@@ -330,7 +334,7 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
                 terms.append((0.5 * keep * length_scale**2) * wide.square().sum())
     if not terms:
         first = next(model.parameters(), None)
-        return torch.zeros(()) if first is None else torch.zeros((), device=first.device, dtype=first.dtype)
+        return torch.zeros((), device="cpu") if first is None else torch.zeros((), device=first.device, dtype=first.dtype)
     kind = torch.float32
     for term in terms:
         kind = torch.promote_types(kind, term.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.checks import check_seed, check_whole
+from bayesrnn.checks import check_whole
 from bayesrnn.dynamic import call
 from bayesrnn.prediction.calls import alone, in_eval
 from bayesrnn.prediction.result import entropy_of
@@ -57,9 +57,8 @@ def entropy_gap(
         )
     check_whole("samples", samples, least=0, what="draws (0: the posterior mean)")
     check_whole("window", window, least=1, what="steps per call")
-    given = check_seed(seed)
+    base = draws.seed_or_new(seed)
     tokens = stream.unsqueeze(1) if stream.dim() == 1 else stream
-    base = int(torch.randint(2**62, ()).item()) if given is None else given
     seeds = [draws.mix(base, k) for k in range(int(samples))]
     with alone(model), in_eval(model):
         return EntropyGap(
@@ -167,7 +166,7 @@ def detection_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
             raise ValueError(f"{name} is empty: give the uncertainty of at least one input on either side")
     _check_no_nan(uncertainty_in=uncertainty_in, uncertainty_out=uncertainty_out)
     scores = torch.cat([uncertainty_in.flatten(), uncertainty_out.flatten()])
-    labels = torch.cat([torch.zeros(uncertainty_in.numel()), torch.ones(uncertainty_out.numel())]).long()
+    labels = torch.cat([torch.zeros_like(uncertainty_in.flatten()), torch.ones_like(uncertainty_out.flatten())]).long()
     _, inverse = torch.unique(scores, return_inverse=True)  # ranks: torchmetrics takes scores in [0, 1]
     ranks = inverse.float() / max(int(inverse.max()), 1)
     return float(binary_auroc(ranks, labels.to(ranks.device)))

@@ -9,7 +9,7 @@ Every random layer asks `source(module)` where its noise comes from:
 
 from bayesrnn.draws.binding import Bound, bind, differentiable_in_eval, draw, mean, release, source, torch_source, using
 from bayesrnn.draws.noise import Noise
-from bayesrnn.draws.sources import FRESH, Draw, HeldNoise, NoNoise, Source, Stacked, Unfoldable, mix
+from bayesrnn.draws.sources import FRESH, Draw, HeldNoise, NoNoise, Source, Stacked, Unfoldable, mix, seed_or_new
 
 __all__ = [
     "FRESH",
@@ -27,6 +27,7 @@ __all__ = [
     "mean",
     "mix",
     "release",
+    "seed_or_new",
     "source",
     "torch_source",
     "using",

@@ -1,13 +1,15 @@
 """Which source a module takes its noise from: `draw`, `mean`, and the blocks behind them.
 
 A `with` block puts one `Bound` into every module of the model. A module with several takes the innermost block that
-the running code is in. A block that a generator or coroutine opened holds for the code of that generator; other code
-sees it only where no other block is open on the module. So two generators that each hold a draw keep their own.
+the running code is in. A block that a generator or coroutine opened holds for the code of that generator, also while
+its caller has a block open; other code sees it only where no other block is open on the module. So two generators
+that each hold a draw keep their own.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 import threading
@@ -56,11 +58,16 @@ class Block:
         self.thread = threading.get_ident()
         self.generator = _running_generator()
 
-    def is_here(self) -> bool:
-        """Whether the running code is inside the block: in its thread and, where a generator opened it, in that."""
+    def distance(self) -> float:
+        """Calls between the running code and the generator that opened the block; inf where none did.
+
+        NaN where the running code is not inside the block: in another thread, or not in that generator.
+        """
         if self.thread != threading.get_ident():
-            return False
-        return self.generator is None or any(frame is self.generator for frame in _frames())
+            return math.nan
+        if self.generator is None:
+            return math.inf
+        return next((k for k, frame in enumerate(_frames()) if frame is self.generator), math.nan)
 
 
 def _frames() -> Iterator[FrameType]:
@@ -120,7 +127,9 @@ def _here(bounds: list[Bound]) -> Bound | None:
     """The bound of the block that the running code is in."""
     if len(bounds) < 2:
         return bounds[0] if bounds else None
-    return next((b for b in bounds if b.block is not None and b.block.is_here()), bounds[0])
+    far = [(b.block.distance(), b) for b in bounds if b.block is not None]
+    here = [(distance, b) for distance, b in far if distance == distance]
+    return min(here, key=lambda one: one[0])[1] if here else bounds[0]  # of equals the innermost
 
 
 def source(module: nn.Module) -> Source | None:

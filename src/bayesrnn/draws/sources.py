@@ -112,8 +112,7 @@ class Draw:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        given = check_seed(seed)
-        self.seed = int(torch.randint(2**62, ()).item()) if given is None else given
+        self.seed = seed_or_new(seed)
         self._held: dict[str, Any] = {}
 
     def number(self, key: str) -> int:
@@ -248,6 +247,12 @@ class NoNoise:
         raise Unfoldable(f"{key} has noise of its own")
 
     steps = weights = units
+
+
+def seed_or_new(seed: Any) -> int:
+    """The seed, checked; for None a new one from torch's generator of the CPU, whatever the default device is."""
+    given = check_seed(seed)
+    return int(torch.randint(2**62, (), device="cpu").item()) if given is None else given
 
 
 def mix(seed: int, k: int) -> int:

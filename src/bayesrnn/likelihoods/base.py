@@ -127,7 +127,7 @@ class Distribution(nn.Module):
         centre = self.mean(parameters.double()).mean(0)
         side = torch.where(y > centre, 1.0, -1.0).to(y)
         tail, spread = torch.zeros_like(y), torch.zeros_like(y)
-        for u in torch.arange(-3.2, 3.2, _SPACING).tolist():
+        for u in torch.arange(-3.2, 3.2, _SPACING, dtype=torch.float64, device="cpu").tolist():
             t = math.exp(0.5 * math.pi * math.sinh(u)) * scale
             weight = _SPACING * t * 0.5 * math.pi * math.cosh(u)
             beyond, above, below = cdf(y + side * t), cdf(centre + t), cdf(centre - t)

@@ -34,7 +34,7 @@ def gaussian_mixture_quantile(means: Tensor, sigmas: Tensor, q: float, weights: 
 
 
 def _solve_gaussian(m: Tensor, s: Tensor, w: Tensor | None = None, *, q: float) -> Tensor:
-    z = float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+    z = float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64, device="cpu")))
     reach = torch.aminmax(torch.addcmul(m, s, s.new_tensor(z)), dim=0)
     if len(m) == 1:
         return reach.min

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bayesrnn import draws
 from bayesrnn.compilation import copied, not_compiled, uncompiled, without_history
 from bayesrnn.posteriors import placement
-from bayesrnn.posteriors.weights import Patterns, Weight, find_weights, refuse_unconvertible
+from bayesrnn.posteriors.weights import Patterns, Places, Weight, find_weights, refuse_unconvertible
 from bayesrnn.wrappers import whole
 
 __all__ = ["Bayesian", "HasSigma", "Posterior", "RandomWeights", "TwoLevel", "Weight"]
@@ -128,7 +128,7 @@ class Bayesian(RandomWeights):
         refuse_unconvertible(module, (RandomWeights, TwoLevel))
         self.module = copied(module)
         self._patterns = include, exclude
-        weights, self._places = find_weights(self.module, include, exclude)
+        weights, self._places = self._find()
         self._owners = self._with_parameters()
         self.posterior = posterior(weights)
         self._current: Any = None  # the noise of the latest draw, for a KL that is estimated at it
@@ -159,6 +159,11 @@ class Bayesian(RandomWeights):
     @uncompiled
     def _drawn(self) -> Mapping[str, Tensor]:
         noise = self.noise(draws.source(self))
+        if any(whole(mean) is not mean for mean in self.means.values()):
+            raise RuntimeError(
+                "fully_shard was applied to a part of the Bayesian module, whose weights would not be drawn: "
+                "apply it to all of it, fully_shard(q), and to no part"
+            )
         weights = self._draw(noise)
         self._current = noise
         return weights
@@ -200,6 +205,10 @@ class Bayesian(RandomWeights):
                 part.flatten_parameters()  # cuDNN's one piece of memory becomes many in a copy
         return made
 
+    def _find(self) -> tuple[list[Weight], Places]:
+        """The parameters of the module that are to be random."""
+        return find_weights(self.module, *self._patterns)
+
     def _with_parameters(self) -> list[nn.Module]:
         return [part for part in self.module.modules() if part._parameters]
 
@@ -215,7 +224,7 @@ class Bayesian(RandomWeights):
         if len(present) == len(self._owners) and all(a is b for a, b in zip(present, self._owners, strict=True)):
             return
         try:
-            _, found = find_weights(self.module, *self._patterns)
+            _, found = self._find()
         except (TypeError, ValueError):
             found = {}
         changed = next((n for n in {**found, **self._places} if not _alike(found.get(n), self._places.get(n))), None)

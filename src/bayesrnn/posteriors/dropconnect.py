@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.checks import check_choice, check_probability
-from bayesrnn.posteriors.base import Bayesian, RandomWeights, TwoLevel
-from bayesrnn.posteriors.weights import Patterns, Weight, refuse_unconvertible
+from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.posteriors.weights import Patterns, Places, Weight, find_weights
 from bayesrnn.priors import Normal
 
 
@@ -83,10 +83,13 @@ class DropConnect(Bayesian):
         prior = Normal(1.0) if prior is None else prior
         if not isinstance(prior, Normal):
             raise TypeError(f"the KL of DropConnect is known for br.Normal priors, got {type(prior).__name__}")
-        if include is None and isinstance(module, nn.Module):
-            refuse_unconvertible(module, (RandomWeights, TwoLevel))
-            include = [n for n, w in module.named_parameters() if w.ndim > 1 and w.requires_grad]
-            if not include:
-                raise ValueError("no weight with two or more axes to drop: name parameters with include")
         make = partial(MultipliedWeights, noise=kind, prior=prior)
         super().__init__(module, make, include=include, exclude=exclude)
+
+    def _find(self) -> tuple[list[Weight], Places]:
+        include, exclude = self._patterns
+        if include is None:
+            include = [n for n, w in self.module.named_parameters() if w.ndim > 1 and w.requires_grad]
+            if not include:
+                raise ValueError("no weight with two or more axes to drop: name parameters with include")
+        return find_weights(self.module, include, exclude)

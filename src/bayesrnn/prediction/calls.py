@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -93,16 +94,17 @@ _NOT_STATE = frozenset(nn.Module().__dict__) - {"_buffers"} | {"_flat_weights", 
 
 @contextmanager
 def same_state(model: nn.Module) -> Iterator[None]:
-    """Attributes, buffers and containers of the user's modules are afterwards what they were before.
+    """Attributes, buffers, containers and objects of the modules are afterwards what they were before.
 
     So every draw starts from the state that the model was given with, and no tensor of a pass stays in the model.
     Tensors that a pass changes in place stay changed.
     """
-    owners = [m for m in model.modules() if not type(m).__module__.startswith(("torch.", "bayesrnn."))]
+    owners = [m for m in model.modules() if not type(m).__module__.startswith("bayesrnn.")]
     before = [{k: v for k, v in m.__dict__.items() if k not in _NOT_STATE} for m in owners]
     containers: dict[int, tuple[Any, Any]] = {}
     for attributes in before:
-        _keep(list(attributes.values()), containers)
+        _keep(attributes.values(), containers)
+        _keep([vars(value) for value in attributes.values() if _holds_state(value)], containers)
     try:
         yield
     finally:
@@ -114,6 +116,13 @@ def same_state(model: nn.Module) -> Iterator[None]:
                     module.__dict__[name] = value
         for container, content in containers.values():
             _refill(container, content)
+
+
+def _holds_state(value: Any) -> bool:
+    """Whether a value is an object of a user's class, such as a cache: not of Python, torch or numpy."""
+    home = type(value).__module__.partition(".")[0]
+    foreign = home in sys.stdlib_module_names or home in ("torch", "numpy", "bayesrnn") or isinstance(value, nn.Module)
+    return isinstance(value, SimpleNamespace) or (not foreign and isinstance(getattr(value, "__dict__", None), dict))
 
 
 def _keep(values: Any, kept: dict[int, tuple[Any, Any]]) -> None:

@@ -11,7 +11,7 @@ from bayesrnn.draws import Draw, Stacked, Unfoldable, bind
 from bayesrnn.prediction import memory
 from bayesrnn.prediction.calls import Rest, first_of, one_draw, same_state
 
-_CHECKS = 3  # times that the first draw runs in the first folded pass: first, in the middle, last
+_CHECKED = 2  # draws that run alone, and again in the first folded pass: one at its start, one at its end
 
 
 def folded_draws(
@@ -19,50 +19,45 @@ def folded_draws(
 ) -> Iterator[Tensor]:
     """The outputs of all draws, in order, as chunks (draws, *output.shape).
 
-    A model may mix the rows of its batch, or hold its batch where no rule finds it. So the first draw runs alone, and
-    again at the first, a middle and the last place of the first folded pass, among other draws. Only where all three
-    outputs equal the one alone does folding go on; otherwise every draw runs alone. All passes have one size, which
-    has been checked, so the result does not depend on `memory_limit`.
+    A model may mix the rows of its batch, or hold its batch where no rule finds it. So two draws run alone, and again
+    as the first and the last of the first folded pass. Rows that depend on any others then see another draw: also
+    where all depend on the first row alone, or on the last. Only where both outputs equal those alone does folding go
+    on; otherwise every draw runs alone. All passes have one size, which has been checked, so the result does not
+    depend on `memory_limit`.
     """
     with memory.watch(model) as found:
-        alone = one_draw(model, x, rest, Draw(seeds[0]))
-    yield alone.unsqueeze(0)
-    first, left = seeds[0], seeds[1:]
-    fit = found.draws_in(memory_limit, before=memory.size((x, *rest)), result=memory.size(alone))
-    size = _pass_size(len(left), fit)
-    checks = {0, size // 2, size - 1} if size > 3 else {0, size - 1}
-    while left and size > 2:
-        own = iter(left)
-        part = [first if k in checks else next(own, first) for k in range(size)]
+        alone = [one_draw(model, x, rest, Draw(seeds[0]))]
+    yield alone[0].unsqueeze(0)
+    fit = found.draws_in(memory_limit, before=memory.size((x, *rest)), result=memory.size(alone[0]))
+    size, left = _pass_size(len(seeds) - _CHECKED, fit), seeds[1:]
+    if size > _CHECKED:
+        alone.append(one_draw(model, x, rest, Draw(left.pop(0))))
+        yield alone[1].unsqueeze(0)
+    ends = 1  # 0 once the two draws have been checked
+    while left and size > _CHECKED:
+        own = left[: size - 2 * ends]
+        fill = [seeds[0]] * (size - 2 * ends - len(own))
+        part = [*seeds[:ends], *own, *fill, *seeds[1 : 1 + ends]]
         try:
-            outputs = _folded(model, x, rest, part, axis, alone=alone.shape)
+            outputs = _folded(model, x, rest, part, axis, alone=alone[0].shape)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # alone each draw runs: the model does not take a longer batch
             break
-        if not all(_alike(outputs[k], alone) for k in range(size) if part[k] == first):
+        if ends and not (_alike(outputs[0], alone[0]) and _alike(outputs[-1], alone[1])):
             break
-        left = list(own)
-        yield from _between(outputs, [k for k in range(size) if part[k] == first])
-        checks = set()
+        yield outputs[ends : ends + len(own)]
+        left, ends = left[len(own) :], 0
         del outputs
     for seed in left:
         yield one_draw(model, x, rest, Draw(seed)).unsqueeze(0)
 
 
-def _between(outputs: Tensor, checks: list[int]) -> Iterator[Tensor]:
-    """The outputs without those at `checks`, in pieces that are views."""
-    for start, end in zip([-1, *checks], [*checks, len(outputs)], strict=True):
-        if end > start + 1:
-            yield outputs[start + 1 : end]
-
-
 def _pass_size(draws: int, fit: int) -> int:
     """The size of folded passes for this many draws and the checks of the first; all have the same."""
-    checks = min(_CHECKS, fit - 1)
-    if draws < 2 or checks < 2:
+    if draws < 1 or fit <= _CHECKED:
         return 1
-    total = draws + checks
+    total = draws + _CHECKED
     passes = -(-total // fit)
     return -(-total // passes)
 

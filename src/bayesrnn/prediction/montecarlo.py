@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import draws
-from bayesrnn.checks import check_seed, check_whole, is_number, is_whole
+from bayesrnn.checks import check_whole, is_number, is_whole
 from bayesrnn.draws import Draw
 from bayesrnn.likelihoods import Categorical, Distribution, Gaussian, Likelihood
 from bayesrnn.nn import NoisyLayer
@@ -24,6 +26,7 @@ from bayesrnn.prediction.weights import batched_weight_draws, gains_from_batches
 
 _FIRST = 4  # draws of whole weights in the first batch, which shows how much memory one takes;
 _ROOMY = 64  # 1 where the memory limit is not this many times the weights
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 _AT_ONCE = 1 << 25  # bytes of one batch of draws on a CPU, which stay reserved: more is not faster
 
 
@@ -73,12 +76,12 @@ def predict(
         the last axis, that shape without it; then there are also `.quantile(q)` and `.crps(y)`.
     """
     samples = check_whole("samples", samples, least=1, what="draws")
-    given = check_seed(seed)
     if memory_limit is not None and not (is_number(memory_limit) and memory_limit > 0):
         raise ValueError(f"memory_limit must be a positive number of bytes, got {memory_limit!r}")
     rest = Rest(args, dict(kwargs or {}))
+    _check_values(model, x, rest)
     _check_finite(x, rest)
-    base = int(torch.randint(2**62, ()).item()) if given is None else given
+    base = draws.seed_or_new(seed)
     seeds = [draws.mix(base, k) for k in range(samples)]
     axis = _batch_dim(model) if batch_dim is None else _check_batch_dim(batch_dim, x)
     with alone(model), _Progress(progress, samples) as report, torch.no_grad(), in_eval(model), clear_about_states():
@@ -97,10 +100,18 @@ def predict(
     return summary.prediction()
 
 
+def _check_values(model: nn.Module, x: Any, rest: Rest) -> None:
+    """There are numbers to predict from."""
+    for part in (*model.parameters(), *memory.tensors((x, rest.args, dict(rest.kwargs)))):
+        if part.is_meta or isinstance(part, FakeTensor) or torch._C._get_dispatch_mode(_FAKE) is not None:
+            raise TypeError("br.predict needs real tensors: the model or its input is on the meta device, or fake")
+
+
 def _check_finite(x: Any, rest: Rest) -> None:
-    """No NaN, and nothing infinite; but arguments after the first may be masks with -inf."""
-    bad = [p for p in memory.tensors(x) if p.is_floating_point() and not bool(torch.isfinite(p).all())]
-    for part in memory.tensors((rest.args, dict(rest.kwargs))):
+    """No NaN, and nothing infinite; but arguments after the first, and parts of a dict or tuple, may be -inf masks."""
+    alone = isinstance(x, (Tensor, PackedSequence))
+    bad = [p for p in memory.tensors(x) if alone and p.is_floating_point() and not bool(torch.isfinite(p).all())]
+    for part in memory.tensors((() if alone else x, rest.args, dict(rest.kwargs))):
         if part.is_floating_point() and bool((part.isnan() | part.isposinf()).any()):
             bad.append(part)
     if bad:

@@ -96,7 +96,7 @@ class Prediction:
         tail = (1 - level) / 2
         if self.kind == "classifier" or self._noise is None:
             values = self.samples.to(self.mean.dtype)
-            low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], device=values.device).to(values), dim=0)
+            low, high = torch.quantile(values, values.new_tensor([tail, 1 - tail]), dim=0)
             return low, high
         return self._mixture_quantile(tail), self._mixture_quantile(1 - tail)
 
