@@ -89,7 +89,7 @@ def measure(name: str, hidden: int, prior: str, speed: float, **options: object)
     given = [torch.randn(s, device="cuda") for s in sizes]
 
     def both() -> object:
-        weights, kl = triton.draw(seed, spec, means, rhos)
+        weights, kl, _ = triton.draw(seed, spec, means, rhos)
         return torch.autograd.grad([*weights, kl], [*means, *rhos], [*given, torch.ones_like(kl)])
 
     with torch.no_grad():

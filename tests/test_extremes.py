@@ -79,7 +79,7 @@ def test_sigmas_of_any_size(sigma, prior, path):
         noise = q.posterior.noise(torch.Generator().manual_seed(1))
         value = q.posterior.kl(q.means, noise)
         double = copy.deepcopy(q).double()
-        rhos = dict(q.posterior.rho.items())
+        rhos = q.posterior.rho.by_name()
         given = noise if isinstance(noise, sampling.Seeded) else list(noise.values())
         eps = dict(zip(rhos, sampling.tensors(given, q.posterior.spec(), list(rhos.values())), strict=True))
         exact = double.posterior.kl(double.means, {name: e.double() for name, e in eps.items()})

@@ -134,9 +134,10 @@ class ELBO(nn.Module):
         if look and isinstance(self.likelihood, Categorical):
             self.likelihood.check(output, target)
         nll = self.likelihood.nll(output, target)
-        divergence, sharpening = self._divergence(nll, kl), self._sharpening(nll)
+        divergence, levels = self._divergence(nll, kl), _levels(self.model)
+        sharpening = sum((level.sharpening_kl() for level in levels), nll.new_zeros(()))
         number = self.likelihood.count(target) if count is None else count
-        loss = (nll + sharpening) / number
+        loss = (nll + sharpening if levels else nll) / number
         if self.kl_weight:
             loss = loss + self._weighted(divergence, share)
         if self.window > 1:
@@ -177,12 +178,6 @@ class ELBO(nn.Module):
             return torch.zeros_like(nll)
         return kl(self.model, length_scale=self.length_scale).to(nll.device)
 
-    def _sharpening(self, nll: Tensor) -> Tensor:
-        total = nll.new_zeros(())
-        for level in _levels(self.model):
-            total = total + level.sharpening_kl()
-        return total
-
     def _weighted(self, divergence: Tensor, share: Tensor | float) -> Tensor:
         """beta / N times the KL, with the beta of this step."""
         if isinstance(share, Tensor) or share != 1.0:
@@ -194,13 +189,13 @@ class ELBO(nn.Module):
 
     def _look(self, terms: Terms, count: Any) -> None:
         """Raise where the loss is not finite, and watch whether the data is being fitted."""
-        if not bool(torch.isfinite(terms.loss)):
+        if not math.isfinite(terms.loss.item()):
             if not bool(count):
                 raise ValueError("no target of this batch counts: it is empty, or all of it is padding; leave it out")
             named = {"the negative log-likelihood": terms.nll, "the KL": terms.kl}
             self._refuse({**named, "the sharpening KL": terms.sharpening})
         if self.kl_weight and self.training and self.model.training and terms.loss.requires_grad:
-            self._watch.see(float(terms.nll.detach()) / float(count), float(terms.kl.detach()) / self.num_data)
+            self._watch.see(terms.nll.item() / float(count), terms.kl.item() / self.num_data)
 
     def _refuse(self, terms: dict[str, Tensor]) -> NoReturn:
         """Name the term that is not finite, and its cause: the KL depends on the weights alone."""
@@ -261,7 +256,7 @@ class _Watch:
 
 def parts(model: nn.Module, kind: type) -> list[Any]:
     """The modules of this class, each once, however deep. A wrapper that poses as its module is not one of them."""
-    return [part for part in model.modules() if issubclass(type(part), kind)]
+    return [part for part in model.modules() if kind in type(part).__mro__]
 
 
 def _levels(model: nn.Module) -> list[TwoLevel]:

@@ -54,7 +54,7 @@ def test_the_kernels_give_the_reference_s_values_and_gradients(prior, dtype, tol
         kind = dtype if fast else torch.float64
         m, r = ([t.to(kind).requires_grad_() for t in ts] for ts in (means, rhos))
         if fast:
-            weights, kl = triton.draw(seeded(), spec, m, r)
+            weights, kl, _ = triton.draw(seeded(), spec, m, r)
         else:
             sample = reference.sample(m, r, noise, GROUPS)
             weights, kl = sample.weights, plain_kl(spec.prior, sample, m, noise)
@@ -89,7 +89,7 @@ def test_every_run_gives_the_same_bits(prior):
     cotangents = [torch.randn(s, device="cuda") for s in SHAPES]
     first = None
     for _ in range(30):
-        weights, kl = triton.draw(seeded(), spec, means, rhos)
+        weights, kl, _ = triton.draw(seeded(), spec, means, rhos)
         grads = torch.autograd.grad([*weights, kl], [*means, *rhos], [*cotangents, torch.ones_like(kl)])
         found = [kl.detach(), *(w.detach() for w in weights), *grads]
         first = first or found
@@ -318,7 +318,7 @@ def test_tensors_that_do_not_lie_at_multiples_of_16_bytes_give_the_same_numbers(
                 assert own.data_ptr() % 16 == 4 * shift
         means, rhos, given = ([t.view(s) for t, s in zip(part, shapes, strict=True)] for part in tensors)
         means, rhos = ([t.requires_grad_() for t in part] for part in (means, rhos))
-        weights, kl = triton.draw(seeded(), spec, means, rhos)
+        weights, kl, _ = triton.draw(seeded(), spec, means, rhos)
         grads = torch.autograd.grad([*weights, kl], [*means, *rhos], [*given, torch.ones_like(kl)])
         results.append([kl.detach(), *(w.detach() for w in weights), *grads])
     assert_close(*results, rtol=1e-6, atol=1e-6)

@@ -131,16 +131,30 @@ def all_paths() -> tuple[Path, ...]:
 
 def path_names() -> tuple[str, ...]:
     """The names of all paths, in the order in which they are tried."""
-    return tuple(dict.fromkeys(path.name for path in all_paths()))
+    return _table()[1]
 
 
 def paths_of(kernel: str) -> list[Path]:
     """The paths of one kernel, in the order in which they are tried."""
-    found = [path for path in all_paths() if path.kernel == kernel]
-    if not found:
-        names = dict.fromkeys(path.kernel for path in all_paths())
-        raise ValueError(f"there is no kernel {kernel!r}: the names are {', '.join(names)}")
-    return found
+    by_kernel = _table()[2]
+    if kernel not in by_kernel:
+        raise ValueError(f"there is no kernel {kernel!r}: the names are {', '.join(by_kernel)}")
+    return by_kernel[kernel]
+
+
+_latest_table: tuple[tuple[Path, ...], tuple[str, ...], dict[str, list[Path]]] | None = None
+
+
+def _table() -> tuple[tuple[Path, ...], tuple[str, ...], dict[str, list[Path]]]:
+    """All paths, their names, and the paths by kernel."""
+    global _latest_table
+    rows, table = all_paths(), _latest_table
+    if table is None or table[0] is not rows:
+        by_kernel: dict[str, list[Path]] = {}
+        for row in rows:
+            by_kernel.setdefault(row.kernel, []).append(row)
+        _latest_table = table = rows, tuple(dict.fromkeys(row.name for row in rows)), by_kernel
+    return table
 
 
 def implementation(kernel: str, path: str) -> Callable[..., Any]:
@@ -215,7 +229,7 @@ def choose(case: Case) -> tuple[Path, list[tuple[Path, str]]]:
     start = 0 if request is None else names.index(request[0])
     against: list[tuple[Path, str]] = []
     for row in paths_of(case.kernel):
-        late = names.index(row.name) < start
+        late = start > 0 and names.index(row.name) < start
         reason = "another path was asked for" if late else row.reason_against(case)
         if reason is None:
             return row, against

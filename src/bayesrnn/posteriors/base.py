@@ -129,7 +129,7 @@ class Bayesian(RandomWeights):
         self.module = copied(module)
         self._patterns = include, exclude
         weights, self._places = self._find()
-        self._owners = self._with_parameters()
+        self._tree = self._parts()
         self.posterior = posterior(weights)
         self._current: Any = None  # the noise of the latest draw, for a KL that is estimated at it
 
@@ -209,8 +209,9 @@ class Bayesian(RandomWeights):
         """The parameters of the module that are to be random."""
         return find_weights(self.module, *self._patterns)
 
-    def _with_parameters(self) -> list[nn.Module]:
-        return [part for part in self.module.modules() if part._parameters]
+    def _parts(self) -> list[tuple[nn.Module, tuple[nn.Module | None, ...], bool]]:
+        """Every part of the module with its own parts, and whether it has parameters."""
+        return [(part, tuple(part._modules.values()), bool(part._parameters)) for part in self.module.modules()]
 
     def _check_module(self) -> None:
         """Refuse a module whose parts were replaced after wrapping: their weights would silently not be random."""
@@ -220,8 +221,10 @@ class Bayesian(RandomWeights):
                 f"replicas of nn.DataParallel have no parameters, so {kind} cannot draw in them: "
                 "use DistributedDataParallel"
             )
-        present = self._with_parameters()
-        if len(present) == len(self._owners) and all(a is b for a, b in zip(present, self._owners, strict=True)):
+        if self._tree[0][0] is self.module and all(
+            tuple(part._modules.values()) == parts and bool(part._parameters) == parametrised
+            for part, parts, parametrised in self._tree
+        ):
             return
         try:
             _, found = self._find()
@@ -233,7 +236,7 @@ class Bayesian(RandomWeights):
                 f"{changed!r} was added, replaced or re-parametrised after {kind} wrapped the module, and would not "
                 f"be random: change the module first, then wrap it (q = br.{kind}(q.mean_module(), ...))"
             )
-        self._owners = present
+        self._tree = self._parts()
 
 
 def _alike(a: list[tuple[nn.Module, str]] | None, b: list[tuple[nn.Module, str]] | None) -> bool:

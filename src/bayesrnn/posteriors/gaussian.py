@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.gaussian import plan, sampling
+from bayesrnn.kernels.gaussian.marks import Mark
 from bayesrnn.kernels.gaussian.sampling import Seeded
 from bayesrnn.kernels.shared.precision import lowered
-from bayesrnn.kernels.shared.tensors import ordinary, traced, transformed
 from bayesrnn.posteriors.weights import Weight
 from bayesrnn.priors import Prior, check_sigma, kernel_prior, log_prior
 from bayesrnn.wrappers import whole
@@ -48,9 +47,9 @@ class ParameterTree(nn.Module):
             node._parameters[leaf] = nn.Parameter(tensor)
             self._leaves[name] = (node, leaf)
 
-    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(name, parameter), in the order they were given."""
-        return ((name, self[name]) for name in self._leaves)
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """The parameters by name, in the order they were given."""
+        return {name: node._parameters[leaf] for name, (node, leaf) in self._leaves.items()}  # type: ignore[misc]
 
     def __getitem__(self, name: str) -> nn.Parameter:
         node, leaf = self._leaves[name]
@@ -91,7 +90,8 @@ class DiagonalGaussian(nn.Module):
                 raise ValueError(f"init_sigma has a pattern that no Bayesian parameter matches: {unused[0]!r}")
         self.rho = ParameterTree({w.name: _initial_rho(w, init_sigma) for w in weights})
         self._pool = Pool()
-        self._latest: tuple[Any, list[Tensor], plan.Drawn] | None = None
+        self._latest: tuple[Any, Mark, plan.Drawn] | None = None
+        self._spec: tuple[Any, plan.DrawSpec] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_latest": None}
@@ -112,26 +112,21 @@ class DiagonalGaussian(nn.Module):
         `autocast`: draw weights that autocast would lower anyway in its dtype, where a kernel can.
         """
         self._latest = None  # frees its buffers for this draw
-        rhos, sums = dict(self.rho.items()), torch.is_grad_enabled()
-        drawn = self._draw(means, rhos, noise, self.spec(autocast), sums=sums)
+        rhos, spec, sums = self.rho.by_name(), self.spec(autocast), torch.is_grad_enabled()
+        lists = [means[n] for n in rhos], list(rhos.values())
+        drawn = sampling.draw(_listed(noise, rhos), spec, *lists, pool=self._pool, sums=sums)
         if sums:
-            known = kernel_prior(self.prior).kind != "none"  # then the KL is complete without the weights
+            known = spec.prior.kind != "none"  # then the KL is complete without the weights
             kept = drawn._replace(weights=()) if known else drawn
-            self._latest = noise, _fingerprint([*means.values(), *rhos.values()]), kept
+            self._latest = noise, Mark.of(spec, *lists, drawn.mark), kept
         return dict(zip(rhos, drawn.weights, strict=True))
 
     def weights_many(self, means: Mapping[str, Tensor], noises: Sequence[Eps]) -> dict[str, Tensor]:
         """The weights of several draws, (draws, *shape) each, without gradients."""
-        rhos = dict(self.rho.items())
+        rhos = self.rho.by_name()
         given = [_listed(noise, rhos) for noise in noises]
         lists = [means[n] for n in rhos], list(rhos.values())
         return dict(zip(rhos, sampling.draw_many(given, self.spec(), *lists, pool=self._pool), strict=True))
-
-    def _draw(
-        self, means: Mapping[str, Tensor], rhos: Mapping[str, Tensor], noise: Eps, spec: plan.DrawSpec, *, sums: bool
-    ) -> plan.Drawn:
-        lists = [means[n] for n in rhos], list(rhos.values())
-        return sampling.draw(_listed(noise, rhos), spec, *lists, pool=self._pool, sums=sums)
 
     def kl(self, means: Mapping[str, Tensor], noise: Eps) -> Tensor:
         r"""KL(q || p), a sum over all weights.
@@ -142,82 +137,46 @@ class DiagonalGaussian(nn.Module):
 
         and for any other prior it is the estimate log q(w) - log p(w) at this draw (arXiv 1704.02798, Eq. 8).
         """
-        rhos = {name: whole(rho) for name, rho in self.rho.items()}
-        latest = self._latest
-        if latest is not None and latest[0] is noise and _same(latest[1], [*means.values(), *rhos.values()]):
+        rhos = {name: whole(rho) for name, rho in self.rho.by_name().items()}
+        lists = [means[n] for n in rhos], list(rhos.values())
+        latest, prior = self._latest, kernel_prior(self.prior)
+        if latest is not None and latest[0] is noise and latest[1].spec.prior == prior and latest[1].fits(*lists):
             found = latest[2]
         else:
-            found = self._draw(means, rhos, noise, self.spec(), sums=True)
+            found = sampling.draw(_listed(noise, rhos), self.spec(), *lists, pool=self._pool, sums=True)
         assert found.kl is not None
-        if kernel_prior(self.prior).kind != "none":
+        if prior.kind != "none":
             return found.kl
         wide = [w.to(torch.promote_types(w.dtype, torch.float32)) for w in found.weights]
         return found.kl - log_prior(self.prior, dict(zip(rhos, wide, strict=True)), self._group_dims)
 
     def spec(self, autocast: bool = False) -> plan.DrawSpec:
         """The weights as the kernels are told about them."""
-        rhos = dict(self.rho.items())
+        rhos = self.rho.by_name()
         first = next(iter(rhos.values()))
-        prior, device = kernel_prior(self.prior), first.device.type
-        lower = autocast and prior.kind != "none" and first.dtype == torch.float32 and lowered(device)
-        return plan.DrawSpec(
-            names=tuple(rhos),
-            shapes=tuple(tuple(rho.shape) for rho in rhos.values()),
-            group_dims=tuple(self._group_dims[n] for n in rhos),
-            padding=tuple(self.padding.get(n) for n in rhos),
-            dtype=first.dtype,
-            device=first.device,
-            prior=prior,
-            recurrent=self._recurrent,
-            low=self._lowered if lower else frozenset(),
-            low_dtype=torch.get_autocast_dtype(device) if lower else torch.bfloat16,
-        )
+        prior, device = kernel_prior(self.prior), first.device
+        lower = autocast and prior.kind != "none" and first.dtype == torch.float32 and lowered(device.type)
+        low_dtype = torch.get_autocast_dtype(device.type) if lower else torch.bfloat16
+        key = prior, first.dtype, device, lower, low_dtype, [rho.shape for rho in rhos.values()]
+        if self._spec is None or self._spec[0] != key:
+            made = plan.DrawSpec(
+                names=tuple(rhos),
+                shapes=tuple(tuple(rho.shape) for rho in rhos.values()),
+                group_dims=tuple(self._group_dims[n] for n in rhos),
+                padding=tuple(self.padding.get(n) for n in rhos),
+                dtype=first.dtype,
+                device=device,
+                prior=prior,
+                recurrent=self._recurrent,
+                low=self._lowered if lower else frozenset(),
+                low_dtype=low_dtype,
+            )
+            self._spec = key, made
+        return self._spec[1]
 
 
 def _listed(noise: Eps, names: Iterable[str]) -> sampling.Noise:
     return noise if isinstance(noise, Seeded) else [noise[name] for name in names]
-
-
-_COLUMNS = 1 << 12
-
-
-@torch.no_grad()
-def _fingerprint(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """What tells whether parameters have changed, by whatever means: a write through `.data` leaves no other trace.
-
-    Parameters of up to 4096 entries are copied. Larger ones are read once: every 4096 entries give their product with
-    a fixed vector. Nothing is kept where tensors have no values of their own: under vmap, traced, on the meta device.
-    """
-    if transformed() or traced() or not ordinary(*parameters) or _recorded(parameters[0]):
-        return []
-    small = [p.reshape(-1) for p in parameters if p.numel() <= _COLUMNS]
-    found = [torch.cat(small)] if small else []
-    for parameter in parameters:
-        if parameter.numel() > _COLUMNS:
-            flat = parameter.reshape(-1)
-            end = flat.numel() - flat.numel() % _COLUMNS
-            found.append(torch.mv(flat[:end].view(-1, _COLUMNS), _probe(flat.device, flat.dtype)))
-            if end < flat.numel():
-                found.append(flat[end:].clone())
-    return found
-
-
-@lru_cache(maxsize=16)
-def _probe(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A fixed vector without structure."""
-    return torch.arange(1, _COLUMNS + 1, device=device, dtype=torch.float32).square().sin().to(dtype)
-
-
-def _recorded(parameter: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded: values cannot be read there, and nothing changes unrecorded."""
-    return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _same(before: list[Tensor], parameters: Sequence[Tensor]) -> bool:
-    now = _fingerprint(parameters)
-    return len(now) == len(before) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(before, now, strict=True)
-    )
 
 
 def _initial_rho(weight: Weight, init_sigma: Spread | Mapping[str, Spread]) -> Tensor:

@@ -193,8 +193,61 @@ static int tensor_of(const Shape *shapes, int count, int64_t block) {
     return k;
 }
 
+/* A mark of the parameters: a hash of every byte of all means and rhos, in their order, so that a change shows by
+   whatever means it was made. Two vectors are taken per step, one of the means and one of the rhos; each step is
+   one-to-one in the state and in both. Blocks are marked on their own, and their marks added up. */
+#define MARK ((vu){0} + 0x9E3779B9u)
+
+INLINE vu mark_vectors(vu state, vu mean, vu rho) {
+    state += mean;
+    return ((state << 7) | (state >> 25)) ^ rho;
+}
+
+INLINE vu mark_bytes(vu state, const char *mean, const char *rho, int64_t bytes) {
+    int64_t j = 0;
+    vu a, b;
+    for (; j + (int64_t)sizeof(vu) <= bytes; j += sizeof(vu)) {
+        memcpy(&a, mean + j, sizeof(vu));
+        memcpy(&b, rho + j, sizeof(vu));
+        state = mark_vectors(state, a, b);
+    }
+    if (j < bytes) {
+        a = b = (vu){0};
+        memcpy(&a, mean + j, (size_t)(bytes - j));
+        memcpy(&b, rho + j, (size_t)(bytes - j));
+        state = mark_vectors(state, a, b);
+    }
+    return state;
+}
+
+static uint64_t fold(vu state, uint64_t place) {
+    uint64_t mark = (place + 1) * 0xD1B54A32D192ED03u;
+    for (int j = 0; j < LANES; j++) {
+        mark = (mark ^ state[j]) * 0x9E3779B97F4A7C15u;
+        mark ^= mark >> 32;
+    }
+    return mark;
+}
+
+/* The mark of parameters of any type, `item` bytes each. pointers: of all means, then of all rhos. */
+uint64_t bayesrnn_mark(int count, const Shape *shapes, const char *const *pointers, int64_t item, int threads) {
+    const Shape *last = shapes + count - 1;
+    const int64_t blocks = last->first_block + last->blocks;
+    uint64_t marks = 0;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) reduction(+ : marks)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int k = tensor_of(shapes, count, b);
+        const Shape *shape = shapes + k;
+        int64_t first = (b - shape->first_block) * shape->block, n = shape->numel - first;
+        if (n > shape->block) n = shape->block;
+        const char *mean = pointers[k] + item * first, *rho = pointers[count + k] + item * first;
+        marks += fold(mark_bytes(MARK, mean, rho, item * n), (uint64_t)b);
+    }
+    return marks;
+}
+
 static double draw_block(const Shape *shape, const Prior *prior, const float *mean, const float *rho, float *theta,
-                         uint64_t seed, uint32_t tensor, int64_t first, int64_t end, Places at) {
+                         uint64_t seed, uint32_t tensor, int64_t first, int64_t end, Places at, vu *mark) {
     float eps[TILE] __attribute__((aligned(64))), squares[TILE] __attribute__((aligned(64)));
     double sum = 0;
     const int grouped = prior->sums && prior->kind == GROUPS;
@@ -209,18 +262,21 @@ static double draw_block(const Shape *shape, const Prior *prior, const float *me
         else sum += DRAW(NONE, 1);
 #undef DRAW
         if (grouped) add_squares(shape, at, squares, i, n, first, end);
+        if (prior->sums) *mark = mark_bytes(*mark, (const char *)(mean + i), (const char *)(rho + i), 4 * n);
     }
     return sum;
 }
 
 /* All tensors. pointers: mean, rho, theta of each. partials: one number per block, then what `first_partial` counts.
-   Gives the KL, and in `slopes` the derivative of each group's -log p in its squares. */
+   Gives the KL, in `slopes` the derivative of each group's -log p in its squares, and, where the KL is wanted, in
+   `total` what bayesrnn_mark gives. */
 double bayesrnn_draw(int count, const Shape *shapes, const Prior *prior, float *const *pointers, uint64_t seed,
-                     double *partials, double *groups, float *slopes, int threads) {
+                     double *partials, double *groups, float *slopes, uint64_t *total, int threads) {
     const Shape *last = shapes + count - 1;
     const int64_t blocks = last->first_block + last->blocks, all_groups = last->first_group + last->groups;
     const int grouped = prior->sums && prior->kind == GROUPS;
     double *sums = partials, *own = partials + blocks;
+    uint64_t marks = 0;
     if (grouped) memset(groups, 0, (size_t)all_groups * sizeof(double));
 #pragma omp parallel num_threads(threads)
     {
@@ -233,8 +289,12 @@ double bayesrnn_draw(int count, const Shape *shapes, const Prior *prior, float *
             if (end > shape->numel) end = shape->numel;
             Places at = {groups + shape->first_group, own + shape->first_partial + local * width};
             if (grouped) memset(at.own, 0, (size_t)width * sizeof(double));
+            vu mark = MARK;
             sums[b] = draw_block(shape, prior, pointers[3 * k], pointers[3 * k + 1], pointers[3 * k + 2], seed,
-                                 (uint32_t)k, first, end, at);
+                                 (uint32_t)k, first, end, at, &mark);
+            const uint64_t folded = fold(mark, (uint64_t)b);
+#pragma omp atomic
+            marks += folded;
         }
         if (grouped) {
 #pragma omp for schedule(dynamic, 1)
@@ -248,6 +308,7 @@ double bayesrnn_draw(int count, const Shape *shapes, const Prior *prior, float *
             }
         }
     }
+    *total = marks;
     double kl = prior->constant;
     if (prior->sums)
         for (int64_t b = 0; b < blocks; b++) kl += sums[b];

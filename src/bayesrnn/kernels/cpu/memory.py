@@ -25,7 +25,7 @@ class _Buffer:
     """A piece of memory and the number of the last request that got it."""
 
     def __init__(self, memory: Tensor, latest: int) -> None:
-        self.memory, self.latest = memory, latest
+        self.memory, self.size, self.latest = memory, memory.numel(), latest
 
 
 class Pool:
@@ -56,21 +56,28 @@ class Pool:
 
     def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """An uninitialised tensor of `shape`, with the dtype and device of `like`."""
-        pooled = _use_count is not None and like.device.type == "cpu" and ordinary(like)
+        return self.take_all([shape], like)[0]
+
+    def take_all(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
+        """Uninitialised tensors of these shapes, with the dtype and device of `like`."""
+        pooled = _use_count is not None and like.is_cpu and ordinary(like)
         if not pooled or torch.is_inference_mode_enabled() or transformed() or traced():
-            return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
-        size = math.prod(shape)
+            return [torch.empty(tuple(shape), dtype=like.dtype, device=like.device) for shape in shapes]
         with self._lock:
-            self._requests += 1
-            for own in self._buffers:
-                if own.memory.numel() == size and own.memory.dtype == like.dtype and self._free(own):
-                    own.latest = self._requests
-                    return own.memory.view(tuple(shape))
-            memory = torch.empty(size, dtype=like.dtype, device="cpu")
-            self._alone = self._alone or _holders(memory)
-            self._shrink(memory.nbytes)
-            self._buffers.append(_Buffer(memory, self._requests))
-            return memory.view(tuple(shape))
+            return [self._take(shape, like.dtype).view(shape) for shape in shapes]
+
+    def _take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape)
+        self._requests += 1
+        for own in self._buffers:
+            if own.size == size and own.memory.dtype == dtype and self._free(own):
+                own.latest = self._requests
+                return own.memory
+        memory = torch.empty(size, dtype=dtype, device="cpu")
+        self._alone = self._alone or _holders(memory)
+        self._shrink(memory.nbytes)
+        self._buffers.append(_Buffer(memory, self._requests))
+        return memory
 
     def _free(self, own: _Buffer) -> bool:
         return _holders(own.memory) == self._alone
@@ -99,19 +106,29 @@ def address(tensor: Tensor | None, size: int | None = None, dtype: torch.dtype =
     Args:
         size: how many numbers C reads or writes there; None: as many as there are.
     """
+    if tensor is not None and not ordinary(tensor):
+        raise ValueError(f"compiled kernels need tensors with memory of their own, got {type(tensor).__name__}")
+    return _place(tensor, size, dtype)
+
+
+def _place(tensor: Tensor | None, size: int | None, dtype: torch.dtype) -> int:
     if tensor is None:
         return 0
-    fits = size is None or tensor.numel() == size
-    if tensor.device.type != "cpu" or tensor.dtype != dtype or not ordinary(tensor) or not fits:
+    count = tensor.numel()
+    if not tensor.is_cpu or tensor.dtype != dtype or (size is not None and count != size):
         raise ValueError(
-            f"compiled kernels need {tensor.numel() if size is None else size} numbers of {dtype} in a CPU's memory, "
-            f"got {type(tensor).__name__} of {tensor.dtype} on {tensor.device} with shape {tuple(tensor.shape)}"
+            f"compiled kernels need {count if size is None else size} numbers of {dtype} in a CPU's memory, "
+            f"got {tensor.dtype} on {tensor.device} with shape {tuple(tensor.shape)}"
         )
-    if not tensor.is_contiguous() or (tensor.numel() and not tensor.data_ptr()):
+    place = tensor.data_ptr()
+    if not tensor.is_contiguous() or (not place and count):
         raise ValueError(f"compiled kernels need contiguous memory, got strides {tensor.stride()}")
-    return tensor.data_ptr()
+    return place
 
 
-def addresses(tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> array[int]:
-    """The addresses of many tensors, as C wants them."""
-    return array("Q", [address(t, size) for t, size in zip(tensors, sizes, strict=True)])
+def addresses(
+    tensors: Sequence[Tensor | None], sizes: Sequence[int], dtype: torch.dtype = torch.float32, *, known: bool = False
+) -> array[int]:
+    """The addresses of many tensors, as C wants them; `known`: the caller has made sure that they are `ordinary`."""
+    find = _place if known else address
+    return array("Q", [find(t, size, dtype) for t, size in zip(tensors, sizes, strict=True)])

@@ -46,6 +46,8 @@ class _Tables(NamedTuple):
     """What the kernels are told about a posterior, once for all draws."""
 
     shapes: array[int]
+    sizes: tuple[int, ...]
+    """Weights of each tensor."""
     priors: tuple[_Prior, _Prior]
     """Without and with sums."""
     blocks: int
@@ -60,10 +62,10 @@ class _Tables(NamedTuple):
 @lru_cache(maxsize=64)
 def _tables(spec: DrawSpec) -> _Tables:
     lines: list[int] = []
-    blocks = partials = groups = total = 0
-    for shape, group_dim, padding in zip(spec.shapes, spec.group_dims, spec.padding, strict=True):
+    sizes = tuple(math.prod(shape) for shape in spec.shapes)
+    blocks = partials = groups = 0
+    for shape, numel, group_dim, padding in zip(spec.shapes, sizes, spec.group_dims, spec.padding, strict=True):
         view = View.of(shape, group_dim)
-        numel = math.prod(shape)
         # a vector is laid out in rows by View, for the sake of a GPU's tiles
         row = view.columns if len(shape) > 1 else max(numel, 1)
         block = _BLOCK
@@ -79,9 +81,9 @@ def _tables(spec: DrawSpec) -> _Tables:
             "first_partial": partials,
         }  # fmt: skip
         lines += [fields[name] for name in _SHAPE]
-        blocks, partials, groups, total = blocks + count, partials + kept * count, groups + view.groups, total + numel
-    priors = _prior(spec, total, sums=False), _prior(spec, total, sums=True)
-    return _Tables(array("q", lines), priors, blocks, partials, groups)
+        blocks, partials, groups = blocks + count, partials + kept * count, groups + view.groups
+    priors = _prior(spec, sum(sizes), sums=False), _prior(spec, sum(sizes), sums=True)
+    return _Tables(array("q", lines), sizes, priors, blocks, partials, groups)
 
 
 def _prior(spec: DrawSpec, count: int, *, sums: bool) -> _Prior:
@@ -101,37 +103,39 @@ def _pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> ctypes.c_voi
     return ctypes.c_void_p(address(tensor, dtype=dtype))
 
 
-def _sizes(spec: DrawSpec, each: int) -> list[int]:
-    """How many numbers C expects behind each of `each` pointers per tensor."""
-    return [math.prod(shape) for shape in spec.shapes for _ in range(each)]
+def _each(sizes: Sequence[int], pointers: int) -> list[int]:
+    """How many numbers C expects behind each of `pointers` pointers per tensor."""
+    return [size for size in sizes for _ in range(pointers)]
 
 
 def _library() -> Any:
     library = build.library()
     assert library is not None
-    library.bayesrnn_draw.restype = ctypes.c_double
+    library.bayesrnn_draw.restype, library.bayesrnn_mark.restype = ctypes.c_double, ctypes.c_uint64
     return library
 
 
 class _Draw(OnceFunction):
     @staticmethod
-    def forward(ctx: Any, seed: int, spec: DrawSpec, sums: bool, pool: Pool, *params: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
+        seed, spec, sums, pool, mark, *params = given
         tables, count = _tables(spec), len(spec.shapes)
         if [tuple(p.shape) for p in params] != [*spec.shapes, *spec.shapes]:  # the kernel trusts what it is told
             raise ValueError("means and rhos must have the shapes of the spec")
-        flat = [p.detach().contiguous() for p in params]  # a copy only of parameters in another layout
+        flat = [p.contiguous() for p in params]  # a copy only of parameters in another layout
         means, rhos = flat[:count], flat[count:]
-        weights = [pool.take(m.shape, m) for m in means]
+        weights = pool.take_all(spec.shapes, means[0])
         grouped = sums and spec.prior.kind == "groups"
         cpu: Any = {"device": "cpu"}
         partials = torch.empty(tables.blocks + (tables.partials if grouped else 0), dtype=torch.float64, **cpu)
         groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64, **cpu)
         slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32, **cpu)
         three = [t for of_one in zip(means, rhos, weights, strict=True) for t in of_one]
-        pointers = addresses(three, _sizes(spec, 3))
+        pointers = addresses(three, _each(tables.sizes, 3), known=ordinary(weights[0]))
         kl = _library().bayesrnn_draw(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
-            _pointer(partials, torch.float64), _pointer(groups, torch.float64), _pointer(slopes), tables.threads,
+            _pointer(partials, torch.float64), _pointer(groups, torch.float64), _pointer(slopes), ctypes.byref(mark),
+            tables.threads,
         )  # fmt: skip
         ctx.seed, ctx.spec, ctx.sums, ctx.pool, ctx.slopes = seed, spec, sums, pool, slopes
         ctx.params, ctx.flat, ctx.versions = params, flat, [p._version for p in params]
@@ -146,19 +150,19 @@ class _Draw(OnceFunction):
         spec: DrawSpec = ctx.spec
         tables, count, sums = _tables(spec), len(spec.shapes), ctx.sums and d_kl is not None
         given = [None if d is None else d.contiguous() for d in d_weights]
-        lines, d_means, d_rhos = [], [], []
-        for mean, rho, d in zip(ctx.flat[:count], ctx.flat[count:], given, strict=True):
-            used = sums or d is not None
-            own = sums and spec.prior.kind != "none"  # else the gradient of the mean is that of the weight
-            d_means.append(ctx.pool.take(mean.shape, mean) if own else d)
-            d_rhos.append(ctx.pool.take(mean.shape, mean) if used else None)
-            lines += [mean, rho, d, d_means[-1] if own else None, d_rhos[-1]]
-        pointers, scale = addresses(lines, _sizes(spec, 5)), 0.0 if d_kl is None else float(d_kl)
+        means, rhos, nothing = ctx.flat[:count], ctx.flat[count:], [None] * count
+        own = sums and spec.prior.kind != "none"  # else the gradient of the mean is that of the weight
+        d_means = ctx.pool.take_all(spec.shapes, means[0]) if own else nothing
+        used = [sums or d is not None for d in given]
+        room = iter(ctx.pool.take_all([s for s, u in zip(spec.shapes, used, strict=True) if u], means[0]))
+        d_rhos = [next(room) if u else None for u in used]
+        five = [t for of_one in zip(means, rhos, given, d_means, d_rhos, strict=True) for t in of_one]
+        pointers, scale = addresses(five, _each(tables.sizes, 5), known=ordinary(*given)), 0.0 if d_kl is None else float(d_kl)
         _library().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
             _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads,
         )  # fmt: skip
-        return None, None, None, None, *d_means, *d_rhos
+        return None, None, None, None, None, *(d_means if own else given), *d_rhos
 
 
 def draw(
@@ -167,8 +171,22 @@ def draw(
     """Like `gpu.gaussian.draw`, for float32 on a CPU. `pool` has the buffers that are used again at every step."""
     if not ordinary(*means, *rhos):
         return reference.draw(noise(seed, spec), spec, means, rhos, sums=sums)
-    kl, *weights = _Draw.apply(int(seed), spec, sums, pool, *means, *rhos)
-    return Drawn(tuple(weights), kl if sums else None)
+    found = ctypes.c_uint64()
+    kl, *weights = _Draw.apply(int(seed), spec, sums, pool, found, *means, *rhos)
+    return Drawn(tuple(weights), kl, found.value) if sums else Drawn(tuple(weights), None)
+
+
+def places(spec: DrawSpec, parameters: Sequence[Tensor]) -> list[int]:
+    """The addresses of all means, then of all rhos: contiguous tensors of one dtype, in the shapes of the spec."""
+    return addresses(parameters, _tables(spec).sizes * 2, parameters[0].dtype).tolist()
+
+
+def mark(spec: DrawSpec, places: Sequence[int], dtype: torch.dtype) -> int:
+    """A hash of all bytes of the parameters at these places, the one that `draw` makes along."""
+    tables, pointers = _tables(spec), array("Q", places)
+    item = ctypes.c_int64(dtype.itemsize)
+    found: int = _library().bayesrnn_mark(len(spec.shapes), _at(tables.shapes), _at(pointers), item, tables.threads)
+    return found
 
 
 def draw_many(
@@ -180,7 +198,7 @@ def draw_many(
     room = -(-draws // 8) * 8  # so that batches of about one size find the same buffers
     weights = [pool.take((room, *m.shape), m)[:draws] for m in flat[:count]]
     three = [t for of_one in zip(flat[:count], flat[count:], weights, strict=True) for t in of_one]
-    expected = [n * (draws if k % 3 == 2 else 1) for k, n in enumerate(_sizes(spec, 3))]
+    expected = [n * (draws if k % 3 == 2 else 1) for k, n in enumerate(_each(tables.sizes, 3))]
     pointers, numbers = addresses(three, expected), array("Q", [int(seed) for seed in seeds])
     _library().bayesrnn_draw_many(
         count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(draws), tables.threads
@@ -191,7 +209,8 @@ def draw_many(
 def noise(seed: Tensor, spec: DrawSpec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
     outs = [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in spec.shapes]
-    tables, pointers = _tables(spec), addresses(outs, _sizes(spec, 1))
+    tables = _tables(spec)
+    pointers = addresses(outs, tables.sizes)
     _library().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), ctypes.c_uint64(int(seed)), tables.threads)
     return outs
 

@@ -157,6 +157,8 @@ class Drawn(NamedTuple):
 
     weights: tuple[Tensor, ...]
     kl: Tensor | None
+    mark: int | None = None
+    """A hash of the parameters, from a kernel that makes it along."""
 
 
 @kept

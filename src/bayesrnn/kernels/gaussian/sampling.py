@@ -6,6 +6,7 @@ theta = mean + sigma eps with sigma = softplus(rho). Each function chooses its p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ class Seeded:
         return self._made
 
 
+_case = lru_cache(maxsize=64)(Case)
+
 Noise = Seeded | Sequence[Tensor]
 """The noise of one draw: the seed it is made from, or one tensor for each weight tensor."""
 
@@ -58,7 +61,7 @@ def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, po
     if traced() and generator is not None and ordinary(like):
         with outside_tracers():  # a held draw is a constant of the graph that is traced
             return noise(like, spec, generator, pool=pool)
-    case = Case("noise", spec.device.type, spec.dtype)
+    case = _case("noise", spec.device.type, spec.dtype)
     row = next(row for row in paths_of("noise") if row.refuses(case) is None and (row.traced or not traced()))
     if row.name != "loop":
         return Seeded(spec.device, generator, path=row.name)
@@ -71,7 +74,7 @@ def draw(
 ) -> Drawn:
     """One draw of the weights; with `sums` also KL(q || p), or log q alone for a prior that the kernels do not know."""
     path = noise.path if isinstance(noise, Seeded) else "tensors"
-    row, _ = choose(Case("gaussian", spec.device.type, spec.dtype, noise=path))
+    row, _ = choose(_case("gaussian", spec.device.type, spec.dtype, noise=path))
     if isinstance(noise, Seeded) and row.name == path:
         given: Tensor | list[Tensor] = noise.seed.to(spec.device)
     else:
@@ -84,7 +87,7 @@ def draw_many(
     noises: Sequence[Noise], spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool
 ) -> list[Tensor]:
     """The weights of several draws, (draws, *shape) each, without gradients."""
-    path = choose(Case("gaussian", spec.device.type, spec.dtype))[0].name
+    path = choose(_case("gaussian", spec.device.type, spec.dtype))[0].name
     seeds = [e.seed for e in noises if isinstance(e, Seeded) and e.path == path]
     if len(seeds) == len(noises):
         many: list[Tensor] = implementation("draws", path)(
@@ -109,7 +112,7 @@ def sharpen(
     Gradients flow to `phis` and `etas`; `gradients`, g, are constants.
     """
     path = None if noise is None else noise.path if isinstance(noise, Seeded) else "tensors"
-    row, _ = choose(Case("sharpening", spec.device.type, spec.dtype, noise=path))
+    row, _ = choose(_case("sharpening", spec.device.type, spec.dtype, noise=path))
     given: Tensor | Sequence[Tensor] | None = None
     if isinstance(noise, Seeded) and row.name == path:
         given = noise.seed.to(spec.device)

@@ -23,20 +23,34 @@ def traced() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
 
 
+_dispatch_keys: Any = torch._C._dispatch_keys
+_plain_keys: dict[int, bool] = {}  # by a tensor's set of dispatch keys, which says what kind of tensor it is
+
+
 def ordinary(*tensors: Tensor | None) -> bool:
     """Whether all are plain tensors with memory of their own, on any device: no subclass, no wrapper, no "meta"."""
-    return all(
-        t is None
-        or (
-            type(t) in (Tensor, nn.Parameter)
-            and t.layout == torch.strided
-            and t.device.type != "meta"
-            and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-            and not torch._C._functorch.is_legacy_batchedtensor(t)
-            and not torch._is_functional_tensor(t)
-            and not t._is_zerotensor()
-        )
-        for t in tensors
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+            return False
+        keys = _dispatch_keys(tensor).raw_repr()
+        plain = _plain_keys.get(keys)
+        if plain is None:
+            plain = _plain_keys[keys] = _has_memory(tensor)
+        if not plain:
+            return False
+    return True
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type != "meta"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._functorch.is_legacy_batchedtensor(tensor)
+        and not torch._is_functional_tensor(tensor)
+        and not tensor._is_zerotensor()
     )
 
 
