@@ -138,21 +138,7 @@ class Captioning(Task):
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
         m = recipe.model
-        plain = Captioner(
-            json.loads(files[_FEATURES])["size"],
-            len(vocabulary_of(files)),
-            m.hidden,
-            m.layers,
-            image_dropout=m.image_dropout,
-            word_dropout=m.word_dropout,
-            input_dropout=m.input_dropout,
-            recurrent_dropout=m.recurrent_dropout,
-            output_dropout=m.output_dropout,
-            step_dropout=m.step_dropout,
-            init=m.init,
-            image_scale=m.image_scale,
-            tied=m.tied,
-        )
+        plain = Captioner(json.loads(files[_FEATURES])["size"], len(vocabulary_of(files)), m)
         exclude = ["decoder.bias"] if m.bayesian_image else ["decoder.bias", "image.*"]
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)
 

@@ -38,25 +38,8 @@ if TYPE_CHECKING:
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     """The recipe's model for a vocabulary of this many words, initialised from torch's global generator."""
-    m = recipe.model
-    plain = LanguageModel(
-        vocabulary,
-        m.hidden,
-        m.layers,
-        tied=m.tied,
-        word_dropout=m.word_dropout,
-        input_dropout=m.input_dropout,
-        recurrent_dropout=m.recurrent_dropout,
-        output_dropout=m.output_dropout,
-        cell_dropout=m.cell_dropout,
-        weight_dropout=m.weight_dropout,
-        tied_masks=m.tied_masks,
-        step_dropout=m.step_dropout,
-        init=m.init,
-        forget_bias=m.forget_bias,
-        one_bias=m.one_bias,
-    )
-    ordinary = ["decoder.bias", "rnn.bias_hh*"] if m.one_bias else ["decoder.bias"]
+    plain = LanguageModel(vocabulary, recipe.model)
+    ordinary = ["decoder.bias", "rnn.bias_hh*"] if recipe.model.one_bias else ["decoder.bias"]
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
