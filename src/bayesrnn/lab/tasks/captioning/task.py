@@ -26,7 +26,7 @@ from bayesrnn.lab.tasks.captioning.metrics import CONDITIONS, DETAILS, METRICS
 from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
 from bayesrnn.lab.tasks.captioning.settings import SECTIONS
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import EOS, Vocabulary
+from bayesrnn.lab.text import EOS, Vocabulary, each_split
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -165,12 +165,6 @@ class Captioning(Task):
             yield json.dumps(list(self.references.split(name).items())).encode()
             yield self.splits[name].features
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.minibatches.tensors()
-
-    def start_epoch(self, epoch: int) -> None:
-        self.minibatches.shuffle()
-
     def batch(self, position: Tensor) -> tuple[Tensor, ...]:
         images, tokens, targets = self.minibatches(position)
         words = self.minibatches.whole(position, self.words).sum() * (len(images) / self.batch_size)
@@ -252,11 +246,10 @@ class Captioning(Task):
         return Signature(model, (images, tokens), ("features", "tokens"), ("logits", "h", "c"), axes)
 
     def describe(self) -> str:
-        unknown = ", ".join(f"{count:,} in {split}" for split, count in self.unknown.items())
         images = ", ".join(f"{len(s.names):,} {name}" for name, s in self.splits.items())
         return (
             f"{images} images; {counted(self.captions, 'caption')} to train on, {self.words_per_caption:.1f} words "
-            f"each with its end; {len(self.vocabulary):,} word types; unknown words: {unknown}. "
+            f"each with its end; {len(self.vocabulary):,} word types; unknown words: {each_split(self.unknown)}. "
             f"{counted(self.steps, 'step')} of {counted(self.batch_size, 'caption')} per epoch on {self.device}."
         )
 

@@ -134,12 +134,6 @@ class Forecast(Task):
     def content(self) -> Iterator[bytes]:
         yield self.series.to_csv().encode()
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self.minibatches.tensors()
-
-    def start_epoch(self, epoch: int) -> None:
-        self.minibatches.shuffle()
-
     def batch(self, position: Tensor) -> tuple[Tensor, Tensor]:
         origins, targets = self.minibatches(position)
         return gather(self.features, origins, self.frame.window), targets

@@ -92,9 +92,7 @@ class Sentiment(Task):
     """Ratings from pieces of reviews. The objective is on standardised ratings, all metrics are in rating units."""
 
     sections = SECTIONS
-    metric = "valid_rmse"
-    unit = "chunks"
-    source = "reviews"
+    metric, unit, source = "valid_rmse", "chunks", "reviews"
     metrics, details = METRICS, DETAILS
     report_sections = (
         "bayesrnn.lab.report.uncertainty:coverage",
