@@ -32,7 +32,9 @@ from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.forecast.forecaster import Walk, measures
 from bayesrnn.lab.tasks.forecast.mixture import running_scale, together
-from bayesrnn.lab.tasks.forecast.task import Data, Forecast, Plan, forecaster, read_series
+from bayesrnn.lab.tasks.forecast.plan import Plan
+from bayesrnn.lab.tasks.forecast.settings import Data
+from bayesrnn.lab.tasks.forecast.task import Forecast, forecaster, read_series
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = tuple(range(1, 9))

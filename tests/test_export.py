@@ -14,11 +14,13 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bayesrnn as br
 from bayesrnn import export
+from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.lab.tasks.language.task import LanguageModel
 from bayesrnn.nn import Dropout
 from bayesrnn.posteriors import DropConnect
 
 T, B, V, H = 6, 3, 11, 5
+TIED = Model(hidden=H, layers=2, tied=True, word_dropout=0.2, input_dropout=0.3, output_dropout=0.3)
 
 
 class Tagger(nn.Module):
@@ -71,7 +73,7 @@ WRAPPINGS = {
     "bayes_by_backprop": lambda m: br.BayesByBackprop(m, prior=br.ScaleMixture(0.25, 0.5, 0.01)),
     "sharpened": lambda m: br.PosteriorSharpening(br.BayesByBackprop(m)),
     "inside": lambda m: nn.Sequential(br.BayesByBackprop(m, exclude="head.*")),
-    "language": lambda m: br.BayesByBackprop(LanguageModel(V, H, 2, tied=True, word_dropout=0.2, input_dropout=0.3)),
+    "language": lambda m: br.BayesByBackprop(LanguageModel(V, TIED)),
 }
 
 

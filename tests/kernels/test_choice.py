@@ -19,6 +19,7 @@ from bayesrnn.kernels import Case, dispatch
 from bayesrnn.kernels import triton_paths as paths
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.language.model import LanguageModel
+from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.nn import recurrence as layered
 from bayesrnn.nn import routing
 
@@ -342,7 +343,7 @@ def test_explain_speaks_of_the_moment():
     assert "cuDNN's kernel for whole layers" in kernels.explain(
         "LSTM", device="cuda", hidden=650, batch=9000, plain=True
     )
-    model = LanguageModel(50, 8, 2)
+    model = LanguageModel(50, Model(hidden=8, layers=2))
     assert "there is no noise in the recurrence" in kernels.explain(model)  # not "torch's own layer"
     assert "torch's own layer" in kernels.explain(torch.nn.LSTM(3, 4))
 
@@ -362,7 +363,9 @@ def test_explain_refuses_facts_of_the_wrong_kind(facts, words):
 
 
 @pytest.mark.parametrize("path", ["loop", "reference"])
-@pytest.mark.parametrize("make", [lambda: LanguageModel(9, 4, 1), lambda: br.BayesByBackprop(torch.nn.LSTM(3, 4))])
+@pytest.mark.parametrize(
+    "make", [lambda: LanguageModel(9, Model(hidden=4, layers=1)), lambda: br.BayesByBackprop(torch.nn.LSTM(3, 4))]
+)
 def test_a_block_reaches_torch_s_own_layers_inside_our_models(make, path, taken):
     model = make()
     x = torch.randint(9, (5, 2)) if isinstance(model, LanguageModel) else torch.randn(5, 2, 3)

@@ -36,7 +36,7 @@ KINDS = {
     "Bayes by Backprop": "brnn-medium",
     "sharpened": "brnn-sharpened-medium",
 }
-_TOLERANCE = {"fp32": 2e-3, "tf32": 3e-2, "bf16": 1e-1}
+TOLERANCE = {"fp32": 2e-3, "tf32": 3e-2, "bf16": 1e-1}
 _STEPS_PER_TURN = 20  # on CUDA: one turn is long enough for events to be exact
 
 
@@ -113,12 +113,10 @@ def plain_step(size: Size, options: Options, dropout: float = 0.0) -> Callable[[
     x, y = torch.randint(size.words, (2, WINDOW, size.batch), device=device)
     state = tuple(torch.zeros(2, size.batch, size.hidden, device=device) for _ in range(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=device.type == "cuda")
-    lower = options.precision == "bf16" and device.type == "cuda"
 
     def work() -> None:
         optimizer.zero_grad()
-        context = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext()
-        with context:
+        with _autocast(options.precision, device):
             logits, after = model(x, state)
             loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / size.batch
         loss.backward()  # type: ignore[no-untyped-call]
@@ -129,6 +127,11 @@ def plain_step(size: Size, options: Options, dropout: float = 0.0) -> Callable[[
                 own.copy_(new)
 
     return _recorded(work) if device.type == "cuda" else work
+
+
+def _autocast(precision: str, device: torch.device) -> Any:
+    lower = precision == "bf16" and device.type == "cuda"
+    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext()
 
 
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
@@ -167,13 +170,8 @@ def recipe_of(kind: str, size: Size, options: Options) -> Any:
 
     name = KINDS[kind]
     assert name is not None
-    changes = {
-        "model.hidden": size.hidden,
-        "data.batch_size": size.batch,
-        "data.window": WINDOW,
-        "train.precision": options.precision,
-    }
-    return recipes.override(recipes.load(name), [f"{key}={value}" for key, value in changes.items()])
+    sizes = [f"model.hidden={size.hidden}", f"data.batch_size={size.batch}", f"data.window={WINDOW}"]
+    return recipes.override(recipes.load(name), [*sizes, f"train.precision={options.precision}"])
 
 
 def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], None], str]:
@@ -218,8 +216,7 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
 
     def outcome(precision: str) -> list[Tensor]:
         torch.manual_seed(1)
-        lower = precision == "bf16" and device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext():
+        with _autocast(precision, device):
             terms, (_, (h, c)) = elbo.evaluate(lambda: model(x, state), y)
         grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
         return [t.detach().double() for t in (terms.loss, h, c, *(g for g in grads if g is not None))]
@@ -276,7 +273,7 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
                 if reason:
                     row["note"] = reason
                 row["error"] = check(kind, size, options, graph=row["graph"])
-                if row["error"] > _TOLERANCE[options.precision]:
+                if row["error"] > TOLERANCE[options.precision]:
                     row["failed"] = f"the check is red: relative error {row['error']:.2g} against the reference"
                     say(f"{size.title}, {kind}: {row['failed']}; not timed")
                     yield row
@@ -342,11 +339,7 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
         x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
         prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
         ours = br.BayesByBackprop(nn.LSTM(size.hidden, size.hidden), prior=prior).to(device)
-
-        def our_step(q: nn.Module = ours, x: Tensor = x) -> None:
-            q.zero_grad()
-            (q(x)[0].square().mean() + br.kl(q) / 1e6).backward()
-
+        our_step = _layer_step(ours, x, lambda q, out: br.kl(q))
         for name, make in (("blitz", _blitz), ("bayesian-torch", _bayesian_torch)):
             if name in missing:
                 continue
@@ -362,37 +355,32 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             yield {"peer": name, **asdict(size), "ratio": ratio, "milliseconds": took}
 
 
-def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
-    divergence = import_module("blitz.losses").kl_divergence_from_nn
-    layer = import_module("blitz.modules").BayesianLSTM(hidden, hidden).to(x.device)
-
+def _layer_step(layer: Any, x: Tensor, kl: Callable[[Any, Any], Tensor]) -> Callable[[], None]:
     def step() -> None:
         layer.zero_grad()
-        (layer(x)[0].square().mean() + divergence(layer) / 1e6).backward()
+        out = layer(x)
+        (out[0].square().mean() + kl(layer, out) / 1e6).backward()
 
     step()
     return step
+
+
+def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
+    divergence = import_module("blitz.losses").kl_divergence_from_nn
+    layer = import_module("blitz.modules").BayesianLSTM(hidden, hidden).to(x.device)
+    return _layer_step(layer, x, lambda layer, out: divergence(layer))
 
 
 def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
     layer = import_module("bayesian_torch.layers").LSTMReparameterization(hidden, hidden).to(x.device)
-
-    def step() -> None:
-        layer.zero_grad()
-        out, _, kl = layer(x)
-        (out.square().mean() + kl / 1e6).backward()
-
-    step()
-    return step
+    return _layer_step(layer, x, lambda layer, out: out[2])
 
 
 def paths(size: Size, options: Options) -> dict[str, str]:
     """Which path layers of this size take in a training step, by their masks, and why."""
     lower = options.cuda and options.precision == "bf16"
-    facts: dict[str, Any] = {
-        "device": torch.device(options.device), "batch": size.batch, "hidden": size.hidden, "steps": WINDOW,
-        "graph": options.cuda, "autocast": torch.bfloat16 if lower else None,
-    }  # fmt: skip
+    facts: dict[str, Any] = {"device": torch.device(options.device), "batch": size.batch, "hidden": size.hidden}
+    facts |= {"steps": WINDOW, "graph": options.cuda, "autocast": torch.bfloat16 if lower else None}
     return {
         "LSTM, no mask": kernels.explain("LSTM", plain=True, **facts),
         "LSTM, one mask per sequence": kernels.explain("LSTM", recurrent_mask="tied", **facts),

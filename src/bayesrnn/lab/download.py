@@ -1,4 +1,4 @@
-"""Files from the network: of a known checksum or not at all, and gone on with where an earlier try was cut off."""
+"""Downloads of files with a known checksum; an interrupted download is continued."""
 
 import hashlib
 import os
@@ -41,10 +41,10 @@ def fetch(address: str, file: str | Path, *, sha256: str, most: int, timeout: fl
             _go_on(address, part, most, timeout)
             break
         except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
-            # Of 404 and the like a server will not think otherwise.
+            # Trying again does not change a 404.
             refused = isinstance(error, HTTPError) and error.code < 500 and error.code != 416
             if refused or not left:
-                kept = f"; {part} has what came, and is gone on with the next time" if part.exists() else ""
+                kept = f"; {part} has the part that arrived; the next call continues it" if part.exists() else ""
                 raise UserError(f"{address} could not be fetched ({first_line(error)}){kept}.") from None
     if _sha256(part) != sha256:
         part.unlink()

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -25,3 +26,30 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was)
+
+
+def word_layers(
+    words: int, size: int, m: Any, *, cell: str = "LSTM", layers: int = 1, tied: bool = True, **rates: float
+) -> tuple[nn.Embedding, nn.RNNBase]:
+    """Embedding and recurrent layers of a recipe's section ``model``; torch's own where all their dropouts are 0.
+
+    Args:
+        words, size: rows and columns of the embedding.
+        m: the section, which has ``hidden`` and the dropout rates; ``rates`` are further ones of the layers.
+        tied: the gates share their masks.
+    """
+    import bayesrnn as br
+
+    rates = {"input_dropout": m.input_dropout, "recurrent_dropout": m.recurrent_dropout, **rates}
+    own: dict[str, Any] = {"dropout": m.step_dropout if layers > 1 else 0.0}
+    if not (m.word_dropout or any(rates.values())):
+        return nn.Embedding(words, size), getattr(nn, cell)(size, m.hidden, layers, **own)
+    embed = br.Embedding(words, size, word_dropout=m.word_dropout)
+    return embed, getattr(br, cell)(size, m.hidden, layers, tied=tied, **own, **rates)
+
+
+def sequence_dropout(rate: float) -> nn.Module:
+    """One mask per sequence; nothing at rate 0."""
+    import bayesrnn as br
+
+    return br.SequenceDropout(rate) if rate else nn.Identity()

@@ -68,9 +68,9 @@ def _commands(target: "str | type[Task]") -> Mapping[str, Any]:
     return commands
 
 
-def evaluate_options() -> list[Any]:
-    """Functions whose parameters are tasks' options of ``bayesrnn evaluate``."""
-    declared = (_declared(target, "EVALUATE_OPTIONS") for target in TASKS.values())
+def evaluate_options(task: str | None = None) -> list[Any]:
+    """Functions whose parameters are options of ``bayesrnn evaluate``: of this task, or of all."""
+    declared = (_declared(target, "EVALUATE_OPTIONS") for name, target in TASKS.items() if task in (None, name))
     return [resolve(target) for target in declared if target is not None]
 
 

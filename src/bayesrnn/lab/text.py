@@ -1,7 +1,7 @@
 """Words as numbers, for every task on text: vocabularies, streams, windows, and the dropout of word types."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -136,3 +136,8 @@ def word_dropout(model: nn.Module, *, on: bool) -> Iterator[None]:
     finally:
         for layer, rate in zip(layers, rates, strict=True):
             layer.word_dropout = rate
+
+
+def each_split(counts: Mapping[str, int]) -> str:
+    """Counts of words in words: 3 in train, 1 in test."""
+    return ", ".join(f"{count:,} in {split}" for split, count in counts.items())

@@ -77,9 +77,7 @@ class DropConnect(Bayesian):
         include: Patterns = None,
         exclude: Patterns = None,
     ) -> None:
-        kind = draws.Noise(
-            check_probability("p", p), check_choice("noise", noise, ("bernoulli", "gaussian"))
-        )
+        kind = draws.Noise(check_probability("p", p), check_choice("noise", noise, ("bernoulli", "gaussian")))
         prior = Normal(1.0) if prior is None else prior
         if not isinstance(prior, Normal):
             raise TypeError(f"the KL of DropConnect is known for br.Normal priors, got {type(prior).__name__}")

@@ -55,7 +55,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
     out = tmp_path / "bench.json"
     result = run("--kind", "tied", "--kind", "plain", "--draws", "0", "--out", str(out))
     assert result.exit_code == 2
-    assert "a correctness check failed" in result.output
+    assert "A correctness check failed" in result.output
     rows = {row["kind"]: row for row in json.loads(out.read_text())["training"]}
     assert "ratio" not in rows["variational, tied"]
     assert "check is red" in rows["variational, tied"]["failed"]

@@ -192,10 +192,12 @@ class Fake:
 def test_signatures_of_other_tasks():
     from bayesrnn import export
     from bayesrnn.lab.tasks.captioning.model import Captioner
+    from bayesrnn.lab.tasks.captioning.settings import Model as Captions
     from bayesrnn.lab.tasks.digits.task import MLP
+    from bayesrnn.lab.tasks.sentiment.settings import Model as Rating
     from bayesrnn.lab.tasks.sentiment.task import RatingModel
 
-    captioner = Captioner(6, 9, 4, 1, word_dropout=0.2, init=0.1).eval()
+    captioner = Captioner(6, 9, Captions(hidden=4, word_dropout=0.2, init=0.1)).eval()
     captioner.scale.fill_(1.0)
     called = task_class("captioning").signature(Fake("captioning", captioner))
     program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
@@ -203,7 +205,7 @@ def test_signatures_of_other_tasks():
     torch.testing.assert_close(program.module()(features, words), captioner(words, features=features))
     for task, model in (
         ("digits", MLP(8, dropout=0.5)),
-        ("sentiment", RatingModel(10, cell="gru", embedding=4, hidden=4, word_dropout=0.5, output_dropout=0.1)),
+        ("sentiment", RatingModel(10, Rating(cell="gru", embedding=4, hidden=4, word_dropout=0.5, output_dropout=0.1))),
     ):
         called = task_class(task).signature(Fake(task, model.eval()))
         program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())

@@ -4,17 +4,20 @@ import re
 from rich.console import Console
 
 from bayesrnn.lab.report import html
-from bayesrnn.lab.report.tables import Column, html_table, markdown_table, rich_table
+from bayesrnn.lab.report.tables import Column, markdown_table, rich_table
 
 RECORDS = [{"name": "<plain>", "ppl": 123.456}, {"name": "a|b", "ppl": None}]
 COLUMNS = [Column("name", "model"), Column("ppl", "perplexity", "{:.1f}")]
+
+
+TABLE = html.table([c.heading for c in COLUMNS], [[c.text(row) for c in COLUMNS] for row in RECORDS])
 
 
 def test_the_three_tables_say_the_same():
     console = Console(file=io.StringIO(), width=80)
     console.print(rich_table(RECORDS, COLUMNS, title="Results"))
     terminal = console.file.getvalue()
-    page = html_table(RECORDS, COLUMNS)
+    page = TABLE
     markdown = markdown_table(RECORDS, COLUMNS)
     for text in (terminal, page, markdown):
         assert "123.5" in text
@@ -30,17 +33,18 @@ PNG = b"\x89PNG, or so"
 
 
 def test_the_page_is_self_contained():
-    page = html.page(
-        "A & B",
-        [
+    page = html.render(
+        "page.html",
+        title="A & B",
+        generator="",
+        sections=[
             html.heading("<h>"),
             html.paragraphs("1 < 2"),
             html.bullets(["3 > 2"]),
-            html.wide(html_table(RECORDS, COLUMNS)),
+            html.wide(TABLE),
             html.image(PNG, alt='the "curves"', caption="caption"),
             html.image(PNG, alt="no caption"),
             html.definitions([("term", "text")]),
-            html.preformatted("x <- y"),
         ],
         footer="f",
     )

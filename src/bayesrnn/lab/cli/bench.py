@@ -41,8 +41,8 @@ def command(
         check_out(out, force=force)
     console = plain_console()
     where = device_of(device)
-    if precision not in bench._TOLERANCE:
-        raise UserError(f"--precision must be one of {', '.join(bench._TOLERANCE)}, not {precision!r}.")
+    if precision not in bench.TOLERANCE:
+        raise UserError(f"--precision must be one of {', '.join(bench.TOLERANCE)}, not {precision!r}.")
     options = bench.Options(
         device=str(where),
         precision=precision if where.type == "cuda" else "fp32",

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 def _with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that tasks declare, for ``--help``; the command reads them from its context."""
     signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    added = [p for f in registry.evaluate_options() for p in inspect.signature(f, eval_str=True).parameters.values()]
-    parameters = [*own, *added]
+    own = _parameters(command).values()
+    parameters = [*own, *(p for f in registry.evaluate_options() for p in _parameters(f).values())]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """Its parameters by name, without ``**options``."""
+    found = inspect.signature(function, eval_str=True).parameters
+    return {name: p for name, p in found.items() if p.kind is not p.VAR_KEYWORD}
 
 
 @_with_options_of_tasks
@@ -95,8 +100,8 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     from bayesrnn.errors import UserError
     from bayesrnn.lab.recipes.keys import too_many_draws
 
-    parameters = inspect.signature(cls.evaluate, eval_str=True).parameters
-    known = {key: p for key, p in parameters.items() if key not in ("self", "say")}
+    declared = [cls.evaluate, *registry.evaluate_options(name)]
+    known = {key: p for f in declared for key, p in _parameters(f).items() if key not in ("self", "say")}
     spelled = {p.name: p.opts[0] for p in context.command.params if p.name}
 
     def spelling(key: str) -> str:

@@ -32,7 +32,6 @@ def command(
     from bayesrnn.errors import UserError
     from bayesrnn.lab.runs import checkpoint
     from bayesrnn.lab.runs.files import check_free, write_file
-    from bayesrnn.lab.runs.folder import identity
     from bayesrnn.lab.runs.opening import open_run
 
     if form not in ENDINGS:
@@ -52,19 +51,11 @@ def command(
         file = run / "pruned.safetensors"
         if not file.exists():
             raise UserError(f"{run} has no pruned weights; make them with `bayesrnn prune {run} --fraction F`.")
-        try:
-            tensors, made = checkpoint.load_own(file, identity(run))
-        except checkpoint.Foreign:
-            raise UserError(
-                f"{file} does not belong to {run / 'config.json'}: it is another run's, or config.json was changed "
-                f"afterwards; make it again with `bayesrnn prune {run} --fraction F`."
-            ) from None
+        again = f"make it again with `bayesrnn prune {run} --fraction F`"
+        tensors, made = checkpoint.load_of(run, file.name, again)
         now = checkpoint.digest(run / checkpoint.BEST)
         if made.get("weights", now) != now:  # earlier versions did not say
-            raise UserError(
-                f"{file} was made of other weights than {checkpoint.BEST} has now; make it again with "
-                f"`bayesrnn prune {run} --fraction F`."
-            )
+            raise UserError(f"{file} was made of other weights than {checkpoint.BEST} has now; {again}.")
         checkpoint.load_model(trained.model, tensors, file)
     about, checked = written(trained, path, form)
     removed = pruned or "pruned" in trained.config  # a run of its own that trained pruned weights on
@@ -146,16 +137,17 @@ def _layer(module: "nn.Module") -> dict[str, Any]:
     """The layer's torch class and the arguments that make another like it."""
     import inspect
 
-    from torch import Tensor, nn
+    from torch import nn
 
     recurrent = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
     if isinstance(module, nn.RNNBase):
-        keys = recurrent + {"LSTM": ["proj_size"], "GRU": [], "RNN": ["nonlinearity"]}[type(module).__name__]
+        more = {"LSTM": ["proj_size"], "GRU": [], "RNN": ["nonlinearity"]}[type(module).__name__]
+        arguments = {key: getattr(module, key) for key in recurrent + more}
     else:
-        keys = [k for k in inspect.signature(type(module).__init__).parameters if hasattr(module, k)]
-    arguments = {key: getattr(module, key) for key in keys}
-    if "bias" in arguments and not isinstance(module, nn.RNNBase):
-        arguments["bias"] = isinstance(arguments["bias"], Tensor)
+        parameters = inspect.signature(type(module).__init__).parameters
+        arguments = {key: value for key, value in vars(module).items() if key in parameters}
+        if "bias" in parameters:
+            arguments["bias"] = "bias" in dict(module.named_parameters(recurse=False))
     plain = (bool, int, float, str, type(None), tuple, list)
     return {
         "type": f"torch.nn.{type(module).__name__}" if type(module).__module__.startswith("torch.nn.") else "",

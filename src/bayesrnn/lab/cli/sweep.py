@@ -56,22 +56,10 @@ def command(
         console.file.flush()
 
     record = sweep(
-        recipe,
-        out=where,
-        say=say,
-        grid=grid,
-        search=search,
-        trials=trials,
-        data=data,
-        overrides=[*(overrides or []), *(settings or [])],
-        seed=seed,
-        device=device,
-        storage=storage,
-        study=study,
-        prune=prune,
-        graph=graph,
+        recipe, out=where, say=say, grid=grid, search=search, trials=trials, data=data, seed=seed, device=device,
+        overrides=[*(overrides or []), *(settings or [])], storage=storage, study=study, prune=prune, graph=graph,
         command=_without_password(sys.argv[1:]),
-    )
+    )  # fmt: skip
     rows = [{**row, **{key: _short(value) for key, value in row["settings"].items()}} for row in record["trials"]]
     columns = (
         Column("trial", "trial"),

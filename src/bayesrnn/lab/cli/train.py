@@ -59,19 +59,10 @@ def command(
     with reporter(console) if ranks.first else nullcontext(Lines(console)) as told:
         try:
             record = launch(
-                name,
-                out=where,
-                reporter=told,
-                data=data,
-                overrides=[*(overrides or []), *(settings or [])],
-                seed=seed,
-                device=device,
-                resume=resume,
-                force=force,
-                graph=graph,
+                name, out=where, reporter=told, data=data, overrides=[*(overrides or []), *(settings or [])], seed=seed,
+                device=device, resume=resume, force=force, graph=graph, ranks=ranks,
                 command=shlex.join(["bayesrnn", *sys.argv[1:]]),
-                ranks=ranks,
-            )
+            )  # fmt: skip
         except KeyboardInterrupt:
             if ranks.first and (where / MARKER).exists():
                 told.say(f"Stopped. Continue with: bayesrnn train {shlex.quote(str(where))} --resume")

@@ -48,16 +48,9 @@ class Run:
     """
 
     def __init__(
-        self,
-        task: "Task",
-        *,
-        seed: int,
-        folder: RunFolder | None,
-        reporter: Reporter,
-        graph: bool = True,
-        ranks: Ranks | None = None,
-        held: Mapping[str, Tensor] | None = None,
-    ) -> None:
+        self, task: "Task", *, seed: int, folder: RunFolder | None, reporter: Reporter, graph: bool = True,
+        ranks: Ranks | None = None, held: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self.task, self.recipe, self.seed, self.reporter = task, task.recipe, seed, reporter
         self._folder, self.ranks = folder, ranks or Ranks()
         set_precision(self.recipe.train.precision, task.device)
@@ -264,16 +257,10 @@ class Run:
         left = self._steps_left() / speed + (epochs - self.epoch + 1) * self.pace.validation
         self.reporter.step(
             Progress(
-                epoch=self.epoch,
-                epochs=epochs,
-                step=self.done,
-                steps=self.task.steps,
-                unit=self.task.unit,
-                per_second=speed * self.task.examples_per_step,
-                seconds_left=left,
-                figures=figures,
+                epoch=self.epoch, epochs=epochs, step=self.done, steps=self.task.steps, unit=self.task.unit,
+                per_second=speed * self.task.examples_per_step, seconds_left=left, figures=figures,
             )
-        )
+        )  # fmt: skip
 
     def _checked_totals(self) -> dict[str, float]:
         totals = self.step.read_totals()

@@ -63,17 +63,17 @@ def record_of(
 
 
 def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
-    """The task's figures with the best epoch's weights: those of the tables. ``measure=False``: that of the epochs."""
+    """The task's final metrics with the best epoch's weights; with ``measure=False`` only those of the epochs."""
     best = run.load_best()
     speed = f"{run.task.unit}_per_second"
     speeds = sorted(line[speed] for line in run.history)
-    figures = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
+    values = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
     if measure:
         with evaluating(run.model):
-            figures = run.task.final()
+            values = run.task.final()
     return {
         "best_epoch": best["epoch"],
-        **figures,
+        **values,
         "parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         speed: speeds[len(speeds) // 2],
         "train_seconds": sum(line["seconds"] for line in run.history),
@@ -81,7 +81,7 @@ def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
 
 
 def curves(run: Run) -> dict[str, list[float]]:
-    """Every figure of the epochs that is a number with a fraction, the times aside."""
+    """The metrics of the epochs that are floats, without times."""
     first = run.history[0]
     times = ("seconds", f"{run.task.unit}_per_second")
     keys = [key for key, value in first.items() if isinstance(value, float) and key not in times]

@@ -45,15 +45,9 @@ class Step:
     """
 
     def __init__(
-        self,
-        task: Task,
-        settings: Train,
-        *,
-        eta_clip: float = 0.1,
-        graph: bool = True,
-        ranks: Ranks | None = None,
+        self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True, ranks: Ranks | None = None,
         held: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.task, self.model, self.settings, self.eta_clip = task, task.model, settings, eta_clip
         self.ranks = ranks or Ranks()
         device = task.device

@@ -283,20 +283,13 @@ class _Work:
                 for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
                     told.report(json.loads(line))
         try:
+            own = {key: self.options[key] for key in ("data", "device", "graph", "command")}
+            overrides = [*self.options["overrides"], *changes]
+            force = folder.exists() and not resume
             return launch(
-                self.options["name"],
-                out=folder,
-                reporter=told,
-                data=self.options["data"],
-                overrides=[*self.options["overrides"], *changes],
-                seed=self.seed,
-                device=self.options["device"],
-                resume=resume,
-                force=folder.exists() and not resume,
-                graph=self.options["graph"],
-                measure=False,
-                command=self.options["command"],
-            )
+                self.options["name"], out=folder, reporter=told, overrides=overrides, seed=self.seed, resume=resume,
+                force=force, measure=False, **own,
+            )  # fmt: skip
         except UserError as error:
             if "--force" not in str(error):
                 raise

@@ -42,6 +42,9 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _READ]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _READ]
 Share = Annotated[float, Field(gt=0, lt=1), _READ]
 Rate = Annotated[float, Field(ge=0, lt=1), _READ]
+KLWeight = Annotated[
+    float, Field(gt=0, le=1, description="factor of the KL: 1 is the ELBO, less a cold posterior"), _READ
+]
 Whole = Annotated[int, Field(ge=0, le=_LARGEST)]
 Count = Annotated[int, Field(gt=0, le=_LARGEST)]
 Layers = Annotated[int, Field(gt=0, le=1000)]
@@ -62,6 +65,16 @@ class Paper(Section):
 
     source: str = Field("", description="the paper and its table")
     row: str = Field("", description="the row's name in that table")
+
+
+class WordLayers(Section):
+    """The dropout rates of an embedding and recurrent layers."""
+
+    word_dropout: Rate = Field(0.0, description="rate at which word types are dropped per sequence (p_E)")
+    input_dropout: Rate = Field(0.0, description="dropout rate of each layer's input, one mask per sequence (p_W)")
+    recurrent_dropout: Rate = Field(0.0, description="dropout rate of h in the recurrent product (p_U)")
+    output_dropout: Rate = Field(0.0, description="dropout rate before the output layer, one mask per sequence")
+    step_dropout: Rate = Field(0.0, description="ordinary dropout of layers' inputs and outputs, new at each step")
 
 
 class Nothing(Section):

@@ -48,11 +48,6 @@ def _blocks() -> Any:
     return _environment().get_template("blocks.html").module
 
 
-def page(title: str, sections: Sequence[str], *, footer: str = "") -> str:
-    """A whole page. ``sections`` are HTML from the functions below."""
-    return render("page.html", title=title, sections=sections, footer=footer, generator="")
-
-
 def paragraphs(*texts: str) -> "Markup":
     return _block("paragraphs", texts)
 
@@ -92,10 +87,6 @@ def image(data: bytes, *, alt: str, caption: str = "", kind: str = "png") -> "Ma
 
 def definitions(items: Iterable[tuple[str, str]], *, code: bool = False) -> "Markup":
     return _block("definitions", list(items), code)
-
-
-def preformatted(text: str) -> "Markup":
-    return _block("preformatted", text)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> "Markup":

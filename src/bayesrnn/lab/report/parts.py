@@ -40,6 +40,11 @@ class Page:
         self.pictures[f"{self._named(name)}.png"] = png
         return html.image(png, alt=alt, caption=caption)
 
+    def add_figure(self, key: str, title: str, png: bytes, *, alt: str, caption: str, text: str = "") -> None:
+        """Add a section with one picture, below a text."""
+        above = [html.paragraphs(text)] if text else []
+        self.add(key, title, *above, self.figure(key, png, alt=alt, caption=caption))
+
     def heading(self, text: str) -> "Markup":
         """A heading within a section."""
         return html.heading(text, self.level + 1)

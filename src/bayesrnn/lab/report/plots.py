@@ -108,6 +108,14 @@ def png(made: "Figure") -> bytes:
     return out.getvalue()
 
 
+def _labelled(made: "Figure", axes: "Axes", across: str, up: str) -> bytes:
+    """The picture with names of its axes and a legend."""
+    axes.set_xlabel(short(across, 60), fontsize=9)
+    axes.set_ylabel(short(up, 60), fontsize=9)
+    _legend(made, axes)
+    return png(made)
+
+
 def _legend(made: "Figure", axes: "Axes") -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
@@ -166,10 +174,7 @@ def curves(
         _log_ticks(axes, min(finite), max(finite))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(1 - 0.04 * longest - 0.1, longest + 0.04 * longest + 0.1)
-    axes.set_xlabel("epoch" + (f"; a ring: {best}" if best else ""), fontsize=9)
-    axes.set_ylabel(short(label, 60), fontsize=9)
-    _legend(made, axes)
-    return png(made)
+    return _labelled(made, axes, f"epoch; a ring: {best}" if best else "epoch", label)
 
 
 def against_diagonal(
@@ -197,10 +202,7 @@ def against_diagonal(
         )  # fmt: skip
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel(short(across, 60), fontsize=9)
-    axes.set_ylabel(short(up, 60), fontsize=9)
-    _legend(made, axes)
-    return png(made)
+    return _labelled(made, axes, across, up)
 
 
 def lines(
@@ -239,10 +241,7 @@ def lines(
         _log_ticks(axes, min(ys), max(ys))
     if ticks is not None:
         axes.set_xticks(_known(ticks), [f"{t:g}" for t in _known(ticks)])
-    axes.set_xlabel(short(across, 60), fontsize=9)
-    axes.set_ylabel(short(up, 60), fontsize=9)
-    _legend(made, axes)
-    return png(made)
+    return _labelled(made, axes, across, up)
 
 
 def histogram(
@@ -264,12 +263,9 @@ def histogram(
             linewidth=1.8,
             label=name,
         )
-    axes.set_xlabel(short(across, 60), fontsize=9)
-    axes.set_ylabel(short(up, 60), fontsize=9)
     highest = max(_known(share for _, shares in named.values() for share in shares), default=0.0)
     axes.set_ylim(0, 1.05 * highest if highest > 0 else 1)
-    _legend(made, axes)
-    return png(made)
+    return _labelled(made, axes, across, up)
 
 
 def patterns(kept: Mapping[str, Any], gates: Mapping[str, Sequence[str]]) -> bytes:

@@ -79,7 +79,7 @@ def curves(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analy
             )
         )
     if shown:
-        page.add("curves", "Learning curves", html.pictures(shown), *_left_out(len(keys) - _CURVES))
+        page.add("curves", "Learning curves", html.pictures(shown), _left_out(len(keys) - _CURVES))
 
 
 def measures(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -154,21 +154,15 @@ def _table(
             for index, (group, paper) in enumerate(zip(groups, papers, strict=True))
         ]
         rows.append([names[key].label if key in names else label(key), *cells])
-    return html.wide(html.table(["metric", *_names(groups)], rows)) + _joined(_left_out(len(keys) - _ROWS))
+    return html.wide(html.table(["metric", *_names(groups)], rows)) + _left_out(len(keys) - _ROWS)
 
 
 def _names(groups: Sequence[SeedGroup]) -> list["Markup"]:
     return [html.breakable(group.label) for group in groups]
 
 
-def _left_out(count: int) -> list["Markup"]:
-    return [html.paragraphs(f"{count:,} more are left out; the record has them.")] if count > 0 else []
-
-
-def _joined(parts: Sequence["Markup"]) -> "Markup":
-    from markupsafe import Markup
-
-    return Markup("").join(parts)
+def _left_out(count: int) -> "Markup":
+    return html.paragraphs(*[f"{count:,} more are left out; the record has them."] * (count > 0))
 
 
 def configuration(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -194,7 +188,7 @@ def _settings_table(groups: Sequence[SeedGroup], settings: Sequence[dict[str, An
         [html.breakable(key), *(html.breakable(_setting(one.get(key))) for one in settings)] for key in keys[:_ROWS]
     ]
     table = html.wide(html.table(["setting", *_names(groups)], rows, text=True))
-    return table + _joined(_left_out(len(keys) - _ROWS))
+    return table + _left_out(len(keys) - _ROWS)
 
 
 def _setting(value: Any) -> str:

@@ -1,11 +1,10 @@
-"""Tables: described once, shown in the terminal, as HTML or as Markdown."""
+"""Tables: described once, shown in the terminal or as Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from rich.table import Table
 
 Row = Mapping[str, Any]
@@ -35,14 +34,6 @@ def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | N
     for row in rows:
         table.add_row(*(column.text(row) for column in columns))
     return table
-
-
-def html_table(rows: Sequence[Row], columns: Sequence[Column]) -> "Markup":
-    """For a page."""
-    from bayesrnn.lab.report import html
-
-    cells = [[column.text(row) for column in columns] for row in rows]
-    return html.table([column.heading for column in columns], cells)
 
 
 def markdown_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayesrnn.lab.report import html, plots
+from bayesrnn.lab.report import plots
 from bayesrnn.lab.report.analysis import Analysis
 from bayesrnn.lab.report.labels import label, number, part
 from bayesrnn.lab.report.parts import Page
@@ -47,20 +47,12 @@ def reliability(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, 
     named = {name: [(p["confidence"], p["accuracy"]) for p in each] for name, each in found.items()}
     sizes = {name: [_count(p) for p in each] for name, each in found.items()}
     errors = "; ".join(f"{name}: {_gap(named[name], sizes[name]):.1%}" for name in named)
-    png = plots.against_diagonal(
-        named,
-        order=[g.label for g in groups],
-        across="confidence: the model's probability",
-        up="share that was right",
-        sizes=sizes,
-    )
+    order, across = [g.label for g in groups], "confidence: the model's probability"
+    png = plots.against_diagonal(named, order=order, across=across, up="share that was right", sizes=sizes)
     text = f"Mean distance from the diagonal (expected calibration error): {errors}."
-    page.add(
-        "reliability",
-        "Reliability",
-        html.paragraphs("Of predictions made with 80% confidence, 80% should be right. Points below are too sure."),
-        page.figure("reliability", png, alt=f"Share of right predictions against confidence. {text}", caption=text),
-    )
+    about = "Of predictions made with 80% confidence, 80% should be right. Points below are too sure."
+    alt = f"Share of right predictions against confidence. {text}"
+    page.add_figure("reliability", "Reliability", png, alt=alt, caption=text, text=about)
 
 
 def _gap(named: Points, sizes: Sequence[float]) -> float:
@@ -86,11 +78,8 @@ def coverage(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
     png = plots.against_diagonal(
         named, order=[g.label for g in groups], across="level of the interval", up="share inside", sizes={}
     )
-    page.add(
-        "coverage",
-        "Coverage of intervals",
-        page.figure("coverage", png, alt=f"Share of targets inside intervals. {said}.", caption=f"{said}."),
-    )
+    alt = f"Share of targets inside intervals. {said}."
+    page.add_figure("coverage", "Coverage of intervals", png, alt=alt, caption=f"{said}.")
 
 
 def selective(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -116,4 +105,4 @@ def answers(page: Page, groups: Sequence[SeedGroup], named: Mapping[str, Points]
         named, order=[g.label for g in groups], across="share answered, surest first", up=f"{up} of those"
     )
     alt = f"{up} against the share that is answered. {said}."
-    page.add("selective", "Answering only where sure", page.figure("selective", png, alt=alt, caption=f"{said}."))
+    page.add_figure("selective", "Answering only where sure", png, alt=alt, caption=f"{said}.")

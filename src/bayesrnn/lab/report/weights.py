@@ -26,12 +26,8 @@ def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[s
         named, order=[g.label for g in groups], across="log10 of |mean| / sigma", up="share of weights per bin"
     )
     text = f"Signal-to-noise of the weights. {'; '.join(said)}."
-    page.add(
-        "signal-to-noise",
-        "Signal-to-noise",
-        html.paragraphs("A weight far below 1 (0 on this scale) is mostly noise, and can be removed."),
-        page.figure("signal-to-noise", png, alt=f"Histogram. {text}", caption=text),
-    )
+    about = "A weight far below 1 (0 on this scale) is mostly noise, and can be removed."
+    page.add_figure("signal-to-noise", "Signal-to-noise", png, alt=f"Histogram. {text}", caption=text, text=about)
 
 
 def _log_histogram(one: Analysis) -> tuple[list[float], list[float], float]:
@@ -61,24 +57,11 @@ def pruning(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Anal
         rises.append(f"{group.label}: {free:.0%} of the weights can go for a rise of at most 1%")
     if not named:
         return
-    png = plots.lines(
-        named,
-        order=[g.label for g in groups],
-        across="share of weights removed, lowest |mean| / sigma first",
-        up=label(up, groups[0].first.task),
-        log_y=True,
-    )
+    up = label(up, groups[0].first.task)
+    across = "share of weights removed, lowest |mean| / sigma first"
+    png = plots.lines(named, order=[g.label for g in groups], across=across, up=up, log_y=True)
     text = "; ".join(rises) + "."
-    page.add(
-        "pruning",
-        "Pruning",
-        page.figure(
-            "pruning",
-            png,
-            alt=f"{label(up, groups[0].first.task)} against the share of weights removed. {text}",
-            caption=text,
-        ),
-    )
+    page.add_figure("pruning", "Pruning", png, alt=f"{up} against the share of weights removed. {text}", caption=text)
 
 
 def patterns(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:

@@ -15,7 +15,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import first_line, parse_json
 from bayesrnn.lab.runs import sizes
 from bayesrnn.lab.runs.files import write_file
-from bayesrnn.lab.runs.folder import RunFolder
+from bayesrnn.lab.runs.folder import CONFIG, RunFolder, identity
 
 NEXT, LAST, PREVIOUS = "next.safetensors", "last.safetensors", "previous.safetensors"
 BEST, BEST_COPY = "best.safetensors", "best-copy.safetensors"
@@ -178,6 +178,17 @@ def load_own(path: Path, run: str) -> Checkpoint:
     if about.get("run", run) != run:
         raise Foreign(f"{path} was written by a run with another config.json.")
     return tensors, about
+
+
+def load_of(folder: Path, name: str, remedy: str) -> Checkpoint:
+    """A checkpoint of the run in a folder; ``remedy`` is the advice where it belongs to another run."""
+    try:
+        return load_own(folder / name, identity(folder))
+    except Foreign:
+        raise UserError(
+            f"{folder / name} does not belong to {folder / CONFIG}: it is another run's, or config.json was changed "
+            f"afterwards; {remedy}."
+        ) from None
 
 
 def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:

@@ -157,7 +157,7 @@ def groups(runs: Iterable[Record]) -> list[SeedGroup]:
 
 @dataclass(frozen=True)
 class _Member:
-    """A run to be runs from others, with its settings under dotted keys."""
+    """A run to be told apart from others, with its settings under dotted keys."""
 
     run: Record
     settings: dict[str, Any]

@@ -168,12 +168,12 @@ class RunFolder:
     def _check_unfinished(self) -> None:
         if (self.path / MARKER).exists():
             return
-        if self._has_record():
+        if is_own(self.path / RECORD):
             raise UserError(f"{self.path} holds a finished run; there is nothing to resume.")
         raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
 
     def _check(self, present: set[str], own: list[str], force: bool) -> None:
-        unfinished, finished = MARKER in present, self._has_record()
+        unfinished, finished = MARKER in present, is_own(self.path / RECORD)
         if not force:
             if unfinished:
                 saved = {"next.safetensors", "last.safetensors", "previous.safetensors"} & present
@@ -196,9 +196,6 @@ class RunFolder:
                 f"{self.path} has a {foreign[0]} that no run of bayesrnn wrote, and it will not be replaced; "
                 f"{self._elsewhere}."
             )
-
-    def _has_record(self) -> bool:
-        return is_own(self.path / RECORD)
 
     def write(self, name: str, content: Content) -> Path:
         """Write one file, whole or not at all; refused if another process has taken the folder."""

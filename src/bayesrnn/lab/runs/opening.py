@@ -170,13 +170,7 @@ def open_run(path: str | Path, device: torch.device) -> OpenedRun:
     weights = folder / checkpoint.BEST
     if not weights.is_file():
         raise UserError(f"There is no checkpoint {weights}; {_why_missing(folder, config)}")
-    try:
-        tensors, _ = checkpoint.load_own(weights, identity(folder))
-    except checkpoint.Foreign:
-        raise UserError(
-            f"{weights} does not belong to {folder / CONFIG}: it is another run's, or config.json was changed "
-            "afterwards; put the run's own file back."
-        ) from None
+    tensors, _ = checkpoint.load_of(folder, checkpoint.BEST, "put the run's own file back")
     outlined = sizes.outline(cls, recipe, files, where=str(folder))
     if outlined is not None:
         sizes.check_fits(sizes.shapes(outlined), tensors, str(weights))

@@ -150,10 +150,13 @@ class Task:
         this part; if rows have different numbers of targets, see :meth:`Minibatches.whole`. A task whose batches are
         its ``minibatches`` need not override this.
         """
-        minibatches: Minibatches | None = getattr(self, "minibatches", None)
-        if minibatches is None:
+        if (minibatches := self._minibatches()) is None:
             raise UserError(f"A {self.recipe.task} run cannot be shared by several processes.")
         minibatches.rows = rows
+
+    def _minibatches(self) -> Minibatches | None:
+        found = vars(self).get("minibatches")
+        return found if isinstance(found, Minibatches) else None
 
     def attach(self, model: nn.Module) -> None:
         """Take the model, which is on the device. Override, and call this, to make the objective."""
@@ -174,10 +177,10 @@ class Task:
         last bits may be another machine's.
         """
         yield from self.files().values()
-        minibatches: Minibatches | None = getattr(self, "minibatches", None)
+        minibatches = self._minibatches()
         yield from minibatches.data if minibatches is not None else ()
         for name in ("valid", "test"):
-            found = getattr(self, name, ())
+            found = vars(self).get(name, ())
             yield from (t for t in (found if isinstance(found, tuple | list) else (found,)) if isinstance(t, Tensor))
 
     def digest(self) -> str:
@@ -193,15 +196,21 @@ class Task:
         return found.hexdigest()[:32]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint must hold besides model, optimiser and state, by name; loading copies into them."""
-        return {}
+        """Tensors that a checkpoint must hold besides model, optimiser and state, by name; loading copies into them.
+
+        By default the order of ``minibatches``, where the task has them.
+        """
+        minibatches = self._minibatches()
+        return {} if minibatches is None else minibatches.tensors()
 
     def state(self) -> State:
         """What one step hands to the next, at the start of an epoch: zeros. The engine carries it."""
         return ()
 
     def start_epoch(self, epoch: int) -> None:
-        """Called before the first step of each epoch (from 1); a resumed epoch is not started again."""
+        """Called before the first step of each epoch (from 1), not when one is resumed; shuffles ``minibatches``."""
+        if (minibatches := self._minibatches()) is not None:
+            minibatches.shuffle()
 
     def fetch(self, step: int) -> None:
         """Called before each step with its number, ``position`` as an int: for data that does not lie on the device.

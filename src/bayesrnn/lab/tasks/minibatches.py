@@ -21,7 +21,6 @@ class Minibatches:
 
         self.minibatches = Minibatches(images, labels, batch_size=64)
         self.steps = self.minibatches.steps
-        start_epoch: self.minibatches.shuffle()        tensors: return self.minibatches.tensors()
         batch: return self.minibatches(position)       -> (images (64, …), labels (64,))
     """
 

@@ -11,6 +11,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.model import Captioner
+from bayesrnn.lab.tasks.captioning.settings import Model
 from bayesrnn.lab.tasks.captioning.task import PADDING, Captioning, captioner_of, split_of
 from bayesrnn.lab.tasks.language.text import EOS, Vocabulary
 from bayesrnn.lab.text import word_dropout
@@ -28,7 +29,7 @@ VARIATIONAL = {
 
 def captioner(**rates):
     torch.manual_seed(1)
-    model = Captioner(F, V, H, init=0.5, **rates)
+    model = Captioner(F, V, Model(hidden=H, init=0.5, **{"image_scale": 1.0, **rates}))
     model.set_scale(torch.randn(50, F) * 3 + 1)
     return model
 

@@ -55,9 +55,14 @@ def test_weight_draws_are_the_same_in_every_batch():
     assert_close(whole.probabilities, parts.probabilities)
 
 
+def believed(p, expected_entropy):
+    entropy = torch.special.entr(p).sum(-1)
+    return measures.Beliefs(p, entropy, (entropy - expected_entropy).clamp_min(0))
+
+
 def test_figures_by_hand():
     p = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.0, 0.0, 1.0]])
-    found = measures.figures(measures.Beliefs(p, torch.zeros(4)), torch.tensor([0, 1, 1, 2]))
+    found = measures.figures(believed(p, torch.zeros(4)), torch.tensor([0, 1, 1, 2]))
     assert found["error"] == 25.0
     assert math.isclose(found["nll"], -(math.log(0.7) + math.log(0.8) + math.log(0.3)) / 4, rel_tol=1e-6)
     # confidences .7, .8, .6, 1 in four bins, right but for the third
@@ -65,7 +70,7 @@ def test_figures_by_hand():
 
 
 def test_a_certain_mistake_has_a_finite_price():
-    found = measures.figures(measures.Beliefs(torch.tensor([[1.0, 0.0]]), torch.zeros(1)), torch.tensor([1]))
+    found = measures.figures(believed(torch.tensor([[1.0, 0.0]]), torch.zeros(1)), torch.tensor([1]))
     assert found["error"] == 100
     assert math.isfinite(found["nll"])
     assert found["nll"] > 80
@@ -75,16 +80,16 @@ def test_detection():
     sure, unsure = torch.eye(10), torch.full((10, 10), 0.1)
     drawn = torch.zeros(10)
     drawn[0] = -1e-3  # one digit that draws disagree on a little
-    familiar = measures.Beliefs(sure, drawn)
-    draws_disagree = measures.Beliefs(unsure, torch.zeros(10))
-    draws_agree = measures.Beliefs(unsure, torch.full((10,), math.log(10)))
+    familiar = believed(sure, drawn)
+    draws_disagree = believed(unsure, torch.zeros(10))
+    draws_agree = believed(unsure, torch.full((10,), math.log(10)))
     a, b, c = measures.detection(familiar, {"a": draws_disagree, "b": draws_agree, "c": familiar})
     assert (a["kind"], a["entropy_auroc"], a["mutual_information_auroc"]) == ("a", 1.0, 1.0)
     assert b["entropy_auroc"] == 1.0
     assert math.isclose(b["mutual_information_auroc"], 0.45, rel_tol=1e-6)  # ties, but for the one digit
     assert c["entropy_auroc"] == c["mutual_information_auroc"] == 0.5
     assert math.isclose(a["mean_entropy"], math.log(10), rel_tol=1e-6)
-    (without,) = measures.detection(measures.Beliefs(sure, torch.zeros(10)), {"a": draws_agree})
+    (without,) = measures.detection(believed(sure, torch.zeros(10)), {"a": draws_agree})
     assert without["mutual_information_auroc"] is None
 
 

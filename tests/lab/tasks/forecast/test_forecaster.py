@@ -20,7 +20,8 @@ from bayesrnn.lab.tasks.forecast.forecaster import (
 )
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame
 from bayesrnn.lab.tasks.forecast.mixture import Mixture
-from bayesrnn.lab.tasks.forecast.task import Components, ForecastModel, GaussianHeads, Model
+from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads
+from bayesrnn.lab.tasks.forecast.settings import Model
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesrnn.lab.tasks.forecast.mixture import Mixture, crps_of_samples, histogram, running_scale, together
+from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale, together
 
 
 def mixture(log=False, draws=5, shape=(4, 3), seed=0):
@@ -129,6 +129,15 @@ def test_blocks_change_nothing(monkeypatch):
     monkeypatch.setattr("bayesrnn.likelihoods.quantiles._BLOCK", 1)
     torch.testing.assert_close(many.crps(y), whole)
     torch.testing.assert_close(many.quantile(0.5), middle)
+
+
+def crps_of_samples(samples, y):
+    """The score of an empirical distribution: E|X - y| - E|X - X'| / 2 over all pairs of samples (S, ...)."""
+    count = len(samples)
+    ranks = torch.arange(1, count + 1, dtype=samples.dtype, device=samples.device)
+    weights = (2 * ranks - count - 1).reshape(-1, *[1] * (samples.dim() - 1))
+    spread = (weights * samples.sort(0).values).sum(0) * (2 / count**2)
+    return (samples - y).abs().mean(0) - 0.5 * spread
 
 
 def test_crps_of_samples_is_the_integral_and_the_pairs():

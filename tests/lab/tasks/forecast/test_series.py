@@ -88,7 +88,7 @@ def test_the_day_or_the_month_first(tmp_path):
 def test_weekdays_have_no_weekends(tmp_path):
     labels = [d for d in days(30, "2024-01-01") if datetime.fromisoformat(d).weekday() < 5]
     one = read_csv(write(tmp_path, "date,price\n" + rows(labels)))
-    assert (one.grid.unit, len(one), one.grid.season, one.notes) == ("weekday", len(labels), 5, [])
+    assert (one.grid.unit, len(one), one.grid.seasons[0], one.notes) == ("weekday", len(labels), 5, [])
     assert one.label(4) == "2024-01-05"  # a Friday
     assert one.label(5) == "2024-01-08"
 
@@ -110,7 +110,7 @@ def test_labels_and_seasons_of_grids():
     }
     for (unit, every), (name, season, label) in expected.items():
         grid = dates.Grid(unit, every, start)
-        assert (grid.name, grid.season, grid.label(1)) == (name, season, label)
+        assert (grid.name, grid.seasons[0], grid.label(1)) == (name, season, label)
         if unit != "row":
             assert [grid.step(grid.date(step)) for step in (-3, 0, 7)] == [-3, 0, 7]
     assert [dates.Grid("month", every, start).size for every in (1, 2)] == ["one month", "2 months"]

@@ -19,8 +19,9 @@ from bayesrnn.lab.engine.sweep import sweep
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.forecast import task as task_file
 from bayesrnn.lab.tasks.forecast.mixture import Mixture
-from bayesrnn.lab.tasks.forecast.plan import kept_series
-from bayesrnn.lab.tasks.forecast.task import Forecast, GaussianHeads, Plan, prior_cost
+from bayesrnn.lab.tasks.forecast.model import GaussianHeads, prior_cost
+from bayesrnn.lab.tasks.forecast.plan import Plan, kept_series
+from bayesrnn.lab.tasks.forecast.task import Forecast
 
 CPU = torch.device("cpu")
 RECIPES = [name for name in recipes.names() if recipes.load(name).task == "forecast"]

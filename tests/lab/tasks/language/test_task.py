@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bayesrnn.lab.recipes import load, override
+from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.lab.tasks.language.task import LanguageModel, build, perplexity
 from bayesrnn.lab.tasks.language.text import batchify
 
@@ -12,7 +13,7 @@ from bayesrnn.lab.tasks.language.text import batchify
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return LanguageModel(11, 8, 2)
+    return LanguageModel(11, Model(hidden=8, layers=2))
 
 
 def test_shapes_and_plain_layers(model):
@@ -46,7 +47,7 @@ def test_perplexity_restores_the_mode(model):
 
 
 def test_tied_weights_are_one_parameter():
-    model = LanguageModel(11, 8, tied=True)
+    model = LanguageModel(11, Model(hidden=8, layers=1, tied=True))
     assert model.decoder.weight is model.embed.weight
     assert "decoder.weight" not in dict(model.named_parameters())
 
@@ -55,10 +56,10 @@ class TestVariational:
     @pytest.fixture
     def noisy(self):
         torch.manual_seed(0)
-        return LanguageModel(11, 8, word_dropout=0.2, input_dropout=0.3, recurrent_dropout=0.2)
+        return LanguageModel(11, Model(hidden=8, layers=1, word_dropout=0.2, input_dropout=0.3, recurrent_dropout=0.2))
 
     def test_same_parameters_as_the_plain_model(self, noisy):
-        plain = LanguageModel(11, 8)
+        plain = LanguageModel(11, Model(hidden=8, layers=1))
         plain.load_state_dict(noisy.state_dict())
         tokens = torch.randint(11, (6, 2))
         noisy.eval()
@@ -75,7 +76,7 @@ class TestVariational:
 @pytest.mark.parametrize("rates", [{}, {"recurrent_dropout": 0.2}])
 @pytest.mark.parametrize("forget", [0.0, 1.5])
 def test_one_bias_per_gate(rates, forget):
-    model = LanguageModel(7, 4, 2, init=0.05, forget_bias=forget, one_bias=True, **rates)
+    model = LanguageModel(7, Model(hidden=4, layers=2, init=0.05, forget_bias=forget, one_bias=True, **rates))
     tokens = torch.randint(7, (6, 2))
     torch.nn.functional.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
     for name, parameter in model.named_parameters():
@@ -100,7 +101,7 @@ def test_a_forget_bias_moves_the_forget_gates_alone(rates):
     models = []
     for bias in (0.0, 1.5):
         torch.manual_seed(0)
-        models.append(LanguageModel(7, 4, 2, init=0.05, forget_bias=bias, **rates))
+        models.append(LanguageModel(7, Model(hidden=4, layers=2, init=0.05, forget_bias=bias, **rates)))
     plain, moved = (dict(model.named_parameters()) for model in models)
     for name, value in moved.items():
         step = torch.zeros_like(value)

@@ -13,6 +13,7 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment import task as sentiment
+from bayesrnn.lab.tasks.sentiment.settings import Model
 from bayesrnn.lab.tasks.sentiment.task import RatingModel, Sentiment, by_review, is_random
 
 VARIANTS = ("plain", "naive", "variational", "bbb")
@@ -81,8 +82,8 @@ class TestModel:
     def test_without_noise_it_is_torch(self, cell):
         tokens = torch.randint(50, (9, 4))
         torch.manual_seed(1)
-        plain = RatingModel(50, cell=cell, embedding=6, hidden=5)
-        noisy = RatingModel(50, cell=cell, embedding=6, hidden=5, word_dropout=0.5, recurrent_dropout=0.5)
+        plain = RatingModel(50, Model(cell=cell, embedding=6, hidden=5))
+        noisy = RatingModel(50, Model(cell=cell, embedding=6, hidden=5, word_dropout=0.5, recurrent_dropout=0.5))
         noisy.load_state_dict(plain.state_dict())
         embedded = nn.functional.embedding(tokens, plain.embed.weight)
         expected = plain.head(plain.rnn(embedded)[0][-1])
@@ -92,7 +93,7 @@ class TestModel:
 
     def test_initial_weights(self):
         torch.manual_seed(0)
-        model = RatingModel(2000, cell="lstm", embedding=30, hidden=40, length=100).requires_grad_(False)
+        model = RatingModel(2000, Model(cell="lstm", embedding=30, hidden=40), 100).requires_grad_(False)
         assert model.embed.weight.abs().max() <= 0.05
         assert model.embed.weight[reviews.PAD].abs().max() > 0  # the padding's own row
         assert 0.9 * 40**-0.5 < model.rnn.weight_hh_l0.abs().max() <= 40**-0.5
@@ -108,7 +109,7 @@ class TestModel:
     def test_initial_memory_of_the_gru(self):
         """With its update gate at log(n) a GRU keeps 1 - 1/(n + 1) of its state in a step."""
         torch.manual_seed(0)
-        model = RatingModel(9, cell="gru", embedding=3, hidden=4, length=50)
+        model = RatingModel(9, Model(cell="gru", embedding=3, hidden=4), 50)
         reset, update, new = model.rnn.bias_ih_l0.split(4)
         assert torch.cat([reset, new, model.rnn.bias_hh_l0]).abs().max() == 0
         for parameter in (model.rnn.weight_ih_l0, model.rnn.weight_hh_l0):
@@ -120,7 +121,7 @@ class TestModel:
 
     def test_padding_is_a_word_type_of_its_own(self):
         torch.manual_seed(0)
-        model = RatingModel(9, embedding=6, hidden=5)
+        model = RatingModel(9, Model(embedding=6, hidden=5))
         real = torch.tensor([[3, 4], [5, 6]])
         padded = torch.cat([torch.full((4, 2), reviews.PAD), real])
         before = model(padded)
@@ -131,7 +132,7 @@ class TestModel:
         assert model.embed.weight.grad[reviews.PAD].abs().sum() > 0
 
     def test_naive_masks_are_new_at_every_step(self):
-        model = RatingModel(4, embedding=64, hidden=5, step_dropout=0.5).train()
+        model = RatingModel(4, Model(embedding=64, hidden=5, step_dropout=0.5)).train()
         seen = []
         model.rnn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         model(torch.full((6, 2), 3))
@@ -141,7 +142,7 @@ class TestModel:
         assert not hasattr(model.rnn, "rates")  # torch's own layer: no recurrent noise
 
     def test_variational_masks_are_held(self):
-        model = RatingModel(4, embedding=64, hidden=5, word_dropout=0.3, output_dropout=0.5).train()
+        model = RatingModel(4, Model(embedding=64, hidden=5, word_dropout=0.3, output_dropout=0.5)).train()
         seen = []
         model.rnn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         model(torch.full((6, 40), 3))

@@ -48,17 +48,11 @@ def command(
     if gallery is not None:
         request.check_place(gallery)
     trained = open_run(run, where)
+    rows = request.rows(files, names, features, where)
     found = describe(
-        trained,
-        names,
-        request.rows(files, names, features, where),
-        samples=samples,
-        draws=draws,
-        average=average,
-        beam=beam,
-        length_penalty=length_penalty,
+        trained, names, rows, samples=samples, draws=draws, average=average, beam=beam, length_penalty=length_penalty,
         seed=seed,
-    )
+    )  # fmt: skip
     console = plain_console()
     for one in found:
         if as_json:

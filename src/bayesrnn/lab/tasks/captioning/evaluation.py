@@ -4,6 +4,7 @@ The first part needs the model, and is quick on a GPU; the second needs pycocoev
 finds is kept in the run's ``captions.json``, so the two can be on different machines.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ def evaluate(
             "program": "bayesrnn",
             **asked,
             "metrics": _perplexities(task, samples, seed, say),
-            "found": list(_found(task, samples, decode_samples, seed, beams, length_penalties, say)),
+            "found": list(_found(task, asked, say)),
         }
         if file is not None:
             write_file(file, json.dumps(kept) + "\n")
@@ -168,35 +169,26 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
     return found
 
 
-def _found(
-    task: "Captioning",
-    samples: int,
-    decode_samples: int,
-    seed: int,
-    beams: Sequence[int],
-    length_penalties: Sequence[float],
-    say: Say,
-) -> Iterator[dict[str, Any]]:
+def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[dict[str, Any]]:
     """Captions of both splits with every setting; of test images also what the draws say about their words.
 
     Of the posterior mean; of the draws' averaged probabilities; and what each draw says by itself, of which the
     consensus is taken later.
     """
-    drawn = caption_search.seeds(decode_samples, seed)
+    drawn = caption_search.seeds(asked["decode_samples"], asked["seed"])
     ways = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
-    for split in ("valid", "test"):
-        for consensus, held in ways:
-            for beam in beams:
-                for length_penalty in length_penalties:
-                    way = f"{counted(len(held), 'draw') if held else 'no draws'}{', consensus' * consensus}"
-                    say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
-                    about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
-                    if consensus:
-                        captions = _said(task, split, held, beam, length_penalty)
-                    else:
-                        found = _search(task, split, held, beam, length_penalty)
-                        captions = _described(task, split, found, samples, seed)
-                    yield {**about, "length_penalty": length_penalty, "captions": captions}
+    for split, (consensus, held), beam, length_penalty in itertools.product(
+        ("valid", "test"), ways, asked["beams"], asked["length_penalties"]
+    ):
+        way = f"{counted(len(held), 'draw') if held else 'no draws'}{', consensus' * consensus}"
+        say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
+        about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
+        if consensus:
+            captions = _said(task, split, held, beam, length_penalty)
+        else:
+            found = _search(task, split, held, beam, length_penalty)
+            captions = _described(task, split, found, asked["samples"], asked["seed"])
+        yield {**about, "length_penalty": length_penalty, "captions": captions}
 
 
 def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:

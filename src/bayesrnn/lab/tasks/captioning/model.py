@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesrnn.lab.modules import sequence_dropout, word_layers
+from bayesrnn.lab.tasks.captioning.settings import Model
 from bayesrnn.nn.routing import run_linear
 
 LSTMState = tuple[Tensor, Tensor]
@@ -22,17 +24,7 @@ class Captioner(nn.Module):
     Args:
         features: numbers per image, F.
         vocabulary: number of words, V.
-        hidden: units of the embedding and of each LSTM layer, H.
-        layers: LSTM layers, L.
-        image_dropout: one mask per image on its features.
-        word_dropout: whole word types go, per caption.
-        input_dropout: one mask per caption on each layer's input; the image is the first.
-        recurrent_dropout: one mask per caption on each layer's recurrent input (arXiv 1512.05287, Eq. 7).
-        output_dropout: one mask per caption on what the decoder sees.
-        step_dropout: ordinary dropout, new at every step, on each layer's input and before the decoder.
-        init: every parameter starts in U(-init, init).
-        image_scale: length of an image's features.
-        tied: the decoder's weights are the embedding's, counted once.
+        settings: the section ``model`` of a recipe, with H = ``hidden`` and L = ``layers``.
 
     Shape:
         tokens (T, B), with ``features`` (B, F) for the beginning of a caption, or the state (h, c), each (L, B, H),
@@ -42,55 +34,21 @@ class Captioner(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(
-        self,
-        features: int,
-        vocabulary: int,
-        hidden: int,
-        layers: int = 1,
-        *,
-        image_dropout: float = 0.0,
-        word_dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        step_dropout: float = 0.0,
-        init: float = 0.05,
-        image_scale: float = 1.0,
-        tied: bool = False,
-    ) -> None:
+    def __init__(self, features: int, vocabulary: int, settings: Model) -> None:
         super().__init__()
-        import bayesrnn as br
-
-        self.image_scale = image_scale
-
-        self.embed: nn.Embedding
-        self.rnn: nn.Module
-        between = step_dropout if layers > 1 else 0.0
-        if word_dropout or input_dropout or recurrent_dropout:
-            self.embed = br.Embedding(vocabulary, hidden, word_dropout=word_dropout)
-            self.rnn = br.LSTM(
-                hidden,
-                hidden,
-                layers,
-                dropout=between,
-                input_dropout=input_dropout,
-                recurrent_dropout=recurrent_dropout,
-            )
-        else:
-            self.embed = nn.Embedding(vocabulary, hidden)
-            self.rnn = nn.LSTM(hidden, hidden, layers, dropout=between)
-        self.image = nn.Linear(features, hidden)
-        self.image_drop = br.SequenceDropout(image_dropout) if image_dropout else nn.Identity()
-        self.drop = br.SequenceDropout(output_dropout) if output_dropout else nn.Identity()
-        self.step_drop = nn.Dropout(step_dropout)
-        self.decoder = nn.Linear(hidden, vocabulary)
-        if tied:
+        m = settings
+        self.image_scale = m.image_scale
+        self.embed, self.rnn = word_layers(vocabulary, m.hidden, m, layers=m.layers)
+        self.image = nn.Linear(features, m.hidden)
+        self.image_drop, self.drop = sequence_dropout(m.image_dropout), sequence_dropout(m.output_dropout)
+        self.step_drop = nn.Dropout(m.step_dropout)
+        self.decoder = nn.Linear(m.hidden, vocabulary)
+        if m.tied:
             self.decoder.weight = self.embed.weight
         self.register_buffer("shift", torch.zeros(features))
         self.register_buffer("scale", torch.zeros(features))  # zero: not set yet
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -init, init)
+            nn.init.uniform_(parameter, -m.init, m.init)
 
     @torch.no_grad()
     def set_scale(self, features: Tensor) -> None:

@@ -207,10 +207,8 @@ def find_captions(
     end: int,
     vocabulary: int,
     beam: int = 5,
-    max_words: int = 20,
-    length_penalty: float = 0.0,
-    banned: Sequence[int] = (),
     held: Sequence[int] = (),
+    **options: Any,
 ) -> list[Found]:
     """Captions of many images, as many at once as memory allows.
 
@@ -219,39 +217,22 @@ def find_captions(
         end: the end symbol, which also begins a caption.
         vocabulary: number of words, for the size of a chunk.
         held: seeds of the draws to average the probabilities of; none: the posterior mean.
+        options: further ones of :func:`beam_search`.
     """
     chunk = max(1, _NUMBERS // (beam * vocabulary))
     found: list[Found] = []
     for part in features.split(chunk):
         # Made anew per chunk: unit noise is held for its images; weights come out the same.
-        decoder = Decoder(model, _draws(held))
-        found += beam_search(
-            decoder.step(part, beam),
-            None,
-            len(part),
-            start=end,
-            end=end,
-            beam=beam,
-            max_words=max_words,
-            length_penalty=length_penalty,
-            banned=banned,
-            device=features.device,
-        )
+        step = Decoder(model, _draws(held)).step(part, beam)
+        found += beam_search(step, None, len(part), start=end, end=end, beam=beam, device=part.device, **options)
     return found
 
 
 @torch.no_grad()
 def log_likelihood(
-    model: nn.Module,
-    features: Tensor,
-    images: Tensor,
-    tokens: Tensor,
-    targets: Tensor,
-    *,
-    vocabulary: int,
-    samples: int = 0,
-    seed: int = 1,
-) -> float:
+    model: nn.Module, features: Tensor, images: Tensor, tokens: Tensor, targets: Tensor, *, vocabulary: int,
+    samples: int = 0, seed: int = 1,
+) -> float:  # fmt: skip
     """Sum of log p over all targets that count: of the mean, or of the average of the draws' probabilities.
 
     Args:

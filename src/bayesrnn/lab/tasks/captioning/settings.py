@@ -29,7 +29,7 @@ class Paper(schema.Paper):
     cider: Real | None = Field(None, description="CIDEr in percent")
 
 
-class Model(Section):
+class Model(schema.WordLayers):
     """Embedding, LSTM layers and decoder of one width, and their dropout rates."""
 
     hidden: Count = Field(512, description="units of the embedding and of each layer")
@@ -39,12 +39,7 @@ class Model(Section):
     image_scale: Positive = Field(8.0, description="length of an image's features; at 1 an image is as large as a word")
     bayesian_image: bool = Field(True, description="the posterior includes the linear layer of the image")
     image_dropout: Rate = Field(0.0, description="dropout rate of the image's features")
-    word_dropout: Rate = Field(0.0, description="rate at which word types are dropped per sequence (p_E)")
-    input_dropout: Rate = Field(0.0, description="dropout rate of each layer's input, one mask per sequence (p_W)")
-    recurrent_dropout: Rate = Field(0.0, description="dropout rate of h in the recurrent product (p_U)")
-    output_dropout: Rate = Field(0.0, description="dropout rate before the decoder, one mask per sequence")
-    step_dropout: Rate = Field(0.0, description="ordinary dropout of layers' inputs and outputs, new at each step")
-    kl_weight: Real = Field(1.0, gt=0, le=1, description="factor of the KL: 1 is the ELBO, less a cold posterior")
+    kl_weight: schema.KLWeight = 1.0
 
 
 class Data(Section):

@@ -26,7 +26,7 @@ from bayesrnn.lab.tasks.captioning.metrics import CONDITIONS, DETAILS, METRICS
 from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
 from bayesrnn.lab.tasks.captioning.settings import SECTIONS
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import EOS, Vocabulary
+from bayesrnn.lab.text import EOS, Vocabulary, each_split
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -138,21 +138,7 @@ class Captioning(Task):
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
         m = recipe.model
-        plain = Captioner(
-            json.loads(files[_FEATURES])["size"],
-            len(vocabulary_of(files)),
-            m.hidden,
-            m.layers,
-            image_dropout=m.image_dropout,
-            word_dropout=m.word_dropout,
-            input_dropout=m.input_dropout,
-            recurrent_dropout=m.recurrent_dropout,
-            output_dropout=m.output_dropout,
-            step_dropout=m.step_dropout,
-            init=m.init,
-            image_scale=m.image_scale,
-            tied=m.tied,
-        )
+        plain = Captioner(json.loads(files[_FEATURES])["size"], len(vocabulary_of(files)), m)
         exclude = ["decoder.bias"] if m.bayesian_image else ["decoder.bias", "image.*"]
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)
 
@@ -178,12 +164,6 @@ class Captioning(Task):
         for name in SPLITS:
             yield json.dumps(list(self.references.split(name).items())).encode()
             yield self.splits[name].features
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.minibatches.tensors()
-
-    def start_epoch(self, epoch: int) -> None:
-        self.minibatches.shuffle()
 
     def batch(self, position: Tensor) -> tuple[Tensor, ...]:
         images, tokens, targets = self.minibatches(position)
@@ -266,11 +246,10 @@ class Captioning(Task):
         return Signature(model, (images, tokens), ("features", "tokens"), ("logits", "h", "c"), axes)
 
     def describe(self) -> str:
-        unknown = ", ".join(f"{count:,} in {split}" for split, count in self.unknown.items())
         images = ", ".join(f"{len(s.names):,} {name}" for name, s in self.splits.items())
         return (
             f"{images} images; {counted(self.captions, 'caption')} to train on, {self.words_per_caption:.1f} words "
-            f"each with its end; {len(self.vocabulary):,} word types; unknown words: {unknown}. "
+            f"each with its end; {len(self.vocabulary):,} word types; unknown words: {each_split(self.unknown)}. "
             f"{counted(self.steps, 'step')} of {counted(self.batch_size, 'caption')} per epoch on {self.device}."
         )
 

@@ -5,8 +5,7 @@ are divided by before the model sees them as (N, 1, 28, 28).
 """
 
 import copy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,21 +26,12 @@ def pixels(images: Tensor, scale: float) -> Tensor:
     return images.unsqueeze(1).float() / scale
 
 
-@dataclass(frozen=True)
-class Beliefs:
-    """Class probabilities (N, 10), averaged over draws, and the mean entropy of the single draws (N,)."""
+class Beliefs(NamedTuple):
+    """Class probabilities (N, 10), averaged over draws; their entropy, and what draws disagree about, (N,)."""
 
     probabilities: Tensor
-    expected_entropy: Tensor
-
-    @property
-    def entropy(self) -> Tensor:
-        return torch.special.entr(self.probabilities).sum(-1)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """Of prediction and weights; 0 without draws."""
-        return (self.entropy - self.expected_entropy).clamp_min(0)
+    entropy: Tensor
+    mutual_information: Tensor
 
 
 @torch.no_grad()
@@ -55,18 +45,18 @@ def beliefs(
     """
     import bayesrnn as br
 
-    probabilities, entropies = [], []
+    parts = []
     with evaluating(model):
         for part in images.split(batch):
             x = pixels(part, scale)
             if samples:
                 found = br.predict(model, x, samples=samples, seed=seed, keep_samples=False, batch_dim=0)
-                probabilities.append(found.mean)
-                entropies.append(found.aleatoric)
+                parts.append((found.mean, found.entropy, found.mutual_information))
             else:
-                probabilities.append(model(x).softmax(-1))
-                entropies.append(torch.special.entr(probabilities[-1]).sum(-1))
-    return Beliefs(torch.cat(probabilities), torch.cat(entropies))
+                probabilities = model(x).softmax(-1)
+                entropy = torch.special.entr(probabilities).sum(-1)
+                parts.append((probabilities, entropy, torch.zeros_like(entropy)))
+    return Beliefs(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def errors(found: Beliefs, labels: Tensor) -> dict[str, float]:

@@ -26,7 +26,7 @@ class Model(Section):
     conv_dropout: Rate = Field(0.0, description="dropout rate after each convolution of LeNet")
     weight_dropout: Rate = Field(0.0, description="DropConnect rate of all weights but the last layer's")
     noise: Literal["bernoulli", "gaussian"] = Field("bernoulli", description="distribution of the dropout noise")
-    kl_weight: Real = Field(1.0, gt=0, le=1, description="factor of the KL: 1 is the ELBO, less a cold posterior")
+    kl_weight: schema.KLWeight = 1.0
 
 
 class Data(Section):

@@ -107,11 +107,8 @@ def _noise(p: float, kind: str) -> nn.Module:
 class Digits(Task):
     """Classification of digits; the epoch with the lowest validation error is kept."""
 
-    sections = SECTIONS
-    metric = "valid_error"
-    unit = "images"
-    source = "images"
-    metrics, details = METRICS, DETAILS
+    metric, unit, source = "valid_error", "images", "images"
+    sections, metrics, details = SECTIONS, METRICS, DETAILS
     report_sections = (
         "bayesrnn.lab.tasks.digits.sections:unfamiliar",
         "bayesrnn.lab.report.weights:signal_to_noise",
@@ -167,12 +164,6 @@ class Digits(Task):
         super().attach(model)
         targets, weight = self.steps * self.batch_size, self.recipe.model.kl_weight
         self.elbo = recipe_elbo(model, br.Categorical(), self.recipe.posterior, num_data=targets, kl_weight=weight)
-
-    def start_epoch(self, epoch: int) -> None:
-        self.minibatches.shuffle()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.minibatches.tensors()
 
     def batch(self, position: Tensor) -> tuple[Tensor, ...]:
         return (*self.minibatches(position), position)

@@ -18,21 +18,9 @@ _CELL = (
 _MONTHS = r"(?i)\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 # Separators of a date are "-" by then, and single digits have a zero before them.
 _FORMATS = (
-    *("%Y-%m-%d", "%Y-%m", "%d-%m-%Y", "%m-%d-%Y", "%m-%Y", "%b-%d-%Y", "%d-%b-%Y", "%Y-%b-%d", "%b-%Y", "%Y-%b"),
-    *(
-        "%d-%m-%y",
-        "%m-%d-%y",
-        "%y-%m-%d",
-        "%d-%b-%y",
-        "%b-%d-%y",
-        "%b-%y",
-        "%b-%d",
-        "%G-W%V-%u",
-        "%Y%m%d",
-        "%Y%m",
-        "%Y",
-    ),
-)
+    "%Y-%m-%d %Y-%m %d-%m-%Y %m-%d-%Y %m-%Y %b-%d-%Y %d-%b-%Y %Y-%b-%d %b-%Y %Y-%b "
+    "%d-%m-%y %m-%d-%y %y-%m-%d %d-%b-%y %b-%d-%y %b-%y %b-%d %G-W%V-%u %Y%m%d %Y%m %Y"
+).split()
 _NO_YEAR = "%b-%d"
 EPOCH = "seconds since 1970"
 _DAY = 86_400
@@ -105,11 +93,8 @@ def _date_column(table: Table, form: str) -> str:
     if forms[first] and table[first].is_unique and len(table) > 2:
         return first
     digits = {c: table[c].iloc[:LOOK].str.contains(r"\d").mean() > 0.9 and table[c].is_unique for c in table}
-    text = [
-        c
-        for c in table
-        if digits[c] and pd.to_numeric(table[c].str.replace(",", "."), errors="coerce").iloc[:LOOK].isna().mean() > 0.5
-    ]
+    words = {c: pd.to_numeric(table[c].str.replace(",", "."), errors="coerce").iloc[:LOOK].isna() for c in table}
+    text = [c for c in table if digits[c] and words[c].mean() > 0.5]
     for column in [*named, *text][: 1 if len(table.columns) > 1 else 0]:
         raise UserError(
             f"The column {column!r} was taken for the dates, and they are not understood (the first is "
@@ -206,9 +191,8 @@ def parse(
     if "%y" in best or (len(whole) > 1 and best not in ("%Y-%m-%d", "%b-%y")):
         first, last = read[best].min(), read[best].max()
         notes.append(f"The dates of column {column!r} are read as {_shown(best)}: {first:%Y-%m-%d} to {last:%Y-%m-%d}.")
-    return pd.DatetimeIndex(
-        read[best] if parts is None else _local(read[best], parts["zone"], lines, notes)
-    ).tz_localize(None)
+    found = read[best] if parts is None else _local(read[best], parts["zone"], lines, notes)
+    return pd.DatetimeIndex(found).tz_localize(None)
 
 
 def _shown(form: str) -> str:
@@ -220,11 +204,8 @@ def _shown(form: str) -> str:
 
 def _check(days: pd.Series, cells: Sequence[str], lines: Sequence[int], form: str) -> None:
     for i in np.flatnonzero(days.isna())[:1]:
-        found = (
-            f"{cells[i][:60]!r} is no date of the form {_shown(form)}, as the others are,"
-            if cells[i]
-            else "There is no date"
-        )
+        other = f"{cells[i][:60]!r} is no date of the form {_shown(form)}, as the others are,"
+        found = other if cells[i] else "There is no date"
         raise UserError(f"{found} in line {lines[i]}; correct the cell or take the line out.")
     for i in np.flatnonzero((days.dt.year >= 5000) | (days.dt.year < 2))[:1]:
         raise UserError(
@@ -271,8 +252,7 @@ class Grid:
     def date(self, step: int) -> datetime:
         """The date of a step; for months the first day, whatever day the file has."""
         if self.unit == "month":
-            year, month = divmod(int(self._position(self.start)) + step * int(self.every), 12)
-            return datetime(year, month + 1, 1)
+            return datetime(*self._month(step), 1)
         if self.unit == "weekday":
             return (pd.Timestamp(self.start) + step * pd.offsets.BDay()).to_pydatetime()
         return self.start + timedelta(seconds=step * self.every * (_DAY if self.unit == "day" else 1))
@@ -280,6 +260,10 @@ class Grid:
     def step(self, date: datetime) -> int:
         """The step nearest to a date; negative before the start. Rows without dates begin alike."""
         return 0 if self.unit == "row" else round((self._position(date) - self._position(self.start)) / self.every)
+
+    def _month(self, step: int) -> tuple[int, int]:
+        year, month = divmod(int(self._position(self.start)) + step * int(self.every), 12)
+        return year, month + 1
 
     def _position(self, date: datetime) -> float:
         return float(_positions(pd.DatetimeIndex([date]), self.unit)[0])
@@ -289,10 +273,10 @@ class Grid:
         if self.unit == "row":
             return str(step + 1)
         if self.unit == "month":
-            year, month = divmod(int(self._position(self.start)) + step * int(self.every), 12)
+            year, month = self._month(step)
             if self.every % 12 == 0:
                 return f"{year:04}"
-            return f"{year:04}Q{month // 3 + 1}" if self.every == 3 else f"{year:04}-{month + 1:02}"
+            return f"{year:04}Q{(month + 2) // 3}" if self.every == 3 else f"{year:04}-{month:02}"
         try:
             date = self.date(step)
         except (OverflowError, ValueError):
@@ -323,10 +307,6 @@ class Grid:
         days = {("day", 1): (7, 365), ("day", 7): (52,), ("weekday", 1): (5, 261)}
         found = known.get(self.unit, 1.0)
         return days.get((self.unit, int(self.every)), (int(found) if found == int(found) else 1,))
-
-    @property
-    def season(self) -> int:
-        return self.seasons[0]
 
 
 def grid_of(dates: pd.DatetimeIndex, lines: Sequence[int]) -> tuple[Grid, np.ndarray]:

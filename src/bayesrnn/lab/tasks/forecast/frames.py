@@ -58,9 +58,8 @@ class Cut:
 
     def origins(self, part: str, *, first: int, horizon: int) -> range:
         """The origins of "train", "valid" or "test"; ``first`` is the earliest with a whole window behind it."""
-        start, end = {"train": (0, self.train), "valid": (self.train, self.valid), "test": (self.valid, self.length)}[
-            part
-        ]
+        parts = {"train": (0, self.train), "valid": (self.train, self.valid), "test": (self.valid, self.length)}
+        start, end = parts[part]
         return range(max(first, start - 1), end - horizon)
 
 
@@ -118,11 +117,8 @@ class Frame:
             )
         (center, spread), (target_center, target_spread) = _moments(inputs), _moments(targets)
         if not bool(spread[0] > 0) or not bool((target_spread > 0).all()):
-            if any(
-                bool((p == p[~p.isnan()][0])[~p.isnan()].all())
-                for p in (inputs[:, 0], *targets.T)
-                if not p.isnan().all()
-            ):
+            columns_seen = [p[~p.isnan()] for p in (inputs[:, 0], *targets.T)]
+            if any(len(p) and bool((p == p[0]).all()) for p in columns_seen):
                 raise UserError("The training part of the series is constant; there is nothing to learn from it.")
             raise UserError(
                 "The training part of the series changes by so little that its variance is 0 in double precision; "
@@ -185,9 +181,8 @@ class Frame:
         center = values.new_tensor(self.target_center)
         if self.lag == 0:
             return center.expand(len(origins), -1)
-        return (
-            carried(self.levels(values), self.lag)[:, 0][origins.unsqueeze(1) + self._offsets(origins.device)] + center
-        )
+        steps = origins.unsqueeze(1) + self._offsets(origins.device)
+        return carried(self.levels(values), self.lag)[:, 0][steps] + center
 
     def known_at_end(self, values: Tensor) -> Tensor:
         """The same at the last step of B series side by side, (B, H)."""

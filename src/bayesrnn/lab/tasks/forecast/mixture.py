@@ -174,15 +174,6 @@ def _log_normal_from(m: Tensor, s: Tensor, y: Tensor) -> Tensor:
     return y * _odd(z) - (m + 0.5 * s.square()).exp() * _odd(z - s)
 
 
-def crps_of_samples(samples: Tensor, y: Tensor) -> Tensor:
-    """The score of an empirical distribution: E|X - y| - E|X - X'| / 2 over all pairs of samples (S, ...)."""
-    count = len(samples)
-    ranks = torch.arange(1, count + 1, dtype=samples.dtype, device=samples.device)
-    weights = (2 * ranks - count - 1).reshape(-1, *[1] * (samples.dim() - 1))
-    spread = (weights * samples.sort(0).values).sum(0) * (2 / count**2)
-    return (samples - y).abs().mean(0) - 0.5 * spread
-
-
 def running_scale(z: Tensor, *, memory: float, prior: float = 10.0) -> Tensor:
     """How much wider or narrower forecasts should be, from errors that are known when each is made.
 

@@ -29,28 +29,15 @@ from bayesrnn.lab.tasks.forecast.forecaster import (
 from bayesrnn.lab.tasks.forecast.frames import gather
 from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
-from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads, network, prior_cost
+from bayesrnn.lab.tasks.forecast.model import Components, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
 from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, naming, read_csv
-from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate, Model
+from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
     from bayesrnn.lab.runs.opening import OpenedRun
 
-__all__ = [
-    "Components",
-    "Data",
-    "Evaluate",
-    "Forecast",
-    "ForecastModel",
-    "GaussianHeads",
-    "Model",
-    "Plan",
-    "forecaster",
-    "prior_cost",
-    "read_series",
-]
 MIXTURE = "valid_crps_mixture"
 _SHOWN = 500  # last forecasts of the test part that the record keeps
 
@@ -133,12 +120,6 @@ class Forecast(Task):
 
     def content(self) -> Iterator[bytes]:
         yield self.series.to_csv().encode()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.minibatches.tensors()
-
-    def start_epoch(self, epoch: int) -> None:
-        self.minibatches.shuffle()
 
     def batch(self, position: Tensor) -> tuple[Tensor, Tensor]:
         origins, targets = self.minibatches(position)

@@ -107,7 +107,7 @@ def prune(run: Path, asked: Asked, device: torch.device, console: "Console") -> 
     told = f"With {_percent(fraction)} removed: {_perplexities(summary)}."
     if again is not None:
         summary["retrained"] = again.results(fraction, q, task)
-        told += f" OpenedRun again: {_perplexities(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
+        told += f" Trained again: {_perplexities(summary['retrained'])}; a run of its own, {_folder(run, fraction)}."
     if not not_kept:
         _write(run, guard, q, summary)
     _show(console, rows, [] if again is None else again.rows)

@@ -49,24 +49,15 @@ def entropy_gap(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, 
         for label, points in named.items()
     )
     ticks = sorted({n for points in named.values() for n, _ in points})
-    png = plots.lines(
-        named,
-        order=[g.label for g in groups],
-        across="draws (0: the posterior mean)",
-        up="entropy gap, nats per word",
-        levels=levels,
-        ticks=ticks,
-    )
+    order, up = [g.label for g in groups], "entropy gap, nats per word"
+    png = plots.lines(named, order=order, across="draws (0: the posterior mean)", up=up, levels=levels, ticks=ticks)
     where = f" Computed on the first {WORDS:,} words of the test text." if computed else ""
-    page.add(
-        "entropy-gap",
-        "Entropy gap",
-        html.paragraphs(
-            "How much less sure the model is of the next word when the test text is read backwards. Higher is better: "
-            f"it knows what it does not know.{where}"
-        ),
-        page.figure("entropy-gap", png, alt=f"Entropy gap against the number of draws. {said}.", caption=f"{said}."),
+    about = (
+        "How much less sure the model is of the next word when the test text is read backwards. Higher is better: it "
+        f"knows what it does not know.{where}"
     )
+    alt = f"Entropy gap against the number of draws. {said}."
+    page.add_figure("entropy-gap", "Entropy gap", png, alt=alt, caption=f"{said}.", text=about)
 
 
 def words(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:

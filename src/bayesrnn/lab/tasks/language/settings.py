@@ -19,7 +19,7 @@ class Paper(schema.Paper):
     words_per_second: Real | None = Field(None, description="training speed on the authors' GPU")
 
 
-class Model(Section):
+class Model(schema.WordLayers):
     """Embedding, LSTM layers and decoder of one width, and their dropout rates."""
 
     hidden: Count = Field(650, description="units of the embedding and of each layer")
@@ -28,15 +28,8 @@ class Model(Section):
     init: Positive = Field(0.05, description="weights start in U(-init, init)")
     forget_bias: Real = Field(0.0, description="initial bias of the forget gates")
     one_bias: bool = Field(False, description="one bias vector per layer instead of torch's two")
-    word_dropout: Rate = Field(0.0, description="rate at which word types are dropped per sequence (p_E)")
-    input_dropout: Rate = Field(0.0, description="dropout rate of each layer's input, one mask per sequence (p_W)")
-    recurrent_dropout: Rate = Field(0.0, description="dropout rate of h in the recurrent product (p_U)")
-    output_dropout: Rate = Field(0.0, description="dropout rate before the decoder, one mask per sequence")
     cell_dropout: Rate = Field(0.0, description="dropout rate of the cell state, one mask per sequence (Moon 2015)")
     weight_dropout: Rate = Field(0.0, description="DropConnect rate of the recurrent weights")
-    step_dropout: Rate = Field(
-        0.0, description="ordinary dropout of layers' inputs and outputs, new at each step (Zaremba)"
-    )
     tied_masks: bool = Field(True, description="the four gates share their masks (arXiv 1512.05287, Eq. 7)")
 
 

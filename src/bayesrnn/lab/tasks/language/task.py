@@ -30,6 +30,7 @@ from bayesrnn.lab.tasks.language.streams import (
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
+from bayesrnn.lab.text import each_split
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
@@ -38,25 +39,8 @@ if TYPE_CHECKING:
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     """The recipe's model for a vocabulary of this many words, initialised from torch's global generator."""
-    m = recipe.model
-    plain = LanguageModel(
-        vocabulary,
-        m.hidden,
-        m.layers,
-        tied=m.tied,
-        word_dropout=m.word_dropout,
-        input_dropout=m.input_dropout,
-        recurrent_dropout=m.recurrent_dropout,
-        output_dropout=m.output_dropout,
-        cell_dropout=m.cell_dropout,
-        weight_dropout=m.weight_dropout,
-        tied_masks=m.tied_masks,
-        step_dropout=m.step_dropout,
-        init=m.init,
-        forget_bias=m.forget_bias,
-        one_bias=m.one_bias,
-    )
-    ordinary = ["decoder.bias", "rnn.bias_hh*"] if m.one_bias else ["decoder.bias"]
+    plain = LanguageModel(vocabulary, recipe.model)
+    ordinary = ["decoder.bias", "rnn.bias_hh*"] if recipe.model.one_bias else ["decoder.bias"]
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
@@ -195,35 +179,10 @@ class Language(Task):
         return perplexity(self.model, stream, window=window, carry_state=carry)
 
     def evaluate(
-        self,
-        *,
-        samples: int | None = None,
-        seed: int = 1,
-        say: Say = lambda text: None,
-        dynamic: bool = False,
-        reversed_text: bool = False,
-        temperature: bool = False,
-        dynamic_lr: str | float | None = None,
-        dynamic_rule: str | None = None,
-        dynamic_decay: str | float | None = None,
-        drop_words: bool = False,
-        test_only: bool = False,
-        entropy_samples: int | None = None,
+        self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, **options: Any
     ) -> dict[str, Any]:
-        options = Options(
-            samples=self.recipe.evaluate.samples if samples is None else samples,
-            seed=seed,
-            dynamic=dynamic,
-            dynamic_rule=dynamic_rule,
-            dynamic_lr=dynamic_lr,
-            dynamic_decay=dynamic_decay,
-            reversed_text=reversed_text,
-            temperature=temperature,
-            drop_words=drop_words,
-            test_only=test_only,
-            entropy_samples=entropy_samples,
-        )
-        return evaluate(self, self.streams, options, say=say)
+        draws = self.recipe.evaluate.samples if samples is None else samples
+        return evaluate(self, self.streams, Options(samples=draws, seed=seed, **options), say=say)
 
     @classmethod
     def paper_values(cls, settings: Mapping[str, Any]) -> dict[str, float]:
@@ -251,10 +210,9 @@ class Language(Task):
 
     def describe(self) -> str:
         s, train = self.streams, len(self.streams.train) * self.batch_size
-        unknown = ", ".join(f"{count:,} in {split}" for split, count in s.unknown.items())
         return (
             f"{counted(train, 'word')} to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
-            f"{len(s.vocabulary):,} word types; unknown words: {unknown}. "
+            f"{len(s.vocabulary):,} word types; unknown words: {each_split(s.unknown)}. "
             f"{counted(s.windows, 'window')} of {s.window} per epoch on {self.device}."
         )
 

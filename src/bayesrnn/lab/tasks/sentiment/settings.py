@@ -5,24 +5,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from bayesrnn.lab.recipes.schema import Count, Draws, DrawsOrNone, Positive, Rate, Real, Section, Sections, Share
+from bayesrnn.lab.recipes import schema
+from bayesrnn.lab.recipes.schema import Count, Draws, DrawsOrNone, Positive, Section, Sections, Share
 
 
-class Model(Section):
+class Model(schema.WordLayers):
     """Embedding, one recurrent layer and a linear output, and their dropout rates."""
 
     cell: Literal["lstm", "gru"] = Field("lstm", description="recurrent layer")
     embedding: Count = Field(128, description="units of the embedding")
     hidden: Count = Field(128, description="units of the recurrent layer")
-    word_dropout: Rate = Field(0.0, description="rate at which word types are dropped per sequence (p_E)")
-    input_dropout: Rate = Field(0.0, description="dropout rate of the layer's input, one mask per sequence (p_W)")
-    recurrent_dropout: Rate = Field(0.0, description="dropout rate of h in the recurrent product (p_U)")
-    output_dropout: Rate = Field(0.0, description="dropout rate of the last state")
-    step_dropout: Rate = Field(0.0, description="naive dropout: a new mask at each step, on inputs and outputs only")
     noise: Positive = Field(
         math.sqrt(0.5), description="standard deviation of the likelihood, in standard deviations of the ratings"
     )
-    kl_weight: Real = Field(1.0, gt=0, le=1, description="factor of the KL: 1 is the ELBO, less a cold posterior")
+    kl_weight: schema.KLWeight = 1.0
 
 
 class Data(Section):

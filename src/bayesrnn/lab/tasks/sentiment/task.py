@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
-from bayesrnn.lab.tasks.sentiment.settings import SECTIONS
+from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import word_dropout
 
@@ -40,45 +41,20 @@ class RatingModel(nn.Module):
 
     Args:
         words: rows of the embedding; row 0 is the padding's own, learnt like the others.
-        cell: "lstm" or "gru". embedding, hidden: sizes E and H. length: T, for the first biases.
-        word_dropout: whole word types go, per sequence. input_dropout, recurrent_dropout: one mask per sequence.
-        output_dropout: on the last state. step_dropout: ordinary dropout on every input and on the last state.
+        settings: the section ``model`` of a recipe, with E = ``embedding`` and H = ``hidden``.
+        length: T, for the initial biases.
 
     Shape: tokens (T, B) to (B, 1).
     """
 
-    def __init__(
-        self,
-        words: int,
-        *,
-        cell: str = "lstm",
-        embedding: int = 128,
-        hidden: int = 128,
-        length: int = 200,
-        word_dropout: float = 0.0,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        step_dropout: float = 0.0,
-    ) -> None:
+    def __init__(self, words: int, settings: Model, length: int = 200) -> None:
         super().__init__()
-        self.embed: nn.Embedding
-        self.rnn: nn.Module
-        self.drop: nn.Module
-        if word_dropout or input_dropout or recurrent_dropout or output_dropout:
-            import bayesrnn as br
-
-            layer = {"lstm": br.LSTM, "gru": br.GRU}[cell]
-            self.embed = br.Embedding(words, embedding, word_dropout=word_dropout)
-            self.rnn = layer(embedding, hidden, input_dropout=input_dropout, recurrent_dropout=recurrent_dropout)
-            self.drop = br.SequenceDropout(output_dropout)
-        else:
-            self.embed = nn.Embedding(words, embedding)
-            self.rnn = {"lstm": nn.LSTM, "gru": nn.GRU}[cell](embedding, hidden)
-            self.drop = nn.Identity()
-        self.step_drop = nn.Dropout(step_dropout)
-        self.head = nn.Linear(hidden, 1)
-        self._initialise(hidden, length)
+        m = settings
+        self.embed, self.rnn = word_layers(words, m.embedding, m, cell=m.cell.upper())
+        self.drop = sequence_dropout(m.output_dropout)
+        self.step_drop = nn.Dropout(m.step_dropout)
+        self.head = nn.Linear(m.hidden, 1)
+        self._initialise(m.hidden, length)
 
     def _initialise(self, hidden: int, length: int) -> None:
         nn.init.uniform_(self.embed.weight, -0.05, 0.05)
@@ -116,9 +92,7 @@ class Sentiment(Task):
     """Ratings from pieces of reviews. The objective is on standardised ratings, all metrics are in rating units."""
 
     sections = SECTIONS
-    metric = "valid_rmse"
-    unit = "chunks"
-    source = "reviews"
+    metric, unit, source = "valid_rmse", "chunks", "reviews"
     metrics, details = METRICS, DETAILS
     report_sections = (
         "bayesrnn.lab.report.uncertainty:coverage",
@@ -159,19 +133,7 @@ class Sentiment(Task):
 
     @staticmethod
     def build(recipe: "Recipe", files: Files) -> nn.Module:
-        m = recipe.model
-        plain = RatingModel(
-            len(json.loads(files[_WORDS])["words"]),
-            cell=m.cell,
-            embedding=m.embedding,
-            hidden=m.hidden,
-            length=recipe.data.length,
-            word_dropout=m.word_dropout,
-            input_dropout=m.input_dropout,
-            recurrent_dropout=m.recurrent_dropout,
-            output_dropout=m.output_dropout,
-            step_dropout=m.step_dropout,
-        )
+        plain = RatingModel(len(json.loads(files[_WORDS])["words"]), recipe.model, recipe.data.length)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="head.bias")
 
     def attach(self, model: nn.Module) -> None:

@@ -1,13 +1,14 @@
 """``bayesrnn prune``: how many weights can go, and a model without them."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bayesrnn.lab.console.errors import one_line
 
-_RETRAINING = "Training again"
+_option: Any = partial(typer.Option, rich_help_panel="Training again")
 
 
 @one_line
@@ -17,30 +18,17 @@ def command(
     data: Annotated[str | None, typer.Option(help="The text, if it has moved since.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
     retrain: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Epochs to train on; weights are removed by steps in the first half of them.",
-            rich_help_panel=_RETRAINING,
-        ),
+        int | None, _option(min=1, help="Epochs to train on; weights are removed by steps in the first half of them.")
     ] = None,
     retrain_at: Annotated[
         str | None,
-        typer.Option(
-            help="More shares to remove and train again, with commas, for the curve; 0 is the whole model.",
-            rich_help_panel=_RETRAINING,
-        ),
+        _option(help="More shares to remove and train again, with commas, for the curve; 0 is the whole model."),
     ] = None,
     retrain_lr: Annotated[
         float | None,
-        typer.Option(
-            help="Rate while weights are removed; then it falls to a hundredth. Default: half the recipe's.",
-            rich_help_panel=_RETRAINING,
-        ),
+        _option(help="Rate while weights are removed; then it falls to a hundredth. Default: half the recipe's."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace what was trained again before.", rich_help_panel=_RETRAINING)
-    ] = False,
+    force: Annotated[bool, _option("--force", help="Replace what was trained again before.")] = False,
 ) -> None:
     """Remove the weights of lowest signal-to-noise; writes prune.json, prune.png and pruned.safetensors.
 
