@@ -190,7 +190,7 @@ class _Sharpening:
             raise TypeError(f"bound=True is for a br.PosteriorSharpening, got {type(inner).__name__}")
         self._adapted, self._variance, self._longest = adapted, inner.sigma0**2, inner.max_gradient_norm
         # by the parameter, not by its name: tied weights have several
-        self._moves = [(adapted.get_parameter(name), eta.detach()) for name, eta in inner.eta.items()]
+        self._moves = [(adapted.get_parameter(name), eta.detach()) for name, eta in inner.eta.by_name().items()]
         self.frozen = [p for p, _ in self._moves if not p.requires_grad]
         """Sharpened, but not learnt on."""
 

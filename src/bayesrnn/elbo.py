@@ -329,7 +329,8 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
                 terms.append((0.5 * keep * length_scale**2) * wide.square().sum())
     if not terms:
         first = next(model.parameters(), None)
-        return torch.zeros((), device="cpu") if first is None else torch.zeros((), device=first.device, dtype=first.dtype)
+        like = torch.empty(0, device="cpu") if first is None else first
+        return torch.zeros((), device=like.device, dtype=like.dtype)
     kind = torch.float32
     for term in terms:
         kind = torch.promote_types(kind, term.dtype)

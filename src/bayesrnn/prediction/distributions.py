@@ -52,7 +52,8 @@ class DistributionSummary(Summary):
 
     def __init__(self, likelihood: Distribution, keep_samples: bool, *, draws: int | None = None) -> None:
         super().__init__(None, keep_samples, draws=draws)
-        self.distribution, self._noise, self._kept = likelihood, torch.zeros((), dtype=torch.float64, device="cpu"), list[Tensor]()
+        self.distribution, self._kept = likelihood, list[Tensor]()
+        self._noise = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def add(self, outputs: Tensor) -> None:
         """`outputs` (draws, ..., size)."""

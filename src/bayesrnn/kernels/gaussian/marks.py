@@ -38,9 +38,9 @@ class Mark(NamedTuple):
         """Whether the parameters still have the same values. On a GPU one bit is read back."""
         parameters = [*means, *rhos]
         # the same tensors in the same memory have passed all checks before
-        if self.places is not None and all(map(is_, parameters, self.parameters)):
-            if self.places == _places(self.spec, parameters):
-                return compiled.mark(self.spec, self.places, parameters[0].dtype) == self.value
+        same = self.places is not None and all(map(is_, parameters, self.parameters))
+        if same and self.places is not None and self.places == _places(self.spec, parameters):
+            return compiled.mark(self.spec, self.places, parameters[0].dtype) == self.value
         now = _value(self.spec, parameters)
         if isinstance(self.value, Tensor) and isinstance(now, Tensor):
             like = self.value.dtype == now.dtype and self.value.device == now.device
