@@ -1,4 +1,4 @@
-"""Downloads: whole and of the right checksum or not there, gone on with after a cut; from a server of our own."""
+"""Downloads: whole and of the right checksum or not there, continued after a cut; from a server of our own."""
 
 import hashlib
 import threading
@@ -136,7 +136,7 @@ def test_a_server_that_refuses(server, tmp_path, status, times):
         fetch(server, tmp_path)
     assert len(server.asked) == times
     (tmp_path / "new" / "digits.gz.part").write_bytes(CONTENT[:9])
-    with pytest.raises(UserError, match="part has what came"):
+    with pytest.raises(UserError, match="has the part that arrived"):
         fetch(server, tmp_path)
     assert names(tmp_path) == ["digits.gz.part"]
 

@@ -226,7 +226,7 @@ def guesses(model: "nn.Module", stream: "Tensor", vocabulary: Sequence[str], *, 
 
 def typical_sentence(texts: Mapping[str, list[Word]]) -> dict[str, list[Word]]:
     """The sentence on which every model's confidence exceeds its accuracy about as much as it does on average."""
-    from bayesrnn.lab.tasks.language.text import EOS, UNK
+    from bayesrnn.lab.text import EOS, UNK
 
     words = [word.text for word in next(iter(texts.values()))]
     ends = [-1, *(k for k, word in enumerate(words) if word == EOS)]

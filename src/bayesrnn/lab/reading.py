@@ -219,3 +219,8 @@ def shown(value: Any) -> str:
 def as_given(value: Any) -> str:
     """A setting's value as a command takes it: null, true, [1,2]."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from a file is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ from bayesrnn.lab.reading import counted
 from bayesrnn.nn.embedding import Embedding
 
 EOS = "<eos>"
+VOCABULARY = "vocabulary.txt"
 UNK = "<unk>"
 
 
@@ -44,6 +45,10 @@ class Vocabulary:
         new.words = list(words)
         new._ids = {word: i for i, word in enumerate(new.words)}
         return new
+
+    def to_bytes(self) -> bytes:
+        """One word per line."""
+        return ("\n".join(self.words) + "\n").encode("utf-8")
 
     @classmethod
     def from_bytes(cls, content: bytes, *, name: str = "The vocabulary") -> "Vocabulary":
@@ -141,3 +146,8 @@ def word_dropout(model: nn.Module, *, on: bool) -> Iterator[None]:
 def each_split(counts: Mapping[str, int]) -> str:
     """Counts of words in words: 3 in train, 1 in test."""
     return ", ".join(f"{count:,} in {split}" for split, count in counts.items())
+
+
+def vocabulary_of(files: Mapping[str, bytes]) -> Vocabulary:
+    """The vocabulary among the files of a run."""
+    return Vocabulary.from_bytes(files[VOCABULARY], name=VOCABULARY)

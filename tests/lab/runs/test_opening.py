@@ -11,7 +11,7 @@ from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.runs import checkpoint, sizes
 from bayesrnn.lab.runs.opening import OpenedRun, check_task, open_run
 from bayesrnn.lab.tasks.base import task_class
-from bayesrnn.lab.tasks.language.task import vocabulary_of
+from bayesrnn.lab.text import vocabulary_of
 
 CPU = torch.device("cpu")
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]

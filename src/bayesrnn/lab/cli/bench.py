@@ -1,8 +1,6 @@
 """``bayesrnn bench``: the speed of training and prediction on this machine, as ratios to plain torch.nn."""
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +31,7 @@ def command(
 ) -> None:
     """Time whole training steps against plain torch.nn; every row passes a correctness check first."""
     from bayesrnn.lab import bench
-    from bayesrnn.lab.console.output import plain_console
+    from bayesrnn.lab.console.output import command_line, plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.files import check_out, write_file
 
@@ -61,7 +59,7 @@ def command(
         if out is not None:
             write_file(out, json.dumps(record, indent=2) + "\n")
 
-    record = bench.run(options, say, shlex.join(["bayesrnn", *sys.argv[1:]]), keep)
+    record = bench.run(options, say, command_line(), keep)
     console.print(_table(record))
     if any("failed" in row for row in record["training"]):
         raise UserError("A correctness check failed: the rows that say so have no times.")

@@ -1,7 +1,6 @@
 """``bayesrnn train``: train, evaluate and record one recipe."""
 
 import shlex
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +46,7 @@ def command(
 ) -> None:
     """Train a recipe on data of its task. Writes checkpoints, metrics and the record of the run."""
     from bayesrnn.lab.console.lines import Lines, reporter
-    from bayesrnn.lab.console.output import plain_console
+    from bayesrnn.lab.console.output import command_line, plain_console
     from bayesrnn.lab.engine.launch import launch
     from bayesrnn.lab.engine.ranks import join
     from bayesrnn.lab.engine.resume import run_folder
@@ -61,7 +60,7 @@ def command(
             record = launch(
                 name, out=where, reporter=told, data=data, overrides=[*(overrides or []), *(settings or [])], seed=seed,
                 device=device, resume=resume, force=force, graph=graph, ranks=ranks,
-                command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+                command=command_line(),
             )  # fmt: skip
         except KeyboardInterrupt:
             if ranks.first and (where / MARKER).exists():

@@ -1,5 +1,7 @@
 """The console that commands print to."""
 
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,3 +14,8 @@ def plain_console() -> "Console":
 
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=140)
+
+
+def command_line() -> str:
+    """The command as the user gave it, for records."""
+    return shlex.join(["bayesrnn", *sys.argv[1:]])

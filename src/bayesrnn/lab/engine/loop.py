@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ class Run:
 
     def resume(self) -> None:
         """Continue from the folder's last whole checkpoint, bit by bit as without the interruption."""
-        tensors, about = self.ranks.from_first(self._load_last)
+        tensors, about = self.ranks.from_first(lambda: self._loaded(checkpoint.load_last))
         name = checkpoint.LAST
         saved_by = about.get("ranks", 1)
         if saved_by != self.ranks.count:
@@ -125,8 +125,8 @@ class Run:
         self._saved = self._moment()
         self.ranks.from_first(self._put_right)
 
-    def _load_last(self) -> checkpoint.Checkpoint:
-        tensors, about, note = checkpoint.load_last(self.folder, run=self.identity)
+    def _loaded(self, load: Callable[..., tuple[dict[str, Tensor], dict[str, Any], str]]) -> checkpoint.Checkpoint:
+        tensors, about, note = load(self.folder, run=self.identity)
         if note:
             self.reporter.say(note)
         return tensors, about
@@ -149,9 +149,7 @@ class Run:
             return
         wrong = None
         try:
-            _, about, note = checkpoint.load_best(self.folder, run=self.identity)
-            if note:
-                self.reporter.say(note)
+            _, about = self._loaded(checkpoint.load_best)
             # A later epoch whose last checkpoint was damaged is trained again.
             if about["epoch"] == best["epoch"] or about["epoch"] > self.history[-1]["epoch"]:
                 return
@@ -302,9 +300,7 @@ class Run:
 
     def load_best(self) -> dict[str, Any]:
         """Load the best epoch's weights into the model; returns that epoch's results."""
-        tensors, about, note = checkpoint.load_best(self.folder, run=self.identity)
-        if note:
-            self.reporter.say(note)
+        tensors, about = self._loaded(checkpoint.load_best)
         checkpoint.load_model(self.model, tensors, self.folder.path / checkpoint.BEST)
         return about
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import MB, parse_json, printable, read_json, read_text
+from bayesrnn.lab.reading import MB, is_number, parse_json, printable, read_json, read_text
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import read_own
 from bayesrnn.lab.runs.folder import CONFIG
@@ -125,14 +125,10 @@ def _folder(folder: Path) -> Record:
         raise UserError(f"{folder / CONFIG} is not the configuration of a run.")
     lines = metrics_lines(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     keys = lines[0].keys() - {"epoch"} if lines else set()
-    curves = {key: curve for key in sorted(keys) if _numbers(curve := [line.get(key) for line in lines])}
+    curves = {key: curve for key in sorted(keys) if all(map(is_number, curve := [line.get(key) for line in lines]))}
     about = {key: config[key] for key in ("recipe", "seed", "data", "settings") if key in config}
     values = {**about, "curves": curves, "metrics": read_own(folder / EVALUATION)}
     return _reported(values, folder).at(folder, finished=False, pruning=_pruning(folder))
-
-
-def _numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def metrics_lines(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, Strict
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.reading import read_json
+from bayesrnn.lab.reading import is_number, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import as_json, write_file
 
@@ -124,7 +124,7 @@ class Record(BaseModel):
     def number(self, path: str) -> float | None:
         """Like :meth:`metric`, if it is a number."""
         value = self.metric(path)
-        return value if _is_number(value) else None
+        return value if is_number(value) else None
 
     def setting(self, path: str) -> Any:
         """The setting at a dotted path, such as ``train.lr``; None where it is missing."""
@@ -141,7 +141,7 @@ class Record(BaseModel):
             for key, value in self.metrics.items()
             for name, number in (value.items() if isinstance(value, dict) else [(None, value)])
         )
-        return {key: float(number) for key, number in pairs if _is_number(number)}
+        return {key: float(number) for key, number in pairs if is_number(number)}
 
     def changed_settings(self, recipe: str | recipes.Recipe | None = None) -> list[str]:
         """KEY=VALUE of each setting of training that differs from the recipe as it is now.
@@ -181,10 +181,6 @@ class Record(BaseModel):
     def write(self, path: Path) -> Path:
         """Write the file, whole or not at all."""
         return write_file(path, as_json(self.to_dict()))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(value: Any) -> str:

@@ -40,7 +40,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.metrics import Metric
 from bayesrnn.lab.modules import evaluating as evaluating
 from bayesrnn.lab.modules import weights_digest as weights_digest
-from bayesrnn.lab.reading import counted
+from bayesrnn.lab.reading import counted, is_number
 from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
@@ -64,6 +64,12 @@ def merge_draws(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     """
     stale = {key for key in kept if key == "draws_seed" or "_mc" in key} if new.get("samples") == 0 else set()
     return {**{key: value for key, value in kept.items() if key not in stale}, **new}
+
+
+def is_random(recipe: Recipe) -> bool:
+    """Whether draws of a recipe's model differ: it has a posterior, or a dropout rate above 0."""
+    rates = (value for name, value in recipe.model if name.endswith("dropout"))
+    return recipe.posterior.kind != "none" or any(rates)
 
 
 class Task:
@@ -275,11 +281,7 @@ class Task:
         paper = settings.get("paper")
         values = paper if isinstance(paper, dict) else {}
         found = {metric.key: values.get(metric.paper_key) for metric in cls.metrics if metric.paper_key}
-        return {
-            key: float(value)
-            for key, value in found.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        return {key: float(value) for key, value in found.items() if value is not None and is_number(value)}
 
     @staticmethod
     def table(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.model import Captioner
 from bayesrnn.lab.tasks.captioning.settings import Model
 from bayesrnn.lab.tasks.captioning.task import PADDING, Captioning, captioner_of, split_of
-from bayesrnn.lab.tasks.language.text import EOS, Vocabulary
-from bayesrnn.lab.text import word_dropout
+from bayesrnn.lab.text import EOS, Vocabulary, word_dropout
 
 F, V, H = 7, 11, 6
 NAMES = ("caption-dropout", "caption-variational", "caption-bbb", "caption-bbb-masks")

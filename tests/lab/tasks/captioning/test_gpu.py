@@ -8,7 +8,7 @@ import torch
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.captioning.search import find_captions, seeds
-from bayesrnn.lab.tasks.language.text import UNK
+from bayesrnn.lab.text import UNK
 
 pytestmark = [
     pytest.mark.gpu,

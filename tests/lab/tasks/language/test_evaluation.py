@@ -13,7 +13,7 @@ from bayesrnn.lab.tasks.language import scoring, streams
 from bayesrnn.lab.tasks.language import task as language
 from bayesrnn.lab.tasks.language.dynamic import RMS_LR, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
-from bayesrnn.lab.tasks.language.text import windows
+from bayesrnn.lab.text import windows
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from torch import nn
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.lab.tasks.language.task import LanguageModel, build, perplexity
-from bayesrnn.lab.tasks.language.text import batchify
+from bayesrnn.lab.text import batchify
 
 
 @pytest.fixture

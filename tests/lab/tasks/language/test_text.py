@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.tasks.language.text import EOS, UNK, Corpus, Vocabulary, batchify, python_docs, read_folder, windows
+from bayesrnn.lab.tasks.language.text import Corpus, python_docs, read_folder
+from bayesrnn.lab.text import EOS, UNK, Vocabulary, batchify, windows
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.tasks.language import token_files
 from bayesrnn.lab.tasks.language.task import Language
-from bayesrnn.lab.tasks.language.text import Vocabulary, batchify, read_folder, tokens_of
+from bayesrnn.lab.tasks.language.text import read_folder, tokens_of
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, tokenize, words_of
+from bayesrnn.lab.text import Vocabulary, batchify
 
 TINY = ["hidden=6", "layers=1", "batch_size=4", "window=6", "epochs=2", "save_every=20", "lr=0.2"]
 CPU = torch.device("cpu")

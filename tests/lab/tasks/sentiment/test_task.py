@@ -11,10 +11,11 @@ import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.launch import launch
+from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment import task as sentiment
 from bayesrnn.lab.tasks.sentiment.settings import Model
-from bayesrnn.lab.tasks.sentiment.task import RatingModel, Sentiment, by_review, is_random
+from bayesrnn.lab.tasks.sentiment.task import RatingModel, Sentiment, by_review
 
 VARIANTS = ("plain", "naive", "variational", "bbb")
 SMALL = [

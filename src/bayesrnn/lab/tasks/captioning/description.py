@@ -9,8 +9,8 @@ from torch import Tensor
 from bayesrnn.errors import UserError
 from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.captioning import search as caption_search
-from bayesrnn.lab.tasks.captioning.task import captioner_of, vocabulary_of
-from bayesrnn.lab.text import EOS, UNK, word_dropout
+from bayesrnn.lab.tasks.captioning.task import captioner_of
+from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ def asked(
 
 
 def check_place(path: Path) -> None:
-
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--gallery writes a page; {path} should end in .html.")
     if not path.parent.is_dir():
@@ -46,14 +45,12 @@ def check_place(path: Path) -> None:
 
 
 def rows(files: list[Path | None], names: list[str], features: Path | None, device: torch.device) -> torch.Tensor:
-
     if features is not None:
         return read_features(features).of(names).to(device)
     return encode([file for file in files if file is not None], device=device).to(device)
 
 
 def show(console: "Console", one: Description) -> None:
-
     console.print(f"{escape(one.image)}: [bold]{escape(one.caption)}[/bold]", soft_wrap=True)
     columns = (
         Column("word", "word"),
@@ -68,7 +65,6 @@ def show(console: "Console", one: Description) -> None:
 
 
 def write_gallery(path: Path, found: list[Description], files: list[Path | None], title: str) -> None:
-
     pictures = [None if file is None else _small(file) for file in files]
     write_file(path, gallery(found, pictures, title=title))
 

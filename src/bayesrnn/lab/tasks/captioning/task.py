@@ -17,7 +17,7 @@ from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.captioning import COMMANDS
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
@@ -26,14 +26,14 @@ from bayesrnn.lab.tasks.captioning.metrics import CONDITIONS, DETAILS, METRICS
 from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
 from bayesrnn.lab.tasks.captioning.settings import SECTIONS
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import EOS, Vocabulary, each_split
+from bayesrnn.lab.text import EOS, VOCABULARY, Vocabulary, each_split, vocabulary_of
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
     from bayesrnn.lab.runs.opening import OpenedRun
 
 PADDING = -100
-_VOCABULARY, _FEATURES = "vocabulary.txt", "features.json"
+_FEATURES = "features.json"
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class Captioning(Task):
         if data is None:
             raise UserError("Captioning needs images and captions: name a Flickr8k or COCO folder with --data.")
         settings = recipe.data
-        rates = (getattr(recipe.model, name) for name in vars(recipe.model) if name.endswith("_dropout"))
-        self.random = recipe.posterior.kind != "none" or any(rates)
+        self.random = is_random(recipe)
         self.references = read_captions(data)
         file = feature_file(self.references.folder, settings.features)
         features = features_of(self.references, file, device=device)
@@ -156,7 +155,7 @@ class Captioning(Task):
     def files(self) -> dict[str, bytes]:
         size = self.splits["train"].features.shape[1]
         return {
-            _VOCABULARY: ("\n".join(self.vocabulary.words) + "\n").encode("utf-8"),
+            VOCABULARY: self.vocabulary.to_bytes(),
             _FEATURES: (json.dumps({"size": size}) + "\n").encode("utf-8"),
         }
 
@@ -265,8 +264,3 @@ class Captioning(Task):
 def captioner_of(model: nn.Module) -> Captioner:
     """The captioner inside a posterior, or the model itself."""
     return next(part for part in model.modules() if isinstance(part, Captioner))
-
-
-def vocabulary_of(files: Files) -> Vocabulary:
-    """The vocabulary that a run has written."""
-    return Vocabulary.from_bytes(files[_VOCABULARY], name=_VOCABULARY)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
 from bayesrnn.lab.tasks.digits.metrics import DETAILS, METRICS
@@ -121,9 +121,7 @@ class Digits(Task):
         super().__init__(recipe, data, device)
         if data is None:
             raise UserError("Digits need --data, a folder with the four idx files of MNIST.")
-        m: Model = recipe.model
-        rates = (m.dropout, m.input_dropout, m.conv_dropout, m.weight_dropout)
-        self.random = recipe.posterior.kind != "none" or any(rates)
+        self.random = is_random(recipe)
         digits = data_.read_folder(data)
         kept = len(digits.train_images) - recipe.data.valid
         if kept < recipe.data.batch_size:

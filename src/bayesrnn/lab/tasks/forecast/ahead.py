@@ -73,7 +73,6 @@ def forecast(
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Write the picture."""
-
     rows = {key: [row[key] for row in found["rows"]] for key in ("mean", "low", "high", "epistemic_std")}
     labels = [*found["past"]["labels"], *(row["date"] for row in found["rows"])]
     png = forecast_plot(
@@ -84,7 +83,6 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 def show(found: dict[str, Any]) -> None:
     """Print the table."""
-
     console = plain_console()
     for note in found["notes"]:
         console.print(note, soft_wrap=True, markup=False)

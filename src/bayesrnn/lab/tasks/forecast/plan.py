@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import counted, parse_json, shown
+from bayesrnn.lab.reading import counted, is_number, parse_json, shown
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, choose_lag, season_of
 from bayesrnn.lab.tasks.forecast.series import Series, parse_csv
 
@@ -137,7 +137,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _rounded(value: object) -> object:

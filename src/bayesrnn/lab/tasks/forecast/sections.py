@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bayesrnn.lab.reading import is_number
 from bayesrnn.lab.report import html
 from bayesrnn.lab.report import plots as drawing
 from bayesrnn.lab.report.analysis import Analysis
@@ -141,7 +142,7 @@ def _numbers(values: Any) -> list[float]:
     """The list, where it is one of finite numbers of a size that can be drawn; else nothing."""
     if not isinstance(values, list) or len(values) > _MOST:
         return []
-    fine = all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= drawing.LARGEST for v in values)
+    fine = all(is_number(v) and abs(v) <= drawing.LARGEST for v in values)
     return [float(v) for v in values] if fine else []
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.language import scoring
-from bayesrnn.lab.tasks.language.streams import is_random, reset_of, vocabulary_of
+from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.words import ScoredWord, scored_words
-from bayesrnn.lab.text import EOS, word_dropout
+from bayesrnn.lab.text import EOS, vocabulary_of, word_dropout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

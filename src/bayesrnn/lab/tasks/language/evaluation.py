@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.tasks.base import Say
+from bayesrnn.lab.tasks.base import Say, is_random
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.dynamic import NO_BOUND, RMS_LR, RULES, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, WORDS
-from bayesrnn.lab.tasks.language.streams import Streams, is_random, reset_of
+from bayesrnn.lab.tasks.language.streams import Streams, reset_of
 from bayesrnn.lab.text import batchify, word_dropout
 
 

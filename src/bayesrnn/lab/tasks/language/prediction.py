@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.tasks.language.streams import reset_of, vocabulary_of
+from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens, tokens_of
 from bayesrnn.lab.tasks.language.words import scored_words
-from bayesrnn.lab.text import EOS
+from bayesrnn.lab.text import EOS, vocabulary_of
 
 if TYPE_CHECKING:
     from bayesrnn.lab.runs.opening import OpenedRun

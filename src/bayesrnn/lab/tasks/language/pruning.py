@@ -2,8 +2,6 @@
 
 import copy
 import json
-import shlex
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.console.lines import reporter
+from bayesrnn.lab.console.output import command_line
 from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.engine.provenance import commit, environment
 from bayesrnn.lab.reading import counted, data_name
@@ -223,7 +222,7 @@ class Retrained:
         smaller, out = copy.deepcopy(gaussian_of(model)), _folder(self.run.path, share)
         found = retrain(
             self.run, self.plan, fraction=share, out=out, reporter=told, data=self.data, force=force,
-            command=_command(),
+            command=command_line(),
         )  # fmt: skip
         checkpoint.load_model(smaller, found, out / checkpoint.BEST)
         return smaller.eval()
@@ -275,10 +274,6 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
     console.print(rich_table(shown, columns))
 
 
-def _command() -> str:
-    return shlex.join(["bayesrnn", *sys.argv[1:]])
-
-
 def _about(trained: OpenedRun, device: torch.device, data: str | None) -> Row:
     """Which run was pruned, and where; with ``data`` that was given the results are a record by themselves."""
     config = trained.config
@@ -288,6 +283,6 @@ def _about(trained: OpenedRun, device: torch.device, data: str | None) -> Row:
         "data": data_name(data or config.get("data", "")),
         "commit": commit(),
         **environment(device),
-        "command": _command(),
+        "command": command_line(),
         "settings": config["settings"],
     }

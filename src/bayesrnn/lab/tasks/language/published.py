@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from bayesrnn.lab.reading import is_number
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule
@@ -54,7 +55,7 @@ def published_metrics(recipe: Recipe) -> list[tuple[str, str, str]]:
 
 def number(value: Any) -> float | None:
     """The value, if it is a number."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return value if is_number(value) else None
 
 
 def _shown(value: float) -> str:

@@ -1,8 +1,6 @@
 """Rows of a published table, trained and measured where records lack them."""
 
 import itertools
-import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.console.lines import reporter
+from bayesrnn.lab.console.output import command_line
 from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.reading import data_name, read_json
@@ -224,7 +223,6 @@ def _advice(console: "Console", row: Row) -> Iterator[None]:
 
 
 def _train(console: "Console", row: Row, device: str | None, overrides: list[str] | None) -> None:
-
     with reporter(console) as told:
         launch(
             row.name,
@@ -235,7 +233,7 @@ def _train(console: "Console", row: Row, device: str | None, overrides: list[str
             seed=row.seed,
             device=device,
             resume=(row.out / MARKER).exists(),
-            command=shlex.join(["bayesrnn", *sys.argv[1:]]),
+            command=command_line(),
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.dynamic import exp_or_inf
-from bayesrnn.lab.tasks.language.text import windows
+from bayesrnn.lab.text import windows
 from bayesrnn.likelihoods import Categorical
 from bayesrnn.nn.base import NoisyLayer
 from bayesrnn.posteriors.base import Bayesian

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
+from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Files
 from bayesrnn.lab.tasks.language.text import Corpus
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder
 from bayesrnn.lab.text import Vocabulary, batchify, windows
@@ -17,7 +17,6 @@ from bayesrnn.lab.text import Vocabulary, batchify, windows
 # Streams side by side for the validation after each epoch; final metrics are taken on one stream.
 EPOCH_STREAMS = 10
 _LOGITS = 1 << 25  # numbers in one evaluation window's logits
-VOCABULARY = "vocabulary.txt"
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,9 @@ def _long_enough(streams: Streams) -> Streams:
     return streams
 
 
-def is_random(recipe: Recipe) -> bool:
-    """Whether draws of a recipe's model differ."""
-    m = recipe.model
-    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.cell_dropout, m.weight_dropout)
-    return recipe.posterior.kind != "none" or any(rates) or m.step_dropout > 0
-
-
 def reset_of(recipe: Recipe) -> int | None:
     """Words after which the state of a recipe's model starts from zero; None: never."""
     return None if recipe.data.carry_state else recipe.data.window
-
-
-def vocabulary_of(files: Files) -> Vocabulary:
-    """The vocabulary that a run has written."""
-    return Vocabulary.from_bytes(files[VOCABULARY], name=VOCABULARY)
 
 
 def evaluation_window(stream: Tensor, vocabulary: int) -> int:
@@ -126,14 +113,9 @@ def perplexity(model: nn.Module, stream: Tensor, *, window: int = 100, carry_sta
         window: steps per call; with ``carry_state`` it bounds memory and changes nothing else.
         carry_state: False: every window starts from the zero state.
     """
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         total, state = 0.0, None
         for x, y in windows(stream, min(window, len(stream) - 1)):
             logits, state = model(x, state if carry_state else None)
             total += float(nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum"))
-    finally:
-        model.train(was_training)
-    mean = total / (stream.numel() - stream.shape[1])
-    return exp_or_inf(mean)
+    return exp_or_inf(total / (stream.numel() - stream.shape[1]))

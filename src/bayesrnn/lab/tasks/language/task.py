@@ -10,27 +10,18 @@ from torch import Tensor, nn
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.tasks.base import Files, Say, State, Task, posterior, recipe_elbo
+from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
 from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMState
 from bayesrnn.lab.tasks.language.settings import SECTIONS
-from bayesrnn.lab.tasks.language.streams import (
-    VOCABULARY,
-    Streams,
-    disk_streams,
-    evaluation_window,
-    is_random,
-    perplexity,
-    streams,
-    vocabulary_of,
-)
+from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import each_split
+from bayesrnn.lab.text import VOCABULARY, each_split, vocabulary_of
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
@@ -125,7 +116,7 @@ class Language(Task):
         self.elbo = window_elbo(model, self.recipe, self.steps)
 
     def files(self) -> dict[str, bytes]:
-        return {VOCABULARY: ("\n".join(self.streams.vocabulary.words) + "\n").encode("utf-8")}
+        return {VOCABULARY: self.streams.vocabulary.to_bytes()}
 
     def content(self) -> Iterator[bytes]:
         """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""

@@ -13,21 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.text import EOS, UNK, Vocabulary, batchify, windows
+from bayesrnn.lab.text import EOS
 
-__all__ = [
-    "EOS",
-    "UNK",
-    "Corpus",
-    "Vocabulary",
-    "batchify",
-    "python_docs",
-    "read_folder",
-    "read_tokens",
-    "split_files",
-    "tokens_of",
-    "windows",
-]
 MAX_BYTES = 2 << 30  # of one text file
 
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:['-][a-z]+)*|[0-9]+(?:\.[0-9]+)*")

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import MB, counted, read_bytes, read_json, shown
-from bayesrnn.lab.tasks.language.text import EOS, Vocabulary, split_files
+from bayesrnn.lab.tasks.language.text import split_files
+from bayesrnn.lab.text import EOS, VOCABULARY, Vocabulary
 
 ABOUT = "tokens.json"
-VOCABULARY = "vocabulary.txt"
 _SPLITS = ("train", "valid", "test")
 _FORMAT = 1
 _TYPES = ("<u2", "<u4")
@@ -153,9 +153,12 @@ def tokenize(
             say(f"{split}: {counted(count, 'word')}, {unknown:,} of them unknown")
         if about["tokens"]["train"] != total:
             raise UserError(f"{files['train']} has changed while it was read; start again.")
-        for name, content in ((VOCABULARY, "\n".join(vocabulary.words)), (ABOUT, json.dumps(about, indent=2))):
+        for name, content in (
+            (VOCABULARY, vocabulary.to_bytes()),
+            (ABOUT, f"{json.dumps(about, indent=2)}\n".encode()),
+        ):
             with _written(folder / name) as file:
-                file.write(f"{content}\n".encode())
+                file.write(content)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from None
     return about

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior, recipe_elbo
+from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
@@ -79,13 +79,6 @@ class RatingModel(nn.Module):
         last = self.step_drop(self.drop(states[-1:]))
         out: Tensor = self.head(last[0])
         return out
-
-
-def is_random(recipe: "Recipe") -> bool:
-    """Whether predictions differ from draw to draw."""
-    m = recipe.model
-    rates = (m.word_dropout, m.input_dropout, m.recurrent_dropout, m.output_dropout, m.step_dropout)
-    return recipe.posterior.kind != "none" or any(rates)
 
 
 class Sentiment(Task):
