@@ -11,7 +11,7 @@ from bayesrnn.lab.report.plots import look
 from bayesrnn.lab.report.tables import Column, markdown_table
 from bayesrnn.lab.runs.record import Record, devices, once
 from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
-from bayesrnn.lab.tasks.language.published import other_text
+from bayesrnn.lab.tasks.language.paper_tables import other_text
 from docs.build import archive
 from docs.build.pictures import drawn
 

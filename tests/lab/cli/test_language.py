@@ -66,7 +66,7 @@ def test_evaluate_everything(bayesian):
 def test_draws_that_drop_words_are_told_from_the_protocols(runs, tmp_path):
     from bayesrnn.lab.recipes import load
     from bayesrnn.lab.runs.record import read
-    from bayesrnn.lab.tasks.language.published import compared
+    from bayesrnn.lab.tasks.language.paper_tables import compared
 
     run = shutil.copytree(runs / "variational-tied-medium", tmp_path / "run")
     result = invoke("evaluate", run, "--samples", 2, "--drop-words", "--seed", 4)

@@ -14,8 +14,8 @@ from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.runs.folder import MARKER
 from bayesrnn.lab.runs.record import Record, read_folder
-from bayesrnn.lab.tasks.language import published, reproduction
-from bayesrnn.lab.tasks.language.published import compared
+from bayesrnn.lab.tasks.language import paper_tables, reproduction
+from bayesrnn.lab.tasks.language.paper_tables import compared
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1", "samples=2"]
 SETS = [part for setting in TINY for part in ("--set", setting)]
@@ -82,7 +82,7 @@ def test_which_records_make_a_row_done(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     recipe = recipes.load("brnn-medium")
     settings = recipe.model_dump()
-    metrics = {key: 1.0 for _, key, _ in published.published_metrics(recipe)}
+    metrics = {key: 1.0 for _, key, _ in paper_tables.published_metrics(recipe)}
     assert set(metrics) == {
         "valid_perplexity", "test_perplexity", "valid_perplexity_dynamic", "test_perplexity_dynamic", "entropy_gap",
         "entropy_gap_mean",
@@ -124,7 +124,7 @@ def test_the_rule_of_dynamic_evaluation_is_named_where_it_is_not_the_papers():
     def lines_of(*metrics):
         own = {"recipe": "brnn-medium", "data": "ptb", "settings": settings}
         made = [Record(**own, seed=seed, metrics=each) for seed, each in enumerate(metrics)]
-        found = published.compared("brnn-medium", recipe, made)
+        found = paper_tables.compared("brnn-medium", recipe, made)
         return [(x["measure"], x["paper"], x["ours"], x["seeds"]) for x in found if "dynamic" in x["measure"]]
 
     old = {"valid_perplexity_dynamic": 74.0, "test_perplexity_dynamic": 71.0}

@@ -1,6 +1,6 @@
 from bayesrnn.lab import recipes
 from bayesrnn.lab.runs.record import Record
-from bayesrnn.lab.tasks.language.published import other_text
+from bayesrnn.lab.tasks.language.paper_tables import other_text
 
 
 def changed_settings(values, recipe=None):

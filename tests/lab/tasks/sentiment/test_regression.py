@@ -126,7 +126,12 @@ class TestUncertainty:
         assert sum(both["bins"]["spread"]) == pytest.approx(0.5 + 0.1)
 
     def test_ranks_with_ties(self):
-        assert r._ranks(torch.tensor([3.0, 1.0, 3.0, 2.0])).tolist() == [2.5, 0.0, 2.5, 1.0]
+        """Equal values share the mean of their ranks; without two different values there is no correlation."""
+        a, b = torch.tensor([3.0, 1.0, 3.0, 2.0]), torch.tensor([1.0, 2.0, 4.0, 3.0])
+        ranks = torch.tensor([[2.5, 0.0, 2.5, 1.0], [0.0, 1.0, 3.0, 2.0]]).double()
+        assert r._rank_correlation(a, b) == pytest.approx(float(torch.corrcoef(ranks)[0, 1]))
+        assert r._rank_correlation(a, torch.ones(4)) is None
+        assert r._rank_correlation(a[:1], b[:1]) is None
 
 
 class TestGroups:

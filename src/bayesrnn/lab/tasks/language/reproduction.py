@@ -21,7 +21,7 @@ from bayesrnn.lab.runs.opening import WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD, NotARunRecord, Record, add_evaluation, from_json, read, read_folder
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule, merged
 from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
-from bayesrnn.lab.tasks.language.published import DYNAMIC, compared, number, published_metrics
+from bayesrnn.lab.tasks.language.paper_tables import DYNAMIC, compared, number, published_metrics
 from bayesrnn.lab.tasks.language.task import Language
 
 if TYPE_CHECKING:

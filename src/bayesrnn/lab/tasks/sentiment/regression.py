@@ -160,15 +160,8 @@ def uncertainty_figures(draws: Tensor, targets: Tensor, noise: Tensor | None = N
 
 
 def _rank_correlation(a: Tensor, b: Tensor) -> float | None:
-    if len(a) < 2:
-        return None
-    ranks = torch.stack([_ranks(a), _ranks(b)])
-    value = float(torch.corrcoef(ranks)[0, 1])
+    import pandas as pd
+
+    both = pd.DataFrame({"a": a.cpu().numpy(), "b": b.cpu().numpy()})
+    value = float(both.corr("spearman").to_numpy()[0, 1])
     return value if math.isfinite(value) else None
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 0; equal values share the mean of theirs."""
-    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0)
-    return (last - (counts + 1) / 2.0)[inverse].double()
