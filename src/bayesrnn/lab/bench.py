@@ -9,9 +9,7 @@ takes, in a CUDA graph or not, against the reference path in float32.
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab.timing import take_turns
 
 Say = Callable[[str], None]
 WINDOW = 35
@@ -228,34 +227,6 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
     errors = [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(found, wanted, strict=True)]
     worst = max(errors)
     return worst if all(map(math.isfinite, errors)) else math.inf
-
-
-def take_turns(steps: dict[str, Callable[[], Any]], seconds: float, *, cuda: bool, each: int = 1) -> dict[str, float]:
-    """Median milliseconds of each; they take turns, so that what else the machine does falls on all."""
-
-    def turn(step: Callable[[], Any]) -> float:
-        if not cuda:
-            start = time.perf_counter()
-            for _ in range(each):
-                step()
-            return (time.perf_counter() - start) * 1000 / each
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()  # type: ignore[no-untyped-call]
-        for _ in range(each):
-            step()
-        end.record()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        elapsed: float = begin.elapsed_time(end)  # type: ignore[no-untyped-call]
-        return elapsed / each
-
-    for step in steps.values():
-        turn(step)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop or len(next(iter(times.values()))) < 5:
-        for name, step in steps.items():
-            times[name].append(turn(step))
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
