@@ -20,7 +20,7 @@ from bayesrnn.checks import is_number, is_whole
 from bayesrnn.likelihoods import Categorical, Likelihood
 from bayesrnn.nn.base import NoisyLayer
 from bayesrnn.posteriors.base import RandomWeights, TwoLevel
-from bayesrnn.wrappers import whole
+from bayesrnn.wrappers import check_module, whole
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ class ELBO(nn.Module):
                 f"num_data must be the number of training targets, at least 1, got {num_data!r}: "
                 "the KL is divided by it"
             )
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        check_module(model)
         if not isinstance(likelihood, nn.Module) or not isinstance(likelihood, Likelihood):
             raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
         if not is_number(kl_weight) or not 0 <= kl_weight < math.inf:
@@ -127,7 +126,7 @@ class ELBO(nn.Module):
             share: the part of the KL that this batch has, relative to an even division over the epoch. With M batches
                 and M 2^(M-i) / (2^M - 1) for batch i it is that of arXiv 1505.05424, section 3.4.
         """
-        output, target = _tensor(output, "the model"), _tensor(target, "the target")
+        output, target = _tensor(output, "the output"), _tensor(target, "the target")
         if mask is not None:
             output, target = output[mask], target[mask]
         look = self.check_finite and not _without_values(output)
@@ -163,7 +162,7 @@ class ELBO(nn.Module):
         """
 
         def nll() -> Tensor:
-            return self.likelihood.nll(_tensor(run(), "the model"), _tensor(target, "the target"))
+            return self.likelihood.nll(_tensor(run(), "the output"), _tensor(target, "the target"))
 
         with ExitStack() as stack:
             for level in _levels(self.model):
@@ -310,8 +309,7 @@ def kl(model: nn.Module, *, length_scale: float = 1.0) -> Tensor:
         length_scale: l, the prior length scale of dropout posteriors: the prior is N(0, 1 / l^2).
     """
     length_scale = _check_length_scale(length_scale)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_module(model)
     posteriors: list[RandomWeights] = parts(model, RandomWeights)
     terms = [posterior.posterior_kl() for posterior in posteriors]
     # a weight with a posterior has its KL there, also inside a layer with dropout

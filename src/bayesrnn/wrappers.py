@@ -25,6 +25,12 @@ def _known() -> dict[type, str]:
     return {vars(library)[name]: inner for library, name, inner in loaded if library is not None}
 
 
+def check_module(model: Any) -> None:
+    """Refuse what is not a module, such as the function that `torch.compile` makes of a compiled module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside `torch.compile`, DistributedDataParallel, FullyShardedDataParallel, Fabric and the like."""
     known = _known()

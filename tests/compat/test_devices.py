@@ -353,3 +353,53 @@ class TestPointers:
         """A recurrence whose scratch came from another device would be refused here, not in C."""
         with torch.device("meta"):
             assert memory.Pool().take((3, 4), torch.empty(1, device="cpu")).device.type == "cpu"
+
+
+_MODELS = {
+    "noisy layer": lambda: br.GRU(3, 4, recurrent_dropout=0.5),
+    "dropout": lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)),
+    "without parameters": lambda: br.Dropout(0.5),
+    "posterior": lambda: br.BayesByBackprop(nn.LSTM(3, 4)),
+    "dropconnect": lambda: br.DropConnect(nn.LSTM(3, 4)),
+}
+
+
+class TestUnseeded:
+    """Draws, predictions and objectives without a seed, on a CPU, while another device is the default."""
+
+    @pytest.mark.parametrize("name", _MODELS)
+    def test_another_default_device(self, name):
+        model, x, likelihood = _MODELS[name](), torch.randn(5, 2, 3), br.Gaussian(1.0)
+        objective, target = br.ELBO(model, likelihood, num_data=9), torch.zeros(5, 2, 3 if "without" in name else 4)
+        with torch.device("meta"):
+            with br.draw(model):
+                model(x)
+            found = br.predict(model, x, samples=5, likelihood=likelihood)
+            terms = objective(model.train()(x), target)
+        assert found.mean.device.type == terms.loss.device.type == "cpu"
+        assert bool(torch.isfinite(found.mean).all())
+        assert bool(torch.isfinite(terms.loss))
+
+    def test_distributions(self):
+        model, x, y = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), torch.randn(6, 3), torch.randn(6)
+        likelihood = br.StudentT(df=4.0)
+        expected = br.predict(model, x, samples=7, seed=1, likelihood=likelihood)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device("meta"):
+                found = br.predict(model, x, samples=7, seed=1, likelihood=likelihood)
+                assert_close(found.crps(y), expected.crps(y))
+                assert_close(found.interval(0.9), expected.interval(0.9))
+        finally:
+            torch.set_default_dtype(before)
+
+    def test_fake_and_meta_tensors_are_refused_by_predict_alone(self):
+        model = br.BayesByBackprop(nn.Linear(3, 4))
+        objective = br.ELBO(model, br.Gaussian(1.0), num_data=9)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert objective(model(torch.randn(2, 3)), torch.zeros(2, 4)).loss.shape == ()
+            with pytest.raises(TypeError, match=r"br\.predict needs real tensors"):
+                br.predict(model, torch.randn(2, 3))
+        with pytest.raises(TypeError, match=r"br\.predict needs real tensors"):
+            br.predict(model, torch.randn(2, 3, device="meta"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -309,3 +310,51 @@ def test_a_model_with_copies_of_parameters_in_half_precision_and_autocast():
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = layer(x)[0]
     assert_close(found.float(), expected, atol=0.03, rtol=0.05)
+
+
+class Cache:
+    """A user's own holder of state."""
+
+    latest = None
+
+
+class RemembersElsewhere(nn.Module):
+    """Keeps its state in an object, and in attributes of a layer of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.cache, self.more = nn.GRU(3, 4), Cache(), SimpleNamespace(seen=[])
+
+    def forward(self, x):
+        out, _ = self.layer(x)
+        self.cache.latest = self.layer.latest = out
+        self.more.seen.append(out)
+        return out
+
+
+@pytest.mark.parametrize("bayesian", [br.BayesByBackprop, br.DropConnect])
+def test_no_tensor_of_a_prediction_stays_in_objects_of_the_model(bayesian):
+    model, x = bayesian(RemembersElsewhere()), torch.randn(5, 2, 3)
+    br.predict(model, x, samples=6)
+    inner = model.module
+    assert inner.cache.latest is None
+    assert not hasattr(inner.layer, "latest")
+    assert inner.more.seen == []
+    copy.deepcopy(model)
+
+
+def test_masks_inside_a_dict_may_be_infinite():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4))
+
+        def forward(self, batch):
+            return self.head(batch["x"]) + batch["mask"]
+
+    mask = torch.tensor([0.0, -torch.inf, 0.0, 0.0])
+    found = br.predict(Masked(), {"x": torch.randn(2, 3), "mask": mask}, samples=5)
+    assert bool((found.mean[:, 1] == 0).all())
+    assert bool(torch.isfinite(found.entropy).all())
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        br.predict(Masked(), {"x": torch.full((2, 3), torch.nan), "mask": mask}, samples=5)

@@ -192,3 +192,25 @@ def test_a_forked_process_predicts_the_same():
             os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 1) == b"\0"
+
+
+def test_a_generator_keeps_its_draw_inside_a_draw_of_its_caller():
+    model, x = br.LSTM(3, 4, input_dropout=0.5).eval(), torch.randn(5, 2, 3)
+
+    def one(seed):
+        with br.draw(model, seed=seed):
+            return model(x)[0]
+
+    def held(seed):
+        with br.draw(model, seed=seed):
+            yield model(x)[0]
+            yield model(x)[0]
+            yield one(7)
+
+    generator = held(1)
+    assert torch.equal(next(generator), one(1))
+    with br.draw(model, seed=2):
+        assert torch.equal(next(generator), one(1))
+        assert torch.equal(model(x)[0], one(2))
+        assert torch.equal(next(generator), one(7))
+    generator.close()

@@ -264,3 +264,23 @@ def test_a_regressor_without_a_last_axis_is_a_regressor(batch):
     assert found.kind == "regressor"
     assert found.mean.shape == (batch,)
     assert_close(found.mean, found.samples.mean(0))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_second_derivative_is_refused_not_left_out(cell):
+    layer, x = cell(3, 4, recurrent_dropout=0.5), torch.randn(5, 2, 3, requires_grad=True)
+    with br.draw(layer, seed=1):
+        (gradient,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiated once"):
+            torch.autograd.grad(gradient.square().sum() + x.sum(), x)
+        with pytest.raises(RuntimeError, match="differentiated once"):
+            torch.autograd.functional.hessian(lambda x: layer(x)[0].sum(), x.detach())
+
+
+def test_a_second_derivative_of_drawn_weights_is_refused_not_left_out():
+    q = br.BayesByBackprop(nn.Linear(3, 4))
+    rho = next(q.posterior.rho.parameters())
+    with br.draw(q, seed=1):
+        (gradient,) = torch.autograd.grad(q(torch.randn(5, 3)).square().sum(), rho, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiated once"):
+            torch.autograd.grad(gradient.square().sum() + rho.sum(), rho)

@@ -328,3 +328,31 @@ def test_meta_and_fake_tensors():
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert q(torch.empty(2, 4)).shape == (2, 3)
     assert torch.isfinite(br.kl(q))
+
+
+def test_a_part_added_to_dropconnect_is_refused():
+    q = br.DropConnect(nn.Sequential(nn.Linear(4, 3)))
+    q.module.append(nn.Linear(3, 3))
+    for call in (lambda: q(torch.randn(2, 4)), lambda: br.kl(q)):
+        with pytest.raises(RuntimeError, match=r"'1\.weight' was added"):
+            call()
+
+
+def test_sharded_parts_are_refused(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with one_process(tmp_path):
+        q = br.BayesByBackprop(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+        fully_shard(q.module[0], mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(RuntimeError, match=r"fully_shard was applied to a part"):
+            q(torch.randn(2, 4))
+
+
+def test_what_is_no_module_is_refused_by_name():
+    def function(x):
+        return x
+
+    for call in (br.kl, lambda f: br.draw(f).__enter__(), lambda f: br.mean(f).__enter__(), lambda f: br.predict(f, 1)):
+        with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got function"):
+            call(function)

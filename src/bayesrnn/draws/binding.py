@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws.sources import FRESH, Draw, Source
 from bayesrnn.draws.torch_noise import Owner, TorchNoise, name_before_compiling, refuse_script
+from bayesrnn.wrappers import check_module
 
 _SLOT = "_bayesrnn_blocks"
 _open_blocks = 0
@@ -199,6 +200,7 @@ def bind(model: nn.Module, to: Source | None, *, torchs: Any = LEFT) -> Iterator
 
     `torchs` is the source of torch's own noise: LEFT leaves it to torch, None switches it off, as the mean does.
     """
+    check_module(model)
     controlled = torchs is not LEFT or to is None
     block = Block()
     changed: list[tuple[nn.Module, Bound]] = []

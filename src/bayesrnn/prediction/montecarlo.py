@@ -23,6 +23,7 @@ from bayesrnn.prediction.distributions import DistributionSummary
 from bayesrnn.prediction.folding import folded_draws
 from bayesrnn.prediction.result import Prediction, Summary
 from bayesrnn.prediction.weights import batched_weight_draws, gains_from_batches, has_unit_noise, posterior_of
+from bayesrnn.wrappers import check_module
 
 _FIRST = 4  # draws of whole weights in the first batch, which shows how much memory one takes;
 _ROOMY = 64  # 1 where the memory limit is not this many times the weights
@@ -101,7 +102,8 @@ def predict(
 
 
 def _check_values(model: nn.Module, x: Any, rest: Rest) -> None:
-    """There are numbers to predict from."""
+    """There is a model, and numbers to predict from."""
+    check_module(model)
     for part in (*model.parameters(), *memory.tensors((x, rest.args, dict(rest.kwargs)))):
         if part.is_meta or isinstance(part, FakeTensor) or torch._C._get_dispatch_mode(_FAKE) is not None:
             raise TypeError("br.predict needs real tensors: the model or its input is on the meta device, or fake")

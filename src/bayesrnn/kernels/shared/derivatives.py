@@ -17,8 +17,31 @@ _MESSAGE = (
 )
 
 
+class _Link(torch.autograd.Function):
+    """Makes a tensor depend on others in the graph, though not in value; nothing runs its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *others: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(_MESSAGE)
+
+
 class OnceFunction(torch.autograd.Function):
     """A function with a hand-written backward and no forward-mode derivative, which says so."""
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """Run it, and let its backward know its inputs' places in the graph (not their values)."""
+        made = super().apply(*args, **kwargs)
+        outputs = made if isinstance(made, tuple) else (made,)
+        node: Any = next((t.grad_fn for t in outputs if isinstance(t, Tensor) and t.grad_fn is not None), None)
+        if node is not None and not torch.compiler.is_compiling() and _functorch.peek_interpreter_stack() is None:
+            inputs = [t for t in args if isinstance(t, Tensor) and t.requires_grad]
+            node.inputs_in_graph = _Link.apply(inputs[0].new_empty(0), *inputs)
+        return made
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -46,9 +69,16 @@ def once_differentiable(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
         if not torch.is_grad_enabled():  # it is on exactly with create_graph=True
             return results
         refuse: Any = _functions.DelayedError(_MESSAGE.encode(), len(results))
-        return tuple(refuse(*[None if r is None else r.detach().requires_grad_() for r in results]))
+        # linked to the inputs: torch.autograd.grad visits only what lies between a result and them
+        inputs = ctx.__dict__.get("inputs_in_graph")
+        return tuple(refuse(*[None if r is None else _linked(r.detach(), inputs) for r in results]))
 
     return call
+
+
+def _linked(result: Tensor, inputs: Tensor | None) -> Tensor:
+    linked: Tensor = result.requires_grad_() if inputs is None else _Link.apply(result, inputs)
+    return linked
 
 
 def _is_batched(gradient: Tensor | None) -> bool:
