@@ -157,7 +157,8 @@ class _Draw(OnceFunction):
         room = iter(ctx.pool.take_all([s for s, u in zip(spec.shapes, used, strict=True) if u], means[0]))
         d_rhos = [next(room) if u else None for u in used]
         five = [t for of_one in zip(means, rhos, given, d_means, d_rhos, strict=True) for t in of_one]
-        pointers, scale = addresses(five, _each(tables.sizes, 5), known=ordinary(*given)), 0.0 if d_kl is None else float(d_kl)
+        pointers = addresses(five, _each(tables.sizes, 5), known=ordinary(*given))
+        scale = 0.0 if d_kl is None else float(d_kl)
         _library().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
             _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads,
