@@ -55,7 +55,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
     out = tmp_path / "bench.json"
     result = run("--kind", "tied", "--kind", "plain", "--draws", "0", "--out", str(out))
     assert result.exit_code == 2
-    assert "a correctness check failed" in result.output
+    assert "correctness check failed" in result.output
     rows = {row["kind"]: row for row in json.loads(out.read_text())["training"]}
     assert "ratio" not in rows["variational, tied"]
     assert "check is red" in rows["variational, tied"]["failed"]
@@ -169,13 +169,13 @@ def test_a_step_that_is_no_graph_is_not_checked_as_one(monkeypatch, reason, grap
 def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph_takes_them(monkeypatch):
     from bayesrnn import kernels
 
-    cases, real = [], kernels.choose
+    cases, real = [], kernels.dispatch.choose
 
     def watched(case):
         cases.append(case)
         return real(case)
 
-    monkeypatch.setattr(kernels.explanation, "choose", watched)
+    monkeypatch.setattr(kernels.dispatch, "choose", watched)
     for part in ("training", "prediction", "peers"):
         monkeypatch.setattr(bench, part, lambda options, say: iter(()))
     sizes = (bench.Size(8, 2), bench.Size(16, 4))
