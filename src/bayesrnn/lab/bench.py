@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab.peers import PEERS
 from bayesrnn.lab.timing import take_turns
 
 Say = Callable[[str], None]
@@ -81,10 +81,10 @@ def parse_size(text: str) -> Size:
         if len(parts) not in (2, 3) or min(parts) < 1:
             raise ValueError
     except ValueError:
-        raise UserError(f"{text!r} is no size; write units x batch, such as 650x20, or 650x20x10000.") from None
+        raise UserError(f"{text!r} is not a size: write units x batch, such as 650x20, or 650x20x10000.") from None
     size = Size(*parts)
     if size.words < 3:
-        raise UserError(f"{text!r} has too few words; a text has two and its end of line at least, such as 8x2x3.")
+        raise UserError(f"{text!r} has too few words: a text needs two and its end of line, such as 8x2x3.")
     return size
 
 
@@ -199,10 +199,7 @@ def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], N
 
 
 def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> float:
-    """The largest relative error of loss and gradients on the path taken here, against the reference in float32.
-
-    ``graph``: on the path that a step takes which is recorded into a CUDA graph.
-    """
+    """The largest relative error of loss and gradients, on the path taken here or in a CUDA graph, in float32."""
     from bayesrnn.lab.tasks.language import task as language
 
     recipe, device = recipe_of(kind, size, options), torch.device(options.device)
@@ -225,8 +222,7 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
     with kernels.force("reference"), kernels.float32_precision(False):
         wanted = outcome("fp32")
     errors = [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(found, wanted, strict=True)]
-    worst = max(errors)
-    return worst if all(map(math.isfinite, errors)) else math.inf
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
 def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
@@ -310,8 +306,12 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
         x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
         prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
         ours = br.BayesByBackprop(nn.LSTM(size.hidden, size.hidden), prior=prior).to(device)
-        our_step = _layer_step(ours, x, lambda q, out: br.kl(q))
-        for name, make in (("blitz", _blitz), ("bayesian-torch", _bayesian_torch)):
+
+        def our_step(q: nn.Module = ours, x: Tensor = x) -> None:
+            q.zero_grad()
+            (q(x)[0].square().mean() + br.kl(q) / 1e6).backward()
+
+        for name, make in PEERS.items():
             if name in missing:
                 continue
             try:
@@ -324,27 +324,6 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             ratio = took[name] / took["ours"]
             say(f"one Bayesian LSTM layer, {size.title}: {ratio:.1f}x as fast as {name}")
             yield {"peer": name, **asdict(size), "ratio": ratio, "milliseconds": took}
-
-
-def _layer_step(layer: Any, x: Tensor, kl: Callable[[Any, Any], Tensor]) -> Callable[[], None]:
-    def step() -> None:
-        layer.zero_grad()
-        out = layer(x)
-        (out[0].square().mean() + kl(layer, out) / 1e6).backward()
-
-    step()
-    return step
-
-
-def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
-    divergence = import_module("blitz.losses").kl_divergence_from_nn
-    layer = import_module("blitz.modules").BayesianLSTM(hidden, hidden).to(x.device)
-    return _layer_step(layer, x, lambda layer, out: divergence(layer))
-
-
-def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
-    layer = import_module("bayesian_torch.layers").LSTMReparameterization(hidden, hidden).to(x.device)
-    return _layer_step(layer, x, lambda layer, out: out[2])
 
 
 def paths(size: Size, options: Options) -> dict[str, str]:
@@ -362,8 +341,7 @@ def paths(size: Size, options: Options) -> dict[str, str]:
 def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> dict[str, Any]:
-    """All of it, as a record; `keep` is given what there is of it after each row, so that nothing measured is lost."""
-    from bayesrnn import kernels
+    """Run all measurements and return the record; `keep` gets it after each row, so that no result is lost."""
     from bayesrnn.lab.engine.loop import set_precision
     from bayesrnn.lab.engine.provenance import commit, environment
 
