@@ -14,6 +14,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
     """A small made-up language: sentences of a few words that follow each other by rule."""

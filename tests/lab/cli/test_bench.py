@@ -167,15 +167,15 @@ def test_a_step_that_is_no_graph_is_not_checked_as_one(monkeypatch, reason, grap
 
 
 def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph_takes_them(monkeypatch):
-    from bayesrnn import kernels
+    from bayesrnn.kernels import dispatch
 
-    cases, real = [], kernels.choose
+    cases, real = [], dispatch.choose
 
     def watched(case):
         cases.append(case)
         return real(case)
 
-    monkeypatch.setattr(kernels, "choose", watched)
+    monkeypatch.setattr(dispatch, "choose", watched)
     for part in ("training", "prediction", "peers"):
         monkeypatch.setattr(bench, part, lambda options, say: iter(()))
     sizes = (bench.Size(8, 2), bench.Size(16, 4))

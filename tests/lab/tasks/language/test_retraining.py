@@ -319,7 +319,7 @@ class TestNoise:
         """Half the sigma is a larger KL; nothing but that moves it much at a low rate."""
         told, run = Quiet(), open_run(runs / "brnn-medium", CPU)
         again(runs / "brnn-medium", tmp_path / "r", plan=Schedule(4, 1e-4), told=told)
-        q, sequences = run.model, run.task(None, CPU).loss.sequences
+        q, sequences = run.model, run.task(None, CPU).sequences
         whole = br.kl(q).item() / sequences
         last = checkpoint.load(tmp_path / "r" / checkpoint.LAST)[0]
         checkpoint.load_model(q, {key: t for key, t in last.items() if key.startswith("model.")}, "last")
