@@ -1,6 +1,21 @@
+import gc
 import random
 
 import pytest
+
+
+def pytest_collection_finish():
+    """Exclude the imported modules and the collected tests from garbage collection.
+
+    They are millions of objects that stay until the end, and code under test that calls `gc.collect()` would visit
+    all of them each time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

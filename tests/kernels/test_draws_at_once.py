@@ -1,13 +1,12 @@
 """Many draws of whole weights at once, as a GPU runs them, by Triton's interpreter on the CPU.
 
-The interpreter must be asked for before Triton is first imported, so the file runs itself in a process of its own.
+The interpreter must be chosen before Triton is first imported, so test_interpreter.py runs this file in a
+process of its own.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -39,15 +38,6 @@ class Tagger(nn.Module):
 
 
 if not INTERPRETED:
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU tests below run it on the GPU")
-    def test_in_the_interpreter():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
-        done = subprocess.run(
-            command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
     @hypothesis.given(
         batch=st.integers(1, 128),

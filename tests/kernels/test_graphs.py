@@ -120,15 +120,15 @@ def test_a_step_is_not_in_a_reference_cycle(line_recipe):
 @pytest.mark.parametrize("rounded", [True, False, None])
 def test_precision_is_restored(first, rounded):
     def settings():
-        return [torch._C._get_fp32_precision_getter(*switch) for switch in precision._SWITCHES]
+        newer = [torch._C._get_fp32_precision_getter(*switch) for switch in precision._SWITCHES]
+        return [*newer, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32]
 
     begin = settings()
     with br.kernels.float32_precision(first):
-        before, legacy = settings(), torch.get_float32_matmul_precision()
+        before = settings()
         with br.kernels.float32_precision(rounded):
             if rounded is not None:
                 assert kernels.tf32(products=True) is kernels.tf32(products=False) is rounded
             kernels.round_float32(not first)
         assert settings() == before
-        assert torch.get_float32_matmul_precision() == legacy
     assert settings() == begin

@@ -1,14 +1,13 @@
 """Masks of many draws in one launch, run by Triton's interpreter on the CPU, and on a GPU where there is one.
 
-The interpreter must be asked for before Triton is first imported, so the file runs itself in a process of its own.
+The interpreter must be chosen before Triton is first imported, so test_interpreter.py runs this file in a
+process of its own.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,24 +15,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import bayesrnn as br
-from bayesrnn import draws
-from bayesrnn.draws import Draw, Noise, Stacked
+from bayesrnn.draws import Draw, Noise, Stacked, sources
+from bayesrnn.draws import noise as noise_module
 from bayesrnn.kernels.gpu.masks import masks
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WHERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-if not INTERPRETED:
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="this file's GPU tests run them on the GPU")
-    def test_in_the_interpreter():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
-        done = subprocess.run(
-            command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-
 
 if INTERPRETED or torch.cuda.is_available():
     if not INTERPRETED:
@@ -101,14 +88,15 @@ def launches(monkeypatch):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         return torch.stack([noise.sample(shape, torch.empty(0), g) for g in generators])
 
-    monkeypatch.setattr(draws, "_in_one_launch", lambda kind: made)
+    for module in (noise_module, sources):
+        monkeypatch.setattr(module, "masks_in_one_launch", lambda kind: made)
     return calls
 
 
 def test_one_launch_serves_all_draws(launches):
     layer = br.LSTM(5, 6, 2, input_dropout=0.3, recurrent_dropout=0.2)
     br.predict(layer, torch.randn(3, 2, 5), samples=9, seed=1)
-    assert launches == [1] * 4 + [9] * 4  # the first draw alone, then the others with the first for comparison
+    assert launches == [1] * 8 + [9] * 4  # two draws alone, then all of them: the two are compared
 
 
 @pytest.mark.parametrize("batch_dim", [0, 1])
@@ -131,7 +119,7 @@ def test_plain_dropout_at_once_does_not_depend_on_the_chunks(launches):
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.4), torch.nn.Linear(8, 3))
     x = torch.randn(5, 4)
     whole = br.predict(model, x, samples=8, seed=3).samples
-    assert launches == [1, 8]
+    assert launches == [1, 1, 8]
     torch.testing.assert_close(br.predict(model, x, samples=8, seed=3, memory_limit=1).samples, whole)
 
 

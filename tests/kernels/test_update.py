@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -34,29 +32,6 @@ def test_the_reference_is_the_formula(clip, decay):
     assert_close(norm, whole)
     rate = float(torch.tensor(0.3))
     assert_close(params, [w - rate * scale * g - decay * w for w, g in zip(before, gradients, strict=True)])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED or CUDA, reason="runs here")
-def test_the_kernels_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        __file__,
-        "-k",
-        "kernels_give",
-    ]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
 
 
 @pytest.mark.skipif(not INTERPRETED and not CUDA, reason="needs Triton's interpreter or a CUDA device")

@@ -27,9 +27,10 @@ def tf32(*, products: bool) -> bool:
 _SWITCHES = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 
 
-def _legacy() -> str | None:
+def _legacy() -> tuple[str, bool] | None:
+    """torch's older switches: for matrix products, and for cuDNN."""
     try:
-        return torch.get_float32_matmul_precision()
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     except RuntimeError:  # torch's older and newer switches contradict each other
         return None
 
@@ -53,7 +54,8 @@ def float32_precision(rounded: bool | None = None) -> Iterator[None]:
         yield
     finally:
         if legacy is not None:
-            torch.set_float32_matmul_precision(legacy)
+            torch.set_float32_matmul_precision(legacy[0])
+            torch.backends.cudnn.allow_tf32 = legacy[1]
         for switch, value in zip(_SWITCHES, before, strict=True):
             if torch._C._get_fp32_precision_getter(*switch) != value:
                 torch._C._set_fp32_precision_setter(*switch, value)
