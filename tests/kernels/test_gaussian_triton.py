@@ -160,7 +160,7 @@ else:
         spec = make_spec([(3, 4)], [1], "groups")
         found, (weights, kl) = triton.draw(seeded(), spec, [mean], [rho]), expected(spec, [mean], [rho])
         ours, theirs = (
-            torch.autograd.grad(loss_of(w, k, [base.sin()]), [mean, rho]) for w, k in (found, (weights, kl))
+            torch.autograd.grad(loss_of(w, k, [base.sin()]), [mean, rho]) for w, k in (found[:2], (weights, kl))
         )
         assert_close(ours, theirs)
 
@@ -294,7 +294,7 @@ else:
         found, (weights, kl) = triton.draw(seeded(), spec, means, rhos), expected(spec, means, rhos)
         assert torch.equal(found.weights[0][2], means[0][2])
         assert_close(found.kl, kl)
-        ours, theirs = (torch.autograd.grad(loss_of(w, k, cotangents), rhos) for w, k in (found, (weights, kl)))
+        ours, theirs = (torch.autograd.grad(loss_of(w, k, cotangents), rhos) for w, k in (found[:2], (weights, kl)))
         assert_close(ours, theirs)
 
     def test_more_tensors_than_one_launch_takes_and_empty_ones(monkeypatch):
@@ -307,7 +307,7 @@ else:
         found, (weights, kl) = triton.draw(seeded(), spec, means, rhos), expected(spec, means, rhos)
         assert_close(list(found.weights), list(weights))
         assert_close(found.kl, kl)
-        both = (found, (weights, kl))
+        both = (found[:2], (weights, kl))
         assert_close(*(torch.autograd.grad(loss_of(w, k, cotangents), [*means, *rhos]) for w, k in both))
         plan.plan.cache_clear()
 

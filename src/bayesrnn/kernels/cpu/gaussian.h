@@ -98,14 +98,27 @@ INLINE vi first_lanes(int64_t n) {
     return inside;
 }
 
+/* A mark of the parameters: a hash of every byte of all means and rhos, in their order, so that a change shows by
+   whatever means it was made. Two vectors are taken per step, one of the means and one of the rhos; each step is
+   one-to-one in the state and in both. Blocks are marked on their own, and their marks added up. */
+#define MARK ((vu){0} + 0x9E3779B9u)
+
+INLINE vu mark_vectors(vu state, vu mean, vu rho) {
+    state += mean;
+    return ((state << 7) | (state >> 25)) ^ rho;
+}
+
 /* One tile forward: theta, the tile's part of the KL, and the squared weights. */
 INLINE double draw_tile(const Prior *prior, const int kind, const int sums, const float *mean, const float *rho,
-                        const float *eps, float *theta, float *squares, int64_t n) {
+                        const float *eps, float *theta, float *squares, int64_t n, vu *mark) {
     Sums s = {{0}, {0}, all(1.0f), {0}};
+    vu state = *mark;
     int64_t j = 0;
     for (; j + LANES <= n; j += LANES) {
-        vf w = draw_vector(prior, kind, sums, load(mean + j), load(rho + j), load(eps + j), ~EVERYWHERE, &s);
+        vf m = load(mean + j), r = load(rho + j);
+        vf w = draw_vector(prior, kind, sums, m, r, load(eps + j), ~EVERYWHERE, &s);
         store(theta + j, w);
+        if (sums) state = mark_vectors(state, (vu)m, (vu)r);
         if (sums && kind == GROUPS) store(squares + j, w * w);
         if (sums && TILE / LANES > 64 && j / LANES % 64 == 63) settle(&s);
     }
@@ -114,7 +127,9 @@ INLINE double draw_tile(const Prior *prior, const int kind, const int sums, cons
         vf w = draw_vector(prior, kind, sums, m, r, load(eps + j), first_lanes(n - j), &s);
         store_some(theta + j, w, n - j);
         if (sums && kind == GROUPS) store(squares + j, w * w);
+        if (sums) state = mark_vectors(state, (vu)m, (vu)r);
     }
+    *mark = state;
     return sums ? sum_of(&s) : 0.0;
 }
 
@@ -193,16 +208,6 @@ static int tensor_of(const Shape *shapes, int count, int64_t block) {
     return k;
 }
 
-/* A mark of the parameters: a hash of every byte of all means and rhos, in their order, so that a change shows by
-   whatever means it was made. Two vectors are taken per step, one of the means and one of the rhos; each step is
-   one-to-one in the state and in both. Blocks are marked on their own, and their marks added up. */
-#define MARK ((vu){0} + 0x9E3779B9u)
-
-INLINE vu mark_vectors(vu state, vu mean, vu rho) {
-    state += mean;
-    return ((state << 7) | (state >> 25)) ^ rho;
-}
-
 INLINE vu mark_bytes(vu state, const char *mean, const char *rho, int64_t bytes) {
     int64_t j = 0;
     vu a, b;
@@ -254,7 +259,7 @@ static double draw_block(const Shape *shape, const Prior *prior, const float *me
     for (int64_t i = first; i < end; i += TILE) {
         int64_t n = end - i < TILE ? end - i : TILE;
         normal_tile(eps, seed, tensor, shape, i, n);
-#define DRAW(KIND, SUMS) draw_tile(prior, KIND, SUMS, mean + i, rho + i, eps, theta + i, squares, n)
+#define DRAW(KIND, SUMS) draw_tile(prior, KIND, SUMS, mean + i, rho + i, eps, theta + i, squares, n, mark)
         if (!prior->sums) sum += DRAW(NONE, 0);
         else if (prior->kind == NORMAL) sum += DRAW(NORMAL, 1);
         else if (prior->kind == GROUPS) sum += DRAW(GROUPS, 1);
@@ -262,7 +267,6 @@ static double draw_block(const Shape *shape, const Prior *prior, const float *me
         else sum += DRAW(NONE, 1);
 #undef DRAW
         if (grouped) add_squares(shape, at, squares, i, n, first, end);
-        if (prior->sums) *mark = mark_bytes(*mark, (const char *)(mean + i), (const char *)(rho + i), 4 * n);
     }
     return sum;
 }

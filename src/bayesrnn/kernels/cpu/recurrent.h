@@ -159,6 +159,7 @@ INLINE void finish_elman(const Layer *layer, const Forward *f, int64_t row, int6
     const int64_t H = layer->hidden;
     vf a = load_some(f->gx + row * H + u, lanes) + load(sums);
     vf h = layer->cell == TANH ? hyperbolic(a) : larger(all(0.0f), a);
+    store_some(f->gx + row * H + u, h, lanes); /* for the backward: the caller may change `out` */
     store_some(f->out + row * H + u, h, lanes);
     store_some(f->h + sequence * H + u, h, lanes);
     put_masked(layer, masked, sequence, u, h, lanes);

@@ -23,9 +23,9 @@ class _RNN(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         gx, h0, w_hh, z_h, nonlinearity, batch_sizes, reverse = given
         layer = recurrent.Layer(nonlinearity, h0, z_h, None, batch_sizes, reverse)
-        out, h = gx.new_empty(gx.shape), recurrent.own_copy(h0, h0)
-        layer.forward(gx.contiguous(), w_hh, h, None, out, None, None)
-        kept = recurrent.own_copy(out, out) if any(ctx.needs_input_grad) else out  # who gets `out` may change it
+        kept = gx.contiguous()  # becomes a second `out`, since the caller may change the first
+        out, h = torch.empty_like(kept), recurrent.own_copy(h0, h0)
+        layer.forward(kept, w_hh, h, None, out, None, None)
         ctx.save_for_backward(h0, w_hh, z_h, kept)
         ctx.nonlinearity, ctx.batch_sizes, ctx.reverse = nonlinearity, batch_sizes, reverse
         ctx.set_materialize_grads(False)
@@ -48,7 +48,7 @@ class _RNN(OnceFunction):
 def rnn(
     *tensors: Any, nonlinearity: str = "tanh", batch_sizes: Sequence[int], reverse: bool = False
 ) -> tuple[Tensor, ...]:
-    """Like `reference.rnn`; what is not float32 on a CPU runs in `loop`."""
+    """Like `reference.rnn`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
     gx, h, w_hh, z_h = tensors = with_nones(tensors, 4)
     options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
     return recurrent.run(
