@@ -274,11 +274,12 @@ INLINE void lstm_gradient(const Layer *layer, const Backward *b, const int64_t *
     store_some(b->dh + at, (vf){0}, lanes); /* the product is added to it */
 }
 
-INLINE void gru_gradient(const Layer *layer, const Backward *b, const int64_t *offsets, int64_t s, int64_t row,
-                         int64_t sequence, int64_t u, int64_t lanes) {
+/* `out` has the state before each row. */
+INLINE void gru_gradient(const Layer *layer, const Backward *b, int64_t row, int64_t sequence, int64_t u,
+                         int64_t lanes) {
     const int64_t H = layer->hidden, at = sequence * H + u;
     const float *gates = b->gates + row * 3 * H + u;
-    const float *before = state_before(layer, offsets, s, b->out, b->h0, sequence) + u;
+    const float *before = b->out + row * H + u;
     float *d = b->d_gx + row * 3 * H + u, *p = b->d_product + row * 3 * H + u;
     vf reset = load_some(gates, lanes), update = load_some(gates + H, lanes), new = load_some(gates + 2 * H, lanes);
     vf dh = load_some(b->dh + at, lanes);
@@ -318,7 +319,7 @@ static void gradient_task(const Layer *layer, const Backward *b, const Share *sh
                 if (left >= LANES) lstm_gradient(layer, b, offsets, s, row, sequence, u, LANES);
                 else lstm_gradient(layer, b, offsets, s, row, sequence, u, left);
             } else if (layer->cell == GRU) {
-                gru_gradient(layer, b, offsets, s, row, sequence, u, left);
+                gru_gradient(layer, b, row, sequence, u, left);
             } else {
                 elman_gradient(layer, b, row, sequence, u, left);
             }

@@ -27,8 +27,8 @@ class _GRU(OnceFunction):
         out, inner = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
         h = recurrent.own_copy(h0, h0)
         layer.forward(gates, w_hh, h, None, out, inner, b_hn)
-        kept = recurrent.own_copy(out, out) if any(ctx.needs_input_grad) else out  # who gets `out` may change it
-        ctx.save_for_backward(gates, h0, w_hh, z_h, kept, inner)
+        h_prev = previous_rows(out, h0, batch_sizes, reverse=reverse) if any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(gates, h0, w_hh, z_h, h_prev, inner)
         ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h
@@ -36,15 +36,15 @@ class _GRU(OnceFunction):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
-        gates, h0, w_hh, z_h, out, inner = ctx.saved_tensors
-        sizes, reverse, size = ctx.batch_sizes, ctx.reverse, h0.shape[1]
-        layer = recurrent.Layer("gru", h0, z_h, None, sizes, reverse)
+        gates, h0, w_hh, z_h, h_prev, inner = ctx.saved_tensors
+        sizes, size = ctx.batch_sizes, h0.shape[1]
+        layer = recurrent.Layer("gru", h0, z_h, None, sizes, ctx.reverse)
         dh = recurrent.own_copy(d_h, h0)
         d_gx, d_product = torch.empty_like(gates), torch.empty_like(gates)
-        layer.backward(gates, out, inner, h0, None, w_hh, d_out, dh, None, d_gx, d_product)
+        layer.backward(gates, h_prev, inner, h0, None, w_hh, d_out, dh, None, d_gx, d_product)
         d_w_hh = d_b_hn = None
         if ctx.needs_input_grad[2]:
-            d_w_hh = weight_gradient(d_product, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
+            d_w_hh = weight_gradient(d_product, h_prev, z_h, sizes)
         if ctx.needs_input_grad[3]:
             d_b_hn = d_product[:, 2 * size :].sum(0)
         return d_gx, dh, d_w_hh, d_b_hn, None, None, None
