@@ -33,12 +33,13 @@ from torch import nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.provenance import commit
+from bayesrnn.lab.peers import PEERS
 from bayesrnn.lab.runs.files import check_out, write_file
 
 VOCABULARY, STEPS = 10_000, 35
 CELLS = ("LSTM", "GRU", "RNN")
 LABELS = {"none": "no noise", "tied": "tied", "untied": "untied", "bbb": "BBB"}
-PEERS = ("blitz-bayesian-pytorch==0.2.8", "bayesian-torch==0.5.0")
+PEER_PACKAGES = ("blitz-bayesian-pytorch==0.2.8", "bayesian-torch==0.5.0")
 
 
 class Stack(nn.Module):
@@ -215,7 +216,7 @@ def prediction(seconds: float) -> list[dict[str, Any]]:
 def peers(seconds: float) -> list[dict[str, Any]]:
     """One Bayesian LSTM layer of each peer against ours: forward, KL and backward, T=35."""
     folder = tempfile.mkdtemp(prefix="bayesrnn-peers-")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PEERS]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PEER_PACKAGES]
     subprocess.run(install, check=True)
     sys.path.insert(0, folder)
     rows = []
@@ -223,65 +224,26 @@ def peers(seconds: float) -> list[dict[str, Any]]:
         x = torch.randn(STEPS, 20, hidden)
         first = x.transpose(0, 1).contiguous()
         ours = br.BayesByBackprop(nn.LSTM(hidden, hidden), prior=br.ScaleMixture(0.5, 1.0, 0.002, group="weight"))
-        steps: dict[str, Callable[[], None]] = {"plain": _plain_layer(hidden, x)}
 
         def our_step(q: nn.Module = ours, x: torch.Tensor = x) -> None:
             q.zero_grad()
             (q(x)[0].square().mean() + br.kl(q) / 1e6).backward()
 
-        steps["bayesrnn"] = our_step
-        for name, make in (("blitz", _blitz), ("bayesian-torch", _bayesian_torch)):
+        steps: dict[str, Callable[[], None]] = {"bayesrnn": our_step}
+        for name, make in PEERS.items():
             try:
                 steps[name] = make(hidden, first)
             except Exception as error:
                 print(f"{name}: could not be run here ({type(error).__name__}: {error})")
         took = interleaved(steps, seconds)
         for name in steps:
-            if name not in ("plain", "bayesrnn"):
+            if name != "bayesrnn":
                 row = {"peer": name, "hidden": hidden, "batch": 20, "ours_over_peer": took[name] / took["bayesrnn"]}
                 rows.append(row)
                 print(
                     f"one Bayesian LSTM layer, H={hidden} B=20: ours is {row['ours_over_peer']:.1f}x as fast as {name}"
                 )
     return rows
-
-
-def _plain_layer(hidden: int, x: torch.Tensor) -> Callable[[], None]:
-    layer = nn.LSTM(hidden, hidden)
-
-    def step() -> None:
-        layer.zero_grad()
-        layer(x)[0].square().mean().backward()
-
-    return step
-
-
-def _blitz(hidden: int, x: torch.Tensor) -> Callable[[], None]:
-    from blitz.losses import kl_divergence_from_nn
-    from blitz.modules import BayesianLSTM
-
-    layer = BayesianLSTM(hidden, hidden)
-
-    def step() -> None:
-        layer.zero_grad()
-        (layer(x)[0].square().mean() + kl_divergence_from_nn(layer) / 1e6).backward()
-
-    step()
-    return step
-
-
-def _bayesian_torch(hidden: int, x: torch.Tensor) -> Callable[[], None]:
-    from bayesian_torch.layers import LSTMReparameterization
-
-    layer = LSTMReparameterization(hidden, hidden)
-
-    def step() -> None:
-        layer.zero_grad()
-        out, _, kl = layer(x)
-        (out.square().mean() + kl / 1e6).backward()
-
-    step()
-    return step
 
 
 def memory() -> dict[str, float]:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab.peers import PEERS, layer_step
 
 Say = Callable[[str], None]
 WINDOW = 35
@@ -339,8 +339,8 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
         x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
         prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
         ours = br.BayesByBackprop(nn.LSTM(size.hidden, size.hidden), prior=prior).to(device)
-        our_step = _layer_step(ours, x, lambda q, out: br.kl(q))
-        for name, make in (("blitz", _blitz), ("bayesian-torch", _bayesian_torch)):
+        our_step = layer_step(ours, x, lambda q, out: br.kl(q))
+        for name, make in PEERS.items():
             if name in missing:
                 continue
             try:
@@ -353,27 +353,6 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             ratio = took[name] / took["ours"]
             say(f"one Bayesian LSTM layer, {size.title}: {ratio:.1f}x as fast as {name}")
             yield {"peer": name, **asdict(size), "ratio": ratio, "milliseconds": took}
-
-
-def _layer_step(layer: Any, x: Tensor, kl: Callable[[Any, Any], Tensor]) -> Callable[[], None]:
-    def step() -> None:
-        layer.zero_grad()
-        out = layer(x)
-        (out[0].square().mean() + kl(layer, out) / 1e6).backward()
-
-    step()
-    return step
-
-
-def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
-    divergence = import_module("blitz.losses").kl_divergence_from_nn
-    layer = import_module("blitz.modules").BayesianLSTM(hidden, hidden).to(x.device)
-    return _layer_step(layer, x, lambda layer, out: divergence(layer))
-
-
-def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
-    layer = import_module("bayesian_torch.layers").LSTMReparameterization(hidden, hidden).to(x.device)
-    return _layer_step(layer, x, lambda layer, out: out[2])
 
 
 def paths(size: Size, options: Options) -> dict[str, str]:

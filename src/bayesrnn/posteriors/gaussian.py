@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -50,6 +50,10 @@ class ParameterTree(nn.Module):
     def by_name(self) -> dict[str, nn.Parameter]:
         """The parameters by name, in the order they were given."""
         return {name: node._parameters[leaf] for name, (node, leaf) in self._leaves.items()}  # type: ignore[misc]
+
+    def items(self) -> ItemsView[str, nn.Parameter]:
+        """(name, parameter), in the order they were given."""
+        return self.by_name().items()
 
     def __getitem__(self, name: str) -> nn.Parameter:
         node, leaf = self._leaves[name]
@@ -137,7 +141,7 @@ class DiagonalGaussian(nn.Module):
 
         and for any other prior it is the estimate log q(w) - log p(w) at this draw (arXiv 1704.02798, Eq. 8).
         """
-        rhos = {name: whole(rho) for name, rho in self.rho.by_name().items()}
+        rhos = {name: whole(rho) for name, rho in self.rho.items()}
         lists = [means[n] for n in rhos], list(rhos.values())
         latest, prior = self._latest, kernel_prior(self.prior)
         if latest is not None and latest[0] is noise and latest[1].spec.prior == prior and latest[1].fits(*lists):

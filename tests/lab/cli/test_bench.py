@@ -65,8 +65,8 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--size", "8"], "'8' is no size"),
-        (["--size", "0x2"], "'0x2' is no size"),
+        (["--size", "8"], "'8' is not a size"),
+        (["--size", "0x2"], "'0x2' is not a size"),
         (["--size", "8x2x2"], "'8x2x2' has too few words"),
         (["--kind", "quantum"], 'There is no kind \'quantum\' to time; there are "torch.nn with dropout"; "plain"; '),
         (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16"),
@@ -175,7 +175,7 @@ def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph
         cases.append(case)
         return real(case)
 
-    monkeypatch.setattr(kernels, "choose", watched)
+    monkeypatch.setattr(kernels.explanation, "choose", watched)
     for part in ("training", "prediction", "peers"):
         monkeypatch.setattr(bench, part, lambda options, say: iter(()))
     sizes = (bench.Size(8, 2), bench.Size(16, 4))
@@ -200,8 +200,7 @@ def test_a_peer_that_is_not_installed_is_told_once(monkeypatch):
     def missing(*args):
         raise ImportError
 
-    monkeypatch.setattr(bench, "_blitz", missing)
-    monkeypatch.setattr(bench, "_bayesian_torch", missing)
+    monkeypatch.setattr(bench, "PEERS", dict.fromkeys(bench.PEERS, missing))
     said = []
     sizes = (bench.Size(4, 2), bench.Size(5, 2), bench.Size(6, 2))
     assert list(bench.peers(bench.Options(device="cpu", sizes=sizes), said.append)) == []

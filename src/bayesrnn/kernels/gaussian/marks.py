@@ -24,22 +24,22 @@ class Mark(NamedTuple):
     spec: DrawSpec
     value: int | Tensor | None
     parameters: list[Tensor]
-    places: list[int] | None
-    """Where their numbers lie, of contiguous tensors on a CPU."""
+    places: list[int]
+    """Where their numbers lie, of contiguous tensors on a CPU; else empty."""
 
     @classmethod
     def of(cls, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], known: int | None = None) -> Mark:
         """The mark of these parameters; `known`: the hash that a kernel has made along with a draw."""
         parameters = [*means, *rhos]
         value = _value(spec, parameters) if known is None else known
-        return cls(spec, value, parameters, _places(spec, parameters) if isinstance(value, int) else None)
+        return cls(spec, value, parameters, _places(spec, parameters) if isinstance(value, int) else [])
 
     def fits(self, means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
         """Whether the parameters still have the same values. On a GPU one bit is read back."""
         parameters = [*means, *rhos]
         # the same tensors in the same memory have passed all checks before
-        same = self.places is not None and all(map(is_, parameters, self.parameters))
-        if same and self.places is not None and self.places == _places(self.spec, parameters):
+        known = self.places and all(map(is_, parameters, self.parameters))
+        if known and self.places == _places(self.spec, parameters):
             return compiled.mark(self.spec, self.places, parameters[0].dtype) == self.value
         now = _value(self.spec, parameters)
         if isinstance(self.value, Tensor) and isinstance(now, Tensor):
@@ -48,10 +48,10 @@ class Mark(NamedTuple):
         return type(self.value) is type(now) and self.value == now
 
 
-def _places(spec: DrawSpec, parameters: Sequence[Tensor]) -> list[int] | None:
+def _places(spec: DrawSpec, parameters: Sequence[Tensor]) -> list[int]:
     shapes = (*spec.shapes, *spec.shapes)
     fit = all(p.is_contiguous() and p.shape == shape for p, shape in zip(parameters, shapes, strict=True))
-    return [p.data_ptr() for p in parameters] if fit else None
+    return [p.data_ptr() for p in parameters] if fit else []
 
 
 def _value(spec: DrawSpec, parameters: Sequence[Tensor]) -> int | Tensor | None:
