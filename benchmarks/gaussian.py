@@ -14,8 +14,7 @@ import torch
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.kernels.cpu.memory import Pool
-from bayesrnn.kernels.gaussian import loop as fused
+from bayesrnn.kernels.gaussian import reference
 from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
 from bayesrnn.kernels.gpu import gaussian as triton
 from bayesrnn.kernels.gpu import launches
@@ -138,11 +137,10 @@ def before(hidden: int) -> None:
     means = [torch.randn(s, device="cuda").mul_(0.05).requires_grad_() for s in sizes]
     rhos = [torch.randn(s, device="cuda").sub_(3).requires_grad_() for s in sizes]
     given = [torch.randn(s, device="cuda") for s in sizes]
-    pool = Pool()
 
     def both() -> object:
         noise = [torch.randn_like(m) for m in means]
-        sample = fused.sample(means, rhos, noise, groups, pool=pool)
+        sample = reference.sample(means, rhos, noise, groups)
         log_p = sum(
             prior.of_squares(s, m.numel() // s.numel()).sum() for s, m in zip(sample.squares, means, strict=True)
         )

@@ -82,7 +82,7 @@ def parse_size(text: str) -> Size:
         if len(parts) not in (2, 3) or min(parts) < 1:
             raise ValueError
     except ValueError:
-        raise UserError(f"{text!r} is no size; write units x batch, such as 650x20, or 650x20x10000.") from None
+        raise UserError(f"{text!r} is not a size: write units x batch, such as 650x20, or 650x20x10000.") from None
     size = Size(*parts)
     if size.words < 3:
         raise UserError(f"{text!r} has too few words; a text has two and its end of line at least, such as 8x2x3.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,17 +39,33 @@ def sample(
     rhos: Sequence[Tensor],
     noise: Sequence[Tensor],
     group_dims: Sequence[int | None] | None = None,
+    *,
+    sums: bool = True,
 ) -> Sample:
-    """theta = mean + sigma * noise with sigma = softplus(rho)."""
+    """theta = mean + sigma * noise with sigma = softplus(rho); without `sums` they are zeros."""
     sigmas = [F.softplus(rho) for rho in rhos]
     weights = [m + s * e.to(m) for m, s, e in zip(means, sigmas, noise, strict=True)]
-    squares = [] if group_dims is None else [group_squares(w, g) for w, g in zip(weights, group_dims, strict=True)]
+    if not sums:
+        return Sample(weights, means[0].new_zeros(()), means[0].new_zeros(()), [])
+    pairs = zip(weights, group_dims or (), strict=group_dims is not None)
     return Sample(
         weights,
-        torch.stack([s.log().sum() for s in sigmas]).sum(),
-        torch.stack([s.square().sum() for s in sigmas]).sum(),
-        squares,
+        torch.stack([_log_sigma(rho) for rho in rhos]).sum(),
+        torch.stack([_wide(s).square().sum() for s in sigmas]).sum(),
+        [] if group_dims is None else [group_squares(_wide(w), g) for w, g in pairs],
     )
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: sums of many weights are more than half precision holds."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _log_sigma(rho: Tensor) -> Tensor:
+    """The sum of log softplus(rho), which is rho itself where softplus underflows."""
+    wide = _wide(rho)
+    bounded = wide.clamp_min(-36.0)
+    return (F.softplus(bounded).log() + (wide - bounded)).sum()
 
 
 def kl_of(
@@ -57,19 +73,14 @@ def kl_of(
     spec: DrawSpec,
     means: Sequence[Tensor],
     noise: Sequence[Tensor],
-    log_density_sum: Callable[[Tensor, float, float, float], Tensor],
 ) -> Tensor:
-    """KL(q || p): exact for a normal prior, log q(theta) - log p(theta) for a mixture, log q alone for "none".
-
-    Args:
-        log_density_sum: the sum of a mixture's log-densities of all weights of a tensor, (w, pi, sigma1, sigma2).
-    """
+    """KL(q || p): exact for a normal prior, log q(theta) - log p(theta) for a mixture, log q alone for "none"."""
     prior, count = spec.prior, sum(m.numel() for m in means)
     if prior.kind == "normal":
-        squares = sum(torch.linalg.vector_norm(m).square() for m in means)
+        squares = sum(torch.linalg.vector_norm(_wide(m)).square() for m in means)
         squared = (sample.sigma_squared + squares) / (2 * prior.sigma1**2)
         return squared - sample.log_sigma + count * (math.log(prior.sigma1) - 0.5)
-    half_squares = sum(0.5 * torch.linalg.vector_norm(e).square() for e in noise)
+    half_squares = sum(0.5 * torch.linalg.vector_norm(_wide(e)).square() for e in noise)
     log_q = -sample.log_sigma - half_squares - 0.5 * count * math.log(2 * math.pi)
     if prior.kind == "none":
         return log_q
@@ -77,7 +88,7 @@ def kl_of(
         pairs = zip(means, sample.squares, strict=True)
         terms = [group_log_density(s, m.numel() // max(s.numel(), 1), *prior[1:]).sum() for m, s in pairs]
     else:
-        terms = [log_density_sum(w, *prior[1:]) for w in sample.weights]
+        terms = [group_log_density(_wide(w).square(), 1, *prior[1:]).sum() for w in sample.weights]
     return log_q - torch.stack(terms).sum()
 
 
@@ -96,9 +107,8 @@ def draw(
         noise, means, rhos: one tensor for each shape of the spec.
         pool: not used here.
     """
-    found = sample(means, rhos, noise, spec.group_dims if spec.prior.kind == "groups" else None)
-    log_density_sum = lambda w, *prior: group_log_density(w.square(), 1, *prior).sum()  # noqa: E731
-    return Drawn(tuple(found.weights), kl_of(found, spec, means, noise, log_density_sum) if sums else None)
+    found = sample(means, rhos, noise, spec.group_dims if spec.prior.kind == "groups" else None, sums=sums)
+    return Drawn(tuple(found.weights), kl_of(found, spec, means, noise) if sums else None)
 
 
 def sharpen(
