@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.lab.peers import PEERS
+from bayesrnn.lab.peers import PEERS, layer_step
 from bayesrnn.lab.timing import take_turns
 
 Say = Callable[[str], None]
@@ -306,11 +306,7 @@ def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
         x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
         prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
         ours = br.BayesByBackprop(nn.LSTM(size.hidden, size.hidden), prior=prior).to(device)
-
-        def our_step(q: nn.Module = ours, x: Tensor = x) -> None:
-            q.zero_grad()
-            (q(x)[0].square().mean() + br.kl(q) / 1e6).backward()
-
+        our_step = layer_step(ours, x, lambda q, out: br.kl(q))
         for name, make in PEERS.items():
             if name in missing:
                 continue

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from torch import Tensor
+
+
+def layer_step(layer: Any, x: Tensor, kl: Callable[[Any, Any], Tensor]) -> Callable[[], None]:
+    """A step of one layer on x: the mean square of its output plus `kl(layer, output)`, and backward."""
+
+    def step() -> None:
+        layer.zero_grad()
+        out = layer(x)
+        (out[0].square().mean() + kl(layer, out) / 1e6).backward()
+
+    step()
+    return step
 
 
 def _blitz(hidden: int, x: Tensor) -> Callable[[], None]:
     divergence = import_module("blitz.losses").kl_divergence_from_nn
     layer = import_module("blitz.modules").BayesianLSTM(hidden, hidden).to(x.device)
-
-    def step() -> None:
-        layer.zero_grad()
-        (layer(x)[0].square().mean() + divergence(layer) / 1e6).backward()
-
-    step()
-    return step
+    return layer_step(layer, x, lambda layer, out: divergence(layer))
 
 
 def _bayesian_torch(hidden: int, x: Tensor) -> Callable[[], None]:
     layer = import_module("bayesian_torch.layers").LSTMReparameterization(hidden, hidden).to(x.device)
-
-    def step() -> None:
-        layer.zero_grad()
-        out, _, kl = layer(x)
-        (out.square().mean() + kl / 1e6).backward()
-
-    step()
-    return step
+    return layer_step(layer, x, lambda layer, out: out[2])
 
 
 PEERS = {"blitz": _blitz, "bayesian-torch": _bayesian_torch}

@@ -1,6 +1,6 @@
-"""How the weights of a posterior are cut into tiles and laid out in memory: what the kernels of `triton` are told.
+"""Tiles and memory layout of a posterior's weights, as tables for the GPU kernels.
 
-Plain bookkeeping, without Triton. README.md beside this file says why the tiles are what they are.
+Plain bookkeeping, without Triton. README.md beside this file explains the choice of tiles.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KernelPrior(NamedTuple):
 
 
 class DrawSpec(NamedTuple):
-    """All that a plan depends on."""
+    """Everything a plan depends on."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -123,7 +123,7 @@ class Launch(NamedTuple):
     """Every row of every tensor is a number of whole quads."""
     tiles: int
     places: Tensor
-    """Of each tile: its tensor, and its row and column among that one's tiles."""
+    """For each tile: its tensor, and its row and column among the tiles of that tensor."""
     first_sum: int
     table: Tensor
     programs: int
@@ -149,21 +149,21 @@ class TilePlan(NamedTuple):
     partials: int
     groups: int
     constant: Tensor
-    """What the KL has beside its sums, in float64."""
+    """The constant term of the KL, in float64."""
 
 
 class Drawn(NamedTuple):
-    """Drawn weights and, where asked for, their KL, at least in float32 (of the prior "none": log q alone)."""
+    """Drawn weights and, on request, their KL in at least float32; for the prior "none", log q alone."""
 
     weights: tuple[Tensor, ...]
     kl: Tensor | None
     mark: int | None = None
-    """A hash of the parameters, from a kernel that makes it along."""
+    """A hash of the parameters, from kernels that compute it in the same pass."""
 
 
 @kept
 def plan(spec: DrawSpec) -> TilePlan:
-    """How the weights of a spec are cut into tiles, with the tables on its device."""
+    """The tiles of a spec's weights, with the tables on its device."""
     views = [View.of(s, g).folded() for s, g in zip(spec.shapes, spec.group_dims, strict=True)]
     sizes = [math.prod(s) for s in spec.shapes]
     if max(sizes) > _LARGEST:
@@ -222,7 +222,7 @@ def plan(spec: DrawSpec) -> TilePlan:
 def _batches(
     spec: DrawSpec, views: Sequence[View], sizes: Sequence[int]
 ) -> list[tuple[int, int, bool, tuple[int, ...]]]:
-    """Tensors that one launch takes together: those of one tile shape, in whole quads or not, a limited number."""
+    """Groups of tensors that share a launch: one tile shape, all or none in whole quads, a limited number."""
     wide, narrow = spec.tiles
     kinds: dict[tuple[int, int, bool], list[int]] = {(*wide, True): [], (*wide, False): [], (*narrow, False): []}
     for k, view in enumerate(views):
