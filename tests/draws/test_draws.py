@@ -331,6 +331,6 @@ def test_probabilities_that_are_not(p):
 def test_a_block_that_cannot_begin_leaves_nothing_open():
     from bayesrnn.draws import binding
 
-    with pytest.raises(AttributeError), br.draw("no module"):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"), br.draw("no module"):
         pass
     assert not binding._any_open
