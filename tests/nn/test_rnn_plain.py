@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.nn import routing
+from bayesrnn.kernels.shared.tensors import in_one_piece, silence_advice
 
 CELLS = {
     "LSTM": (br.LSTM, nn.LSTM, {}),
@@ -202,22 +202,22 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
 
-def test_weights_that_are_not_in_one_block_bring_no_advice_to_flatten_them(monkeypatch):
-    """And other warnings are shown as often as before: once for each place."""
+def test_the_advice_to_flatten_weights_can_be_silenced():
+    """Other warnings are shown as often as before: once for each place."""
     advice = (
         "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted"
     )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            silence_advice()
+            for text in (advice, "something else"):
+                warnings.warn(text, stacklevel=1)
+    assert [str(w.message) for w in found] == ["something else"]
 
-    def shown(weights):
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("default")
-            for _ in range(3):
-                routing._silence_advice(weights)
-                for text in (advice, "something else"):
-                    warnings.warn(text, stacklevel=1)
-        return [str(w.message) for w in found]
 
+def test_weights_in_one_piece_of_memory():
     apart = [torch.zeros(4).as_subclass(OnGpu) for _ in range(2)]
-    assert shown(apart) == ["something else"]
-    assert shown([apart[0], apart[0]]) == [advice, "something else"]
-    assert shown([torch.zeros(4), torch.zeros(4)]) == [advice, "something else"]  # of a CPU, where there is none
+    assert not in_one_piece(apart)
+    assert in_one_piece([apart[0], apart[0]])
+    assert not in_one_piece([torch.zeros(4)] * 2)  # on a CPU nobody asks

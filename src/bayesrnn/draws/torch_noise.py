@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws.noise import Distribution, Noise, Uniform
 from bayesrnn.draws.sources import Source, Stacked, Unfoldable
+from bayesrnn.kernels.shared.tensors import silence_advice
 
 _UNIT_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -202,6 +203,8 @@ def _recurrent(owner: Owner, func: Any, *args: Any) -> Any:
     directions, each = 2 if bidirectional else 1, len(weights) // layers
     states = hx if func is torch.lstm else (hx,)
     last = []
+    if x.is_cuda:
+        silence_advice()
     for layer in range(layers):
         own = [s[layer * directions : (layer + 1) * directions].contiguous() for s in states]
         own_hx = own if func is torch.lstm else own[0]

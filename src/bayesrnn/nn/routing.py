@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 from bayesrnn import draws, kernels
 from bayesrnn.kernels.shared import alignment
 from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.kernels.shared.tensors import in_one_piece, silence_advice
 from bayesrnn.nn import recurrence
-
-_ADVICE = "RNN module weights are not part of single contiguous chunk of memory"
 
 
 class FastRecurrence(TorchFunctionMode):
@@ -54,7 +52,8 @@ def _taken(function: Any, args: Sequence[Any]) -> bool:
     stack = recurrence.stack_of_call(function, weights, bias, layers, dropout, bidirectional)
     time = int(bool(not packed and args[8]))
     rows, steps = (int(args[1][0]), len(args[1])) if packed else (x.shape[1 - time], x.shape[time])
-    _silence_advice(weights)
+    if not in_one_piece(weights):
+        silence_advice()
     sizes = {"rows": rows, "steps": steps, "hidden": stack.hidden_size, "proj": stack.proj_size}
     return recurrence.call_beats_torch(stack.mode, stack.weights["weight_hh_l0"], x, **sizes)
 
@@ -71,26 +70,6 @@ def run_recurrent(module: nn.Module, input: Any, hx: Any = None) -> tuple[Any, A
     with fast_recurrence([module] if isinstance(module, nn.RNNBase) else []):
         result: tuple[Any, Any] = module(input, hx)
     return result
-
-
-def in_one_piece(weights: Sequence[Tensor | None]) -> bool:
-    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if not all(w is not None and w.is_cuda for w in weights):
-        return False
-    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
-
-
-def _silence_advice(weights: Sequence[Tensor]) -> None:
-    """Silence torch's advice to call `flatten_parameters`: drawn weights cannot be in one block.
-
-    The filter is set once: `warnings.catch_warnings` at every call would show all other warnings at every call too.
-    """
-    if not any(w.is_cuda for w in weights) or in_one_piece(weights):
-        return
-    if all(getattr(known, "pattern", "") != _ADVICE for _, known, *_ in warnings.filters):
-        warnings.filterwarnings("ignore", message=_ADVICE)
 
 
 def run_linear(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
-from bayesrnn.kernels.shared.tensors import transformed
-from bayesrnn.nn.routing import fast_recurrence, in_one_piece
+from bayesrnn.kernels.shared.tensors import in_one_piece, transformed
+from bayesrnn.nn.routing import fast_recurrence
 from bayesrnn.posteriors.weights import Places
 
 

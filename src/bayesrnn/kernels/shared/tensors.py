@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 outside_tracers = _disable_current_modes
 """A block in which no tracer follows and tensors are real."""
+
+_ADVICE = "RNN module weights are not part of single contiguous chunk of memory"
 
 
 def transformed() -> bool:
@@ -59,6 +62,24 @@ def beneath(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+def in_one_piece(weights: Sequence[Tensor | None]) -> bool:
+    """Whether CUDA tensors share their memory; those of a transform such as vmap have none."""
+    if transformed():
+        return False
+    if not all(w is not None and w.is_cuda for w in weights):
+        return False
+    return len({w.untyped_storage().data_ptr() for w in weights if w is not None}) == 1
+
+
+def silence_advice() -> None:
+    """Silence torch's advice to call `flatten_parameters`: drawn weights, or those of one layer, are not one block.
+
+    The filter is set once: `warnings.catch_warnings` at every call would show all other warnings at every call too.
+    """
+    if all(getattr(known, "pattern", "") != _ADVICE for _, known, *_ in warnings.filters):
+        warnings.filterwarnings("ignore", message=_ADVICE)
 
 
 class Mapped(torch.autograd.Function):
