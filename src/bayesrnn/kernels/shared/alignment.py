@@ -32,7 +32,7 @@ def _filled_up(size: int) -> int:
 
 
 def _space(like: Tensor, *shape: int, columns: int, tail: float) -> tuple[Tensor, Tensor]:
-    """A buffer for (*shape, columns) with rows padded to 16 bytes and the padding filled; and its view without padding."""
+    """A buffer for (*shape, columns) in rows of whole 16 bytes, padding filled; and its view without padding."""
     made = like.new_empty(*shape, _filled_up(columns))
     if made.shape[-1] > columns:
         made[..., columns:].fill_(tail)
