@@ -169,21 +169,13 @@ def test_a_step_that_is_no_graph_is_not_checked_as_one(monkeypatch, reason, grap
 def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph_takes_them(monkeypatch):
     from bayesrnn.kernels import dispatch
 
-<<<<<<< HEAD
     cases, real = [], dispatch.choose
-=======
-    cases, real = [], kernels.dispatch.choose
->>>>>>> 9d443db (READMEs and the map after the moves; a benchmark test watches the choice where it is made)
 
     def watched(case):
         cases.append(case)
         return real(case)
 
-<<<<<<< HEAD
     monkeypatch.setattr(dispatch, "choose", watched)
-=======
-    monkeypatch.setattr(kernels.dispatch, "choose", watched)
->>>>>>> 9d443db (READMEs and the map after the moves; a benchmark test watches the choice where it is made)
     for part in ("training", "prediction", "peers"):
         monkeypatch.setattr(bench, part, lambda options, say: iter(()))
     sizes = (bench.Size(8, 2), bench.Size(16, 4))
