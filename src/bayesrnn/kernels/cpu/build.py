@@ -38,7 +38,7 @@ _TIMEOUT = 300  # seconds for one compilation
 
 
 class Unavailable(Exception):
-    """Why there are no compiled kernels, in one line."""
+    """The reason why the compiled kernels are unavailable, in one line."""
 
 
 _lock = threading.Lock()
@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, compiled and loaded at the first call; None where that cannot be."""
+    """The compiled kernels, built and loaded at the first call; None if that fails."""
     global _outcome
     if os.environ.get("BAYESRNN_COMPILE") == "0":
         return None
@@ -73,7 +73,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def why_not() -> str | None:
-    """Why there are no compiled kernels; None where there are."""
+    """Why the compiled kernels are unavailable; None if they are available."""
     if os.environ.get("BAYESRNN_COMPILE") == "0":
         return "BAYESRNN_COMPILE=0 switches them off"
     library()
@@ -81,7 +81,7 @@ def why_not() -> str | None:
 
 
 def threads() -> int:
-    """As many as torch uses; one in a forked process, where the parent's OpenMP threads are gone."""
+    """The number of threads that torch uses; 1 in a forked process, which has none of its parent's OpenMP threads."""
     return 1 if _forked else torch.get_num_threads()
 
 
@@ -109,7 +109,7 @@ def _compiler() -> list[str]:
 
 
 def _openmp() -> str:
-    """The OpenMP library that torch has loaded: with another one its waiting threads would take our cores."""
+    """The OpenMP library that torch has loaded; the idle threads of a second one would compete for the cores."""
     names, home = ("libgomp", "libiomp5", "libomp"), str(Path(torch.__file__).parent)
     paths = {"/" + line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     found = sorted(p for p in paths if Path(p).name.startswith(names))
@@ -129,7 +129,7 @@ def _private_folder() -> Path:
 
 
 def _usable(target: Path) -> bool:
-    """Whether the file is there; one that somebody else could have written is refused."""
+    """Whether the file exists; raises if another user could have written it."""
     try:
         found = target.lstat()
     except FileNotFoundError:
@@ -140,7 +140,7 @@ def _usable(target: Path) -> bool:
 
 
 def _key(compiler: list[str], runtime: str) -> str:
-    """What the compiled file depends on: the sources, how they are compiled, by what, and for which processor."""
+    """A hash of everything the compiled file depends on: sources, flags, compiler and processor."""
     digest = hashlib.blake2b(digest_size=12)
     for name in SOURCES:
         digest.update((_HERE / name).read_bytes())
@@ -161,7 +161,7 @@ def _processor() -> list[str]:
 
 @contextlib.contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Processes that start together compile once; where a file system has no locks, each does, to the same end."""
+    """Let processes that start together compile once; without file locks each compiles, with the same result."""
     import fcntl
 
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What the GPU kernels of this folder call: arithmetic, noise from a seed and a place, and tiles of many tensors."""
+"""Device functions shared by the GPU kernels: arithmetic, counter-based noise, and tiles over many tensors."""
 
 from __future__ import annotations
 

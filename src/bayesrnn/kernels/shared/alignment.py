@@ -23,7 +23,7 @@ _NUMBERS = 4  # of float32 in 16 bytes
 
 
 def serves(x: Tensor, height: int) -> bool:
-    """Whether x (N, F) times the transposed of a matrix (height, F) is a product for this file."""
+    """Whether to use this file for x (N, F) times the transpose of a matrix (height, F)."""
     return x.is_cuda and x.dtype == torch.float32 and x.shape[0] >= _ROWS and x.numel() * height >= _ENOUGH
 
 
@@ -32,7 +32,7 @@ def _filled_up(size: int) -> int:
 
 
 def _space(like: Tensor, *shape: int, columns: int, tail: float) -> tuple[Tensor, Tensor]:
-    """Memory for (*shape, columns) in rows of whole 16 bytes, filled beyond the columns; and the part before that."""
+    """A buffer for (*shape, columns) in rows of whole 16 bytes, padding filled; and its view without padding."""
     made = like.new_empty(*shape, _filled_up(columns))
     if made.shape[-1] > columns:
         made[..., columns:].fill_(tail)
@@ -63,7 +63,7 @@ def masked_inputs(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) ->
 
 
 def filled_weights(weight: Tensor, gates: int) -> Tensor:
-    """(G, H', F'): the gates' matrices (G*H, F), zeros beyond H and F; a view where nothing is missing."""
+    """(G, H', F'): the gates' matrices (G*H, F), padded with zeros; a view if no padding is needed."""
     columns = weight.shape[1]
     parts = weight.reshape(gates, -1, columns)
     height = parts.shape[1]
@@ -79,7 +79,7 @@ def filled_weights(weight: Tensor, gates: int) -> Tensor:
 
 
 def by_gate(d: Tensor, gates: int) -> Tensor:
-    """(G, N, H'): a gradient (N, G*H) gate by gate, zeros beyond H; a view of it where one gate is whole."""
+    """(G, N, H'): a gradient (N, G*H) by gate, padded with zeros; a view if a single gate needs no padding."""
     width = d.shape[1] // gates
     if gates == 1 and width % _NUMBERS == 0:
         return d.contiguous().unsqueeze(0)
@@ -124,7 +124,7 @@ def input_gradient(d: Tensor, weight: Tensor, mask: Tensor | None, batch_sizes: 
 
 
 def weight_gradient(d: Tensor, x: Tensor, height: int) -> Tensor:
-    """(G, H, F') from d (G, N, H') and x (G, N, F'): that of the weights, and of the bias in the columns of ones."""
+    """(G, H, F') from d (G, N, H') and x (G, N, F'): the weights' gradient; columns of ones give the bias's."""
     return product(d.transpose(1, 2), x)[:, :height]
 
 
@@ -137,7 +137,7 @@ def recurrent_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_siz
 
 
 class Project(torch.autograd.Function):
-    """`projection.reference` from filled-up copies, kept for the backward, which is written by hand."""
+    """`input.reference.project` on padded copies, which are saved for the hand-written backward."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:

@@ -40,7 +40,9 @@ class OnceFunction(torch.autograd.Function):
         node: Any = next((t.grad_fn for t in outputs if isinstance(t, Tensor) and t.grad_fn is not None), None)
         if node is not None and not torch.compiler.is_compiling() and _functorch.peek_interpreter_stack() is None:
             inputs = [t for t in args if isinstance(t, Tensor) and t.requires_grad]
-            node.inputs_in_graph = _Link.apply(inputs[0].new_empty(0), *inputs)
+            # parameters are kept anyway, and linked where a graph is wanted: a link costs more than a small draw
+            leaves = all(t.is_leaf for t in inputs)
+            node.inputs_in_graph = inputs if leaves else _Link.apply(inputs[0].new_empty(0), *inputs)
         return made
 
     @staticmethod
@@ -71,6 +73,8 @@ def once_differentiable(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
         refuse: Any = _functions.DelayedError(_MESSAGE.encode(), len(results))
         # linked to the inputs: torch.autograd.grad visits only what lies between a result and them
         inputs = ctx.__dict__.get("inputs_in_graph")
+        if isinstance(inputs, list):
+            inputs = _Link.apply(inputs[0].new_empty(0), *inputs)
         return tuple(refuse(*[None if r is None else _linked(r.detach(), inputs) for r in results]))
 
     return call
