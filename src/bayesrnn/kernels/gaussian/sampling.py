@@ -79,15 +79,8 @@ def draw(
         given: Tensor | list[Tensor] = noise.seed.to(spec.device)
     else:
         given = tensors(noise, spec, rhos)
-    run = row.load()
-    if not sums or spec.dtype not in (torch.float16, torch.bfloat16) or row.name not in ("loop", "reference"):
-        drawn: Drawn = run(given, spec, means, rhos, pool=pool, sums=sums)
-        return drawn
-    # plain operations sum in the dtype of their inputs, and a KL is more than 16 bits hold
-    narrow: Drawn = run(given, spec, means, rhos, pool=pool, sums=False)
-    wide = [[t.float() for t in tensors] for tensors in (given, means, rhos)]
-    found: Drawn = run(wide[0], spec._replace(dtype=torch.float32), *wide[1:], pool=pool, sums=True)
-    return narrow._replace(kl=found.kl)
+    drawn: Drawn = row.load()(given, spec, means, rhos, pool=pool, sums=sums)
+    return drawn
 
 
 def draw_many(
