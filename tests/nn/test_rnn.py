@@ -62,7 +62,11 @@ def rates_in_combination(cell):
 def test_every_option_in_combination_against_a_plain_loop(
     plain_loop, held_masks, cell, bidirectional, tied, share, noise
 ):
-    for seed, (rates, packed) in enumerate(product(rates_in_combination(cell), (False, True))):
+    options = bidirectional, tied, share == "batch", noise == "gaussian"
+    for seed, rates in enumerate(rates_in_combination(cell)):
+        if (seed + sum(options)) % 2:  # half of the products: every three options are still tried together
+            continue
+        packed = (seed // 2 + bidirectional + (share == "batch")) % 2 == 1
         layer = make(cell, bidirectional=bidirectional, tied=tied, share=share, noise=noise, **rates)
         x, states = torch.randn(T, B, F, dtype=torch.float64, requires_grad=True), states_for(layer)
         lengths = [2, T, 1] if packed else [T] * B

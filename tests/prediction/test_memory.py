@@ -71,7 +71,7 @@ def words(count):
     return torch.randint(count, (20, 4), generator=torch.Generator().manual_seed(0))
 
 
-SERIES = torch.linspace(-1, 1, 30 * 4 * 8).view(30, 4, 8)
+SERIES = torch.linspace(-1, 1, 12 * 4 * 8).view(12, 4, 8)
 CASES = {
     "many words": (lambda: Tagger(2000, 16), words(2000)),
     "two layers": (lambda: Tagger(300, 64, 2), words(300)),
