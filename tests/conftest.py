@@ -4,12 +4,17 @@ import random
 import pytest
 
 
+def pytest_collection():
+    gc.disable()
+
+
 def pytest_collection_finish():
     """Exclude the imported modules and the collected tests from garbage collection.
 
-    They are millions of objects that stay until the end, and code under test that calls `gc.collect()` would visit
-    all of them each time.
+    They are millions of objects that stay until the end. The collector would visit them again and again, above all for
+    code under test that calls `gc.collect()`.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -268,7 +268,10 @@ class TestWeightOfTheKL:
         x, optimizer = torch.eye(3)[[0, 1, 2, 0]], torch.optim.Adam(q.parameters(), lr=0.05)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            losses = []
             for _ in range(150):
                 optimizer.zero_grad()
-                elbo(q(x), self.y).loss.backward()
+                losses.append(elbo(q(x), self.y).loss)
+                losses[-1].backward()
                 optimizer.step()
+        assert losses[-1] < losses[0]
