@@ -17,6 +17,7 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.lab.tasks.sentiment import reviews
+from bayesrnn.lab.tasks.sentiment.settings import Model
 from bayesrnn.lab.tasks.sentiment.task import RatingModel
 
 
@@ -92,7 +93,8 @@ def main() -> None:
     parts = reviews.cut(found, length=length).to(torch.device(device))
 
     rates = {"word_dropout": 0.25, "input_dropout": 0.25, "recurrent_dropout": 0.25, "output_dropout": 0.25}
-    model = RatingModel(len(parts.words), embedding=options.units, hidden=options.units, length=length, **rates)
+    settings = Model(embedding=options.units, hidden=options.units, **rates)
+    model = RatingModel(len(parts.words), settings, length=length)
     train(model.to(device), parts.train, parts.mean, parts.sd, options.epochs)
 
     prediction = br.predict(model, parts.test.tokens, samples=options.samples, seed=1, batch_dim=1)

@@ -133,7 +133,7 @@ def test_a_task(package, tmp_path):
     (about / "entry_points.txt").write_text(f"[bayesrnn.tasks]\nwaves = {PACKAGE}.task:Waves\n")
 
     def invoke(*words):
-        result = CliRunner().invoke(app, [str(word) for word in words])
+        result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.stdout
 

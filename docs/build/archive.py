@@ -8,6 +8,7 @@
 | ``caption-texts/*.json`` | `Captions`, what a record's model said |
 | ``quickstart/record.json`` | `Quickstart` |
 | ``cpu.json``; ``gpu-SIZE.json``; ``gpu-layers*.json``; ``gradients/*.json``; ``distributed.json`` | benchmarks |
+| ``gpu-tests.json`` | the GPU suite |
 | ``forecast-choice*.json`` | `ForecastChoice`: settings, or mixtures, tried before the test parts |
 | ``fuzz.json``, ``torture.json`` | `Fuzz`, `Torture` |
 
@@ -63,6 +64,14 @@ class _Made(BaseModel):
     def made_on(self) -> str:
         """Device and version of torch."""
         return f"{self.device}, torch {self.versions['torch']}"
+
+
+class GpuTests(_Made):
+    """tests/gpu.py: every test that needs a GPU, in one process."""
+
+    passed: int
+    failed: int
+    failures: dict[str, str]
 
 
 class CpuBench(_Made):
@@ -175,6 +184,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "quickstart/record.json": Quickstart,
     "cpu.json": CpuBench,
     "gpu-layers*.json": LayerBench,
+    "gpu-tests.json": GpuTests,
     "gpu-*.json": GpuBench,
     "gradients/*.json": Gradients,
     "distributed.json": Distributed,

@@ -325,8 +325,8 @@ class TestPointers:
     @pytest.mark.parametrize(
         ("tensor", "words"),
         [
-            (torch.empty(4, dtype=torch.float64), "got Tensor of torch.float64 on cpu"),
-            (torch.empty(4, device="meta"), "of torch.float32 on meta"),
+            (torch.empty(4, dtype=torch.float64), "got torch.float64 on cpu"),
+            (torch.empty(4, device="meta"), "memory of their own, got Tensor"),
             (torch.empty(5), r"need 4 numbers of torch.float32 .* with shape \(5,\)"),
             (torch.empty(4, 2)[:, 0], r"contiguous memory, got strides \(2,\)"),
             (torch.eye(2).to_sparse(), "got Tensor"),

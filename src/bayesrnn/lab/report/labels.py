@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
@@ -21,12 +20,6 @@ _DRAWS = "_mc"
 
 def task_of(name: str) -> "type[Task] | None":
     """The task of this name; None if it is not installed."""
-    target: Any = registry.TASKS.get(name)
-    return _found(name, target)
-
-
-@lru_cache
-def _found(name: str, target: Hashable) -> "type[Task] | None":
     try:
         return registry.task_class(name)
     except (UserError, ImportError, AttributeError):
