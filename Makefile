@@ -23,7 +23,7 @@ help:
 	@echo "make test   create $(VENV), install, lint, type-check, run all tests with coverage"
 	@echo "make test-fast    the same without the tests marked slow, and without coverage: about 2 minutes"
 	@echo "make test-bounds  the fast tests with the oldest and with the newest dependencies allowed, in $(BOUNDS)/"
-	@echo "make lint   ruff and mypy alone"
+	@echo "make lint   ruff, mypy and the import contracts alone"
 	@echo "make docs   build the site into $(SITE); warnings are errors"
 	@echo "make bench  the CPU benchmark"
 	@echo "make clean  remove $(VENV), $(BOUNDS), caches and build outputs (runs/ and data/ stay)"
@@ -47,6 +47,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term $(PYTEST_ARGS)

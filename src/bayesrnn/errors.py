@@ -1,4 +1,4 @@
-"""Errors that are the caller's to mend: one sentence that says what is wrong and what to do."""
+"""Errors that the caller can fix: one sentence says what is wrong and what to do."""
 
 _LONGEST = 1000
 
@@ -15,4 +15,4 @@ class UserError(Exception):
 
 
 class AlreadyTold(UserError):
-    """Of several processes that train together another one says it."""
+    """Another rank has already reported this error."""

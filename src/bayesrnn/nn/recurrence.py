@@ -261,15 +261,9 @@ def stack_of_call(
 
 
 def _layers(
-    stack: Stack,
-    x: Tensor,
-    sizes: list[int],
-    states: Sequence[Tensor],
-    source: Source | None,
-    noise: Mapping[str, LayerNoise] | None,
-    packed: bool,
-    plain: bool,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+    stack: Stack, x: Tensor, sizes: list[int], states: Sequence[Tensor], source: Source | None,
+    noise: Mapping[str, LayerNoise] | None, packed: bool, plain: bool,
+) -> tuple[Tensor, tuple[Tensor, ...]]:  # fmt: skip
     """Rows (sum of sizes, F) through all layers: rows of outputs, and the last states."""
     last: list[tuple[Tensor, ...]] = []
     directions = 2 if stack.bidirectional else 1

@@ -59,7 +59,7 @@ def _taken(function: Any, args: Sequence[Any]) -> bool:
 
 
 def _source(args: Sequence[Any]) -> Any:
-    """Of the noise between layers."""
+    """The source of the noise between layers."""
     packed = isinstance(args[3], (list, tuple))
     dropout, train = args[6:8] if packed else args[5:7]
     return draws.torch_source(train=train) if dropout > 0 else None

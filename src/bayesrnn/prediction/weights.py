@@ -111,7 +111,7 @@ def _mapped(q: Bayesian, x: Any) -> Iterator[None]:
 
 
 def _path_for_vmap(q: Bayesian, x: Any) -> str:
-    """Of the paths that know vmap: one of the two fast ones, if it has all of the layers, or the plain one."""
+    """The path that vmap knows: a fast one if it can run every layer, else the plain one."""
     first = next(q.parameters())
     layers: list[Any] = [m for m in q.modules() if isinstance(m, nn.RNNBase)]
     cases = [

@@ -191,6 +191,6 @@ def noise_of(extent, seed, first, row, tile_column, place, R: tl.constexpr, C: t
 
 @triton.jit
 def mixture(square, WIDE: tl.constexpr, NARROW: tl.constexpr, OFFSET: tl.constexpr):
-    """Of a weight with this square: the log of the narrow component over the wide one, d, and exp(-|d|)."""
+    """For a weight with this square: d, the log of the narrow component over the wide one, and exp(-|d|)."""
     d = OFFSET + 0.5 * (WIDE - NARROW) * square
     return d, _exp(-tl.abs(d))

@@ -172,7 +172,7 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
 def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[dict[str, Any]]:
     """Captions of both splits with every setting; of test images also what the draws say about their words.
 
-    Of the posterior mean; of the draws' averaged probabilities; and what each draw says by itself, of which the
+    The captions of the posterior mean, of the draws' averaged probabilities, and of each draw by itself, of which the
     consensus is taken later.
     """
     drawn = caption_search.seeds(asked["decode_samples"], asked["seed"])

@@ -236,7 +236,7 @@ def gather(features: Tensor, origins: Tensor, window: int) -> Tensor:
 def season_of(target: Tensor, cut: Cut, suggested: Sequence[int]) -> int:
     """The season in steps: as the dates suggest, else the highest peak of the training part's autocorrelation.
 
-    Of several that the dates suggest (a week and a year of days), the one whose autocorrelation rises most above the
+    If the dates suggest several (a week and a year of days), the one whose autocorrelation rises most above the
     lowest at shorter lags, if the training part holds it twice. Without a suggestion a peak counts if it is above 0.3
     and lies within a quarter of the part; 1: there is no season.
     """

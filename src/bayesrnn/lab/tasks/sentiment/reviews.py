@@ -178,12 +178,12 @@ class Parts:
 
     @property
     def mean(self) -> float:
-        """Of the ratings trained on."""
+        """Mean of the training ratings."""
         return float(self.train.ratings.mean())
 
     @property
     def sd(self) -> float:
-        """Of the ratings trained on."""
+        """Standard deviation of the training ratings."""
         return float(self.train.ratings.std(correction=0))
 
     def to(self, device: torch.device) -> "Parts":
