@@ -15,7 +15,6 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.provenance import commit
-from bayesrnn.lab.engine.writer import Writer
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import identity
 from bayesrnn.lab.tasks.base import TASKS
@@ -266,7 +265,8 @@ def test_a_full_disk_keeps_what_was_saved(text_folder, tmp_path, monkeypatch):
 
 def in_the_background(monkeypatch):
     """Checkpoints are written as on a GPU: while the next epoch goes on."""
-    monkeypatch.setattr(engine, "Writer", lambda background: Writer(background=True))
+    writer = checkpoint.Writer
+    monkeypatch.setattr(checkpoint, "Writer", lambda background: writer(background=True))
 
 
 def test_checkpoints_in_the_background_are_the_same(text_folder, tmp_path, monkeypatch):

@@ -47,9 +47,8 @@ def command(
     """Train a recipe on data of its task. Writes checkpoints, metrics and the record of the run."""
     from bayesrnn.lab.console.lines import Lines, reporter
     from bayesrnn.lab.console.output import command_line, plain_console
-    from bayesrnn.lab.engine.launch import launch
+    from bayesrnn.lab.engine.launch import launch, run_folder
     from bayesrnn.lab.engine.ranks import join
-    from bayesrnn.lab.engine.resume import run_folder
     from bayesrnn.lab.runs.folder import MARKER
 
     console = plain_console()

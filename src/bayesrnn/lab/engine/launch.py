@@ -1,7 +1,8 @@
 """From a recipe's name and its data to a finished run folder with its record."""
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,17 @@ import torch
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
-from bayesrnn.lab.engine.resume import Request, describe, go_on, request, started
-from bayesrnn.lab.reading import counted, lack_of_memory
+from bayesrnn.lab.engine.resume import check_same, describe, go_on
+from bayesrnn.lab.reading import counted, lack_of_memory, read_json
+from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import MARKER, RunFolder
+from bayesrnn.lab.runs.folder import MARKER, RunFolder, check_format
 from bayesrnn.lab.runs.record import RECORD, Record, from_json, read
 
 if TYPE_CHECKING:
@@ -72,9 +75,8 @@ def launch(
     ranks = ranks or Ranks()
     reporter = reporter if ranks.first else Silent()
     where = device_of(ranks.device or device)
-    ranks.from_first(lambda: _check_options(resume=resume, force=force))
-    before = ranks.from_first(lambda: started(out) if resume else None)
-    wanted = request(name, overrides or [], data, seed, before, out)
+    before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
+    wanted = _request(name, overrides or [], data, seed, before, out)
     task, digest = ranks.together(lambda: _task(wanted, where, ranks))
     source = wanted.data or task.default_data
     ranks.check_data(digest, source)
@@ -132,9 +134,77 @@ def _say_how(run: engine.Run) -> None:
         say(f"No weights are averaged: train.average_from is {train.average_from}, and there are {last}.")
 
 
-def _check_options(*, resume: bool, force: bool) -> None:
-    if resume and force:
+@dataclass(frozen=True)
+class Request:
+    """What to train. ``moved_data``: ``data`` is the path that the run was started with, not one given now."""
+
+    name: str
+    recipe: Recipe
+    data: str | None
+    seed: int
+    note: str = ""
+    moved_data: bool = False
+
+
+def run_folder(recipe: str, out: Path | None, seed: int | None, *, resume: bool) -> tuple[str | None, Path]:
+    """The recipe's name and the folder of its run; the name is None where a run's folder was given instead of one."""
+    if out is not None:
+        return recipe, out
+    if recipe not in recipes.names() and Path(recipe).is_dir():
+        if not resume:
+            raise UserError(f"{recipe} is a folder; to continue the run in it: bayesrnn train {recipe} --resume")
+        return None, Path(recipe)
+    return recipe, Path("runs") / Path(recipe).stem / str(1 if seed is None else seed)
+
+
+def _before(out: Path, *, resume: bool, force: bool) -> dict[str, Any] | None:
+    """The config.json of the run to resume; None: there is none, or none that can be read."""
+    if not resume:
+        return None
+    if force:
         raise UserError("--resume continues a run and --force starts it over; omit one of them.")
+    with suppress(UserError):
+        config = read_json(out / "config.json")
+        kinds = {"recipe": str, "seed": int, "data": str, "settings": dict}
+        if isinstance(config, dict) and all(isinstance(config.get(key), kind) for key, kind in kinds.items()):
+            return config
+    return None
+
+
+def _request(
+    name: str | None, overrides: list[str], data: str | None, seed: int | None, before: dict[str, Any] | None, out: Path
+) -> Request:
+    """What to train; ``before`` is the config.json of a run to resume, which keeps its settings."""
+    if before is None:
+        if name is None:
+            raise UserError(f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`.")
+        recipe = recipes.override(recipes.load(name), overrides)
+        return Request(Path(name).stem, recipe, data, 1 if seed is None else seed)
+    check_format(before, out)
+    recipe = recipes.from_dict(before["settings"], where=str(out / "config.json"))
+    recipe_name, first_seed = before["recipe"], before["seed"]
+    given = {"recipe": Path(name).stem if name else recipe_name, "seed": first_seed if seed is None else seed}
+    check_same(before, given, out)
+    moved = data is None and before["data"] != task_class(recipe.task).default_data
+    return Request(
+        recipe_name,
+        recipes.override(recipe, overrides),
+        before["data"] if moved else data,
+        first_seed,
+        note=_differences(name, recipe) if name else "",
+        moved_data=moved,
+    )
+
+
+def _differences(name: str, recipe: Recipe) -> str:
+    """A line on the settings of a run that are not those of its recipe."""
+    with suppress(UserError):  # the file may be gone; the run has all that it needs
+        own, theirs = recipes.flatten(recipe), recipes.flatten(recipes.load(name))
+        changed = [f"{key}={own[key]} (recipe: {theirs.get(key)})" for key in own if own[key] != theirs.get(key)]
+        if changed:
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            return f"Continued with the run's own settings: {', '.join(changed[:5])}{more}."
+    return ""
 
 
 def _task(wanted: Request, device: torch.device, ranks: Ranks) -> "tuple[Task, str]":

@@ -16,7 +16,6 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
-from bayesrnn.lab.engine.writer import Writer
 from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
@@ -74,7 +73,7 @@ class Run:
         self.pace, self._taken, self._report_every = Pace(), 0, _LOOK_EVERY
         self.identity = "" if folder is None else identity(folder.path)
         # A GPU trains the next epoch while a checkpoint is written. Ranks wait for each other's errors.
-        self._writer = Writer(background=self.step.on_cuda and not self.ranks.several)
+        self._writer = checkpoint.Writer(background=self.step.on_cuda and not self.ranks.several)
 
     def _check_draws(self) -> None:
         if not (self.ranks.several and self.recipe.train.shared_draw):

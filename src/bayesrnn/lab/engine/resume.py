@@ -1,9 +1,8 @@
-"""Starts a run with the settings asked for, or continues one with its own."""
+"""The description of a run in its folder: written at the start, checked when the run is resumed."""
 
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,6 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.reading import read_json
-from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, check_format
 from bayesrnn.lab.runs.opening import check_digests, check_files
@@ -22,84 +19,11 @@ if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to train. ``moved_data``: ``data`` is the path that the run was started with, not one given now."""
-
-    name: str
-    recipe: Recipe
-    data: str | None
-    seed: int
-    note: str = ""
-    moved_data: bool = False
-
-
-def run_folder(recipe: str, out: Path | None, seed: int | None, *, resume: bool) -> tuple[str | None, Path]:
-    """The recipe's name and the folder of its run; the name is None where a run's folder was given instead of one."""
-    if out is not None:
-        return recipe, out
-    if recipe not in recipes.names() and Path(recipe).is_dir():
-        if not resume:
-            raise UserError(f"{recipe} is a folder; to continue the run in it: bayesrnn train {recipe} --resume")
-        return None, Path(recipe)
-    return recipe, Path("runs") / Path(recipe).stem / str(1 if seed is None else seed)
-
-
-def started(out: Path) -> dict[str, Any] | None:
-    """The config.json of the run in a folder; None: there is none that can be read."""
-    with suppress(UserError):
-        config = read_json(out / "config.json")
-        kinds = {"recipe": str, "seed": int, "data": str, "settings": dict}
-        if isinstance(config, dict) and all(isinstance(config.get(key), kind) for key, kind in kinds.items()):
-            return config
-    return None
-
-
-def request(
-    name: str | None,
-    overrides: list[str],
-    data: str | None,
-    seed: int | None,
-    before: dict[str, Any] | None,
-    out: Path,
-) -> Request:
-    """The run that is asked for; ``before`` is the config.json of the one to continue, whose settings are kept."""
-    if before is None:
-        if name is None:
-            raise UserError(f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`.")
-        recipe = recipes.override(recipes.load(name), overrides)
-        return Request(Path(name).stem, recipe, data, 1 if seed is None else seed)
-    check_format(before, out)
-    recipe = recipes.from_dict(before["settings"], where=str(out / "config.json"))
-    given = {"recipe": before["recipe"] if name is None else Path(name).stem}
-    given["seed"] = before["seed"] if seed is None else seed
-    _check_same(before, given, out)
-    moved = data is None and before["data"] != task_class(recipe.task).default_data
-    return Request(
-        name=before["recipe"],
-        recipe=recipes.override(recipe, overrides),
-        data=before["data"] if moved else data,
-        seed=before["seed"],
-        note="" if name is None else _differences(name, recipe),
-        moved_data=moved,
-    )
-
-
-def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Refuse to resume with another recipe or seed."""
     for key in ("recipe", "seed"):
         if before.get(key) != now[key]:
             raise UserError(f"{folder} was started with {key} {before.get(key)}, not {now[key]}.")
-
-
-def _differences(name: str, recipe: Recipe) -> str:
-    """A line on the settings of a run that are not those of its recipe."""
-    with suppress(UserError):  # the file may be gone; the run has all that it needs
-        own, theirs = recipes.flatten(recipe), recipes.flatten(recipes.load(name))
-        changed = [f"{key}={own[key]} (recipe: {theirs.get(key)})" for key in own if own[key] != theirs.get(key)]
-        if changed:
-            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-            return f"Continued with the run's own settings: {', '.join(changed[:5])}{more}."
-    return ""
 
 
 def describe(folder: RunFolder, config: dict[str, Any], task: "Task", *, resume: bool) -> None:
@@ -150,7 +74,7 @@ def _check_resumed(folder: RunFolder, config: dict[str, Any], task: "Task") -> N
         names = " and ".join(["config.json", *files])
         raise UserError(f"{folder.path} has no readable {names}; start over.") from None
     check_format(before, folder.path)
-    _check_same(before, config, folder.path)
+    check_same(before, config, folder.path)
     if before.get("pruned") != config.get("pruned"):
         raise UserError(
             f"{folder.path} was started with other weights, or removes them in other steps. Pruned weights are trained "

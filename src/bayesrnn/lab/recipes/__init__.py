@@ -7,11 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bayesrnn.lab.recipes.keys import flatten, from_dict, override
-    from bayesrnn.lab.recipes.loading import load, names
+    from bayesrnn.lab.recipes.keys import flatten, from_dict, load, names, override
     from bayesrnn.lab.recipes.schema import Recipe
-
-_PLACES = {"Recipe": "schema", "load": "loading", "names": "loading"}
 
 __all__ = ["Recipe", "flatten", "from_dict", "load", "names", "override"]
 
@@ -19,4 +16,4 @@ __all__ = ["Recipe", "flatten", "from_dict", "load", "names", "override"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES.get(name, 'keys')}"), name)
+    return getattr(importlib.import_module(f"{__name__}.keys"), name)

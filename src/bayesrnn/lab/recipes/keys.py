@@ -1,4 +1,4 @@
-"""Recipes from parsed files and from ``key=value``; what is wrong is one line that names the nearest key."""
+"""Recipes by name, from files and from ``key=value``; an error is one line that names the nearest key."""
 
 import difflib
 import functools
@@ -7,14 +7,15 @@ import operator
 import re
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import load_yaml, shown
+from bayesrnn.lab.reading import load_yaml, read_text, shown
 from bayesrnn.lab.recipes.schema import MOST_DRAWS, Recipe, Section, recipe_model
-from bayesrnn.lab.registry import TASKS, task_class
+from bayesrnn.lab.registry import TASKS, recipe_files, task_class
 
 _KINDS = {
     "int_type": "a whole number",
@@ -26,6 +27,22 @@ _KINDS = {
 }
 _BOUNDS = {"greater_than": "more than", "greater_than_equal": "at least", "less_than": "below"}
 _BOUNDS["less_than_equal"] = "at most"
+_MOST = 1 << 16  # bytes of a recipe
+
+
+def names() -> list[str]:
+    """The recipes of all tasks."""
+    return sorted(recipe_files())
+
+
+def load(name: str) -> Recipe:
+    """A recipe by name, or from a YAML file by path."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else recipe_files().get(name)
+    if path is None:
+        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"There is no recipe {_shown(name)}; {hint}`bayesrnn recipes` lists them.")
+    return from_dict(load_yaml(read_text(path, most=_MOST), where=str(path)), where=path.name)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ The header also holds a checksum of the whole file, itself left blank: a changed
 
 import hashlib
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +242,33 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor], path: str | Path) -
     """Load a checkpoint's ``model.*`` tensors into a model, which must have exactly these."""
     sizes.check_fits(sizes.shapes(model), tensors, str(path))
     model.load_state_dict({key[len("model.") :]: t for key, t in tensors.items() if key.startswith("model.")})
+
+
+class Writer:
+    """Writes files one by one, at once or in the background. After an error it writes nothing more."""
+
+    def __init__(self, *, background: bool) -> None:
+        self._thread = ThreadPoolExecutor(1, "bayesrnn-writer") if background else None
+        self._pending: list[Future[None]] = []
+        self._failed = False
+
+    def __call__(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            job()
+        else:
+            self._pending.append(self._thread.submit(self._run, job))
+
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed = True
+            raise
+
+    def wait(self) -> None:
+        """Wait until everything is written; raises the error, if there was one."""
+        pending, self._pending = self._pending, []
+        for job in pending:
+            job.result()
