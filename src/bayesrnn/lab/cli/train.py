@@ -43,23 +43,26 @@ def command(
         int | None, typer.Option(min=1, help="Processes that train together, one per device; or start with torchrun.")
     ] = None,
     graph: Graph = True,
+    log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or wandb; may be given twice.")] = None,
 ) -> None:
     """Train a recipe on data of its task. Writes checkpoints, metrics and the record of the run."""
     from bayesrnn.lab.console.lines import Lines, reporter
     from bayesrnn.lab.console.output import command_line, plain_console
+    from bayesrnn.lab.engine.callbacks import logs
     from bayesrnn.lab.engine.launch import launch, run_folder
     from bayesrnn.lab.engine.ranks import join
     from bayesrnn.lab.runs.folder import MARKER
 
     console = plain_console()
     name, where = run_folder(recipe, out, seed, resume=resume)
+    callbacks = logs(log or [])
     ranks = join(device, devices)
     with reporter(console) if ranks.first else nullcontext(Lines(console)) as told:
         try:
             record = launch(
                 name, out=where, reporter=told, data=data, overrides=[*(overrides or []), *(settings or [])], seed=seed,
                 device=device, resume=resume, force=force, graph=graph, ranks=ranks,
-                command=command_line(),
+                command=command_line(), callbacks=callbacks,
             )  # fmt: skip
         except KeyboardInterrupt:
             if ranks.first and (where / MARKER).exists():

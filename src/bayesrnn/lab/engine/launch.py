@@ -1,6 +1,7 @@
 """From a recipe's name and its data to a finished run folder with its record."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
+from bayesrnn.lab.engine.callbacks import Callback, Calls
 from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
 from bayesrnn.lab.engine.resume import check_same, describe, go_on
@@ -57,6 +59,7 @@ def launch(
     measure: bool = True,
     command: str = "",
     ranks: Ranks | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Record:
     """Train a recipe on its data into a run folder; returns the record.
 
@@ -71,9 +74,10 @@ def launch(
         resume: continue the unfinished run in ``out``.
         force: replace the run in ``out``.
         measure: False: do not evaluate on the test data.
+        callbacks: receive the run's values while it trains.
     """
     ranks = ranks or Ranks()
-    reporter = reporter if ranks.first else Silent()
+    reporter = calls = Calls(reporter, callbacks) if ranks.first else Calls(Silent(), ())
     where = device_of(ranks.device or device)
     before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
     wanted = _request(name, overrides or [], data, seed, before, out)
@@ -110,6 +114,7 @@ def launch(
         _say_how(run)
         if going_on:
             go_on(run)
+        ranks.from_first(lambda: stack.enter_context(calls.around(run, out, config)))
         run.train()
         if folder is None:
             return Record()
@@ -119,6 +124,7 @@ def launch(
         if starters:
             record = record.model_copy(update={_STARTERS: " ".join(starters)})
         folder.finish(record, spare=checkpoint.SPARE)
+        calls.record = record
     return record
 
 
