@@ -33,14 +33,14 @@ def make(folder):
     return made
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("carry", [True, False])
 def test_steps_are_those_of_torch(optimizer, carry, make):
-    model, step, stream = make(f"optimizer={optimizer}", "clip=0.05", f"carry_state={carry}")
+    model, step, stream = make(f"optimizer={optimizer}", "clip=0.05", "l2=0.1", f"carry_state={carry}")
     theirs = copy.deepcopy(model)
     rate = 0.5 if optimizer == "sgd" else 0.01
-    kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
-    torch_optimizer = kind(theirs.parameters(), lr=rate)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+    torch_optimizer = kind(theirs.parameters(), lr=rate, weight_decay=0.1)
     step.lr.fill_(rate)
     state = None
     for k in range(4):

@@ -11,8 +11,9 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import flatten, from_dict, keys, load, names, override, schema, tables
 from bayesrnn.lab.registry import TASKS, recipe_files
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.model import zero_state
 
-TINY = ["model.hidden=4", "data.batch_size=2", "data.window=3"]
+TINY = ["model.hidden=4", "data.batch_size=2", "data.window=3", "data.loss=window"]
 PAPERS = ("gal2016", "fortunato2017")  # of papers on the Penn Treebank
 LANGUAGE = [name for name in names() if load(name).task == "language"]
 
@@ -33,12 +34,12 @@ def test_every_language_recipe_runs(name):
     torch.manual_seed(0)
     model = language.build(recipe, 7).train()
     elbo = language.window_elbo(model, recipe, windows=5)
-    zeros = torch.zeros(recipe.model.layers, 2, 4)
+    zeros = zero_state(recipe.model, 2, torch.device("cpu"))
     x, y = torch.randint(7, (3, 2)), torch.randint(7, (3, 2))
-    terms, (_, (h, _)) = elbo.evaluate(lambda: model(x, (zeros, zeros.clone())), y)
+    terms, (_, after) = elbo.evaluate(lambda: model(x, zeros), y)
     loss = terms.loss
     assert math.isfinite(float(loss.detach()))
-    assert h.shape == zeros.shape
+    assert [part.shape for part in after] == [part.shape for part in zeros]
     expected = (terms.nll + terms.sharpening) / 2 + terms.kl / (2 * 5)
     torch.testing.assert_close(loss, expected)
 
@@ -68,8 +69,18 @@ def test_rows_of_a_table_have_its_figures():
     gal = tables.rows("gal2016")
     assert len(gal) == 12
     assert all(recipe == load(name) for name, recipe in gal.items())
-    assert tables.rows("beyond").keys() == {"best-medium"}
+    assert tables.rows("beyond").keys() == {"awd-24m", "best-medium", "brnn-24m", "frontier-24m"}
     assert all("1704.02798" in recipe.paper.source for recipe in rows.values())
+
+
+@pytest.mark.parametrize(("name", "weights"), [("awd-24m", 24_221_600), ("frontier-24m", 23_792_528)])
+def test_weights_of_the_24m_recipes_with_the_vocabulary_of_the_penn_treebank(name, weights):
+    with torch.device("meta"):
+        model = language.LanguageModel(10_000, load(name).model)
+    assert sum(p.numel() for p in model.parameters()) == weights
+    assert round(weights / 1e6) == 24
+    if name == "frontier-24m":
+        assert load("brnn-24m").model.widths == load(name).model.widths
 
 
 def test_published_settings_of_the_bayesian_row():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab.engine import schedule
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
@@ -170,8 +171,9 @@ class Run:
     def _epochs(self) -> None:
         settings, metric = self.recipe.train, self.task.metric
         while self.epoch <= settings.epochs and not self._out_of_patience():
-            self.step.lr.fill_(settings.lr * settings.decay ** max(0, self.epoch - settings.decay_after))
-            self.step.averaging.fill_(float(settings.average_from is not None and self.epoch >= settings.average_from))
+            self.step.lr.fill_(schedule.rate(settings, self.epoch))
+            results = [line[metric] for line in self.history]
+            self.step.averaging.fill_(float(schedule.averages(settings, results, self.epoch)))
             if self.done == 0:
                 self.start_epoch()
             self._epoch()
@@ -191,6 +193,8 @@ class Run:
 
     def start_epoch(self) -> None:
         self.step.start_epoch()
+        if self.epoch in self.recipe.train.average_restarts:
+            self.step.restart_average()
         with self._alike():
             self.task.start_epoch(self.epoch)
         self.seconds = 0.0

@@ -66,14 +66,14 @@ class Step:
         self.averaging = torch.zeros((), device=device)
         self.totals = torch.zeros(len(TOTALS), dtype=torch.float64, device=device)
         self.moments: dict[str, list[Tensor]] = {}
-        if settings.optimizer == "adam":
+        if settings.optimizer != "sgd":
             self.moments = {k: _zeros(both) for k in ("first", "second")}
             self.moments["count"] = [torch.zeros((), device=device)]
         elif settings.momentum:
             self.moments["velocity"] = _zeros(both)
         if settings.inverse_gamma:
             self.moments["iteration"] = [torch.zeros((), dtype=torch.float64, device=device)]
-        if settings.average_from is not None:
+        if settings.averages:
             self.moments["average"] = _zeros(both)
             self.moments["averaged"] = [torch.zeros((), device=device)]
         # plain SGD with clipping: one kernel over all parameters on CUDA
@@ -145,6 +145,13 @@ class Step:
             with torch.no_grad():
                 torch._foreach_copy_(both, kept)
 
+    @torch.no_grad()
+    def restart_average(self) -> None:
+        """Go on from the averaged weights, if there are any, and average anew."""
+        if self.has_average:
+            torch._foreach_copy_(self.params + self.etas, self.moments["average"])
+            self.moments["averaged"][0].zero_()
+
     def _work(self) -> None:
         self._apply(self._gradients())
 
@@ -207,10 +214,13 @@ class Step:
 
     def _update(self, params: list[Tensor], gradients: list[Tensor]) -> None:
         settings = self.settings
-        if settings.l2:
+        decoupled = settings.optimizer == "adamw"
+        if settings.l2 and not decoupled:
             torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=settings.l2)
         if "first" in self.moments:
             gradients = self._adam(gradients)
+            if settings.l2 and decoupled:
+                torch._foreach_add_(gradients[: len(self.params)], self.params, alpha=settings.l2)
         elif "velocity" in self.moments:
             velocity = self.moments["velocity"]
             torch._foreach_mul_(velocity, settings.momentum)

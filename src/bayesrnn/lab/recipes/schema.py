@@ -109,17 +109,23 @@ class Train(Section):
     """The optimiser and its schedule.
 
     The learning rate of epoch e (from 1) and step i (from 0, over the whole run) is
-    lr * decay^max(0, e - decay_after) * (1 + inverse_gamma * i)^-inverse_power.
+    lr * decay^max(0, e - decay_after) * (1 + inverse_gamma * i)^-inverse_power, times
+    (1 + cos(pi (e - cosine_from) / (epochs + 1 - cosine_from))) / 2 from epoch ``cosine_from`` on.
     """
 
     epochs: Count = Field(39, description="passes over the training data")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="optimiser")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="optimiser; adamw is adam with l2 * w added to its step instead of to the gradient"
+    )
     lr: Positive = Field(1.0, description="learning rate of the first epoch")
     momentum: Rate = Field(0.0, description="momentum of sgd: v = momentum * v + g, w -= lr * v")
     decay: Positive = Field(1.0, description="factor of the learning rate per epoch after decay_after, at most 1")
     decay_after: Whole = Field(0, description="last epoch with the first learning rate")
     inverse_gamma: NotNegative = Field(0.0, description="lr is multiplied by (1 + inverse_gamma * step)^-inverse_power")
     inverse_power: Positive = Field(0.75, description="exponent of the inverse decay of lr, see inverse_gamma")
+    cosine_from: Count | None = Field(
+        None, description="from this epoch on lr falls along half a cosine, which would end at 0 after the last epoch"
+    )
     clip: Positive | None = Field(5.0, description="largest norm of the gradient; null: no clipping")
     weight_decay: NotNegative = Field(
         0.0, description="part of each weight subtracted after a step, not multiplied by lr (arXiv 1512.05287)"
@@ -128,20 +134,34 @@ class Train(Section):
     average_from: Count | None = Field(
         None, description="average the weights of all steps from this epoch on; the averages are validated and kept"
     )
+    average_stall: Count | None = Field(
+        None,
+        description="begin to average after an epoch whose validation result is worse than the best one of more than "
+        "this many epochs before (non-monotone trigger, arXiv 1708.02182)",
+    )
+    average_restarts: Counts = Field(
+        (), description="epochs that start from the averaged weights, and average anew from there"
+    )
     average_decay: Share | None = Field(None, description="decay of an exponential average; null: a plain mean")
     patience: Count | None = Field(None, description="stop after this many epochs without a better validation result")
     precision: Literal["tf32", "fp32", "bf16"] = Field("tf32", description="arithmetic on a GPU; a CPU uses float32")
     save_every: Whole = Field(0, description="steps between checkpoints inside an epoch; 0: only after epochs")
     shared_draw: bool = Field(False, description="processes that train together use one draw of the weights per step")
 
+    @property
+    def averages(self) -> bool:
+        """Whether weights are averaged, at least in some epochs."""
+        return self.average_from is not None or self.average_stall is not None
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Train":
         if self.decay > 1:
             raise UserError(f"train.decay is {self.decay}; the learning rate is multiplied by it, so at most 1.")
-        if self.optimizer == "adam" and self.momentum:
-            raise UserError("train.momentum is for sgd; adam has its own, so set it to 0.")
-        if self.average_decay is not None and self.average_from is None:
-            raise UserError("train.average_decay needs train.average_from, the first epoch to average over.")
+        if self.optimizer != "sgd" and self.momentum:
+            raise UserError(f"train.momentum is for sgd; {self.optimizer} has its own, so set it to 0.")
+        for name in ("average_decay", "average_restarts"):
+            if getattr(self, name) and not self.averages:
+                raise UserError(f"train.{name} needs train.average_from, the first epoch to average over.")
         return self
 
 

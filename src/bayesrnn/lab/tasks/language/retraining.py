@@ -68,7 +68,10 @@ class Schedule:
             f"train.decay={decay:.10g}",
             f"train.decay_after={self.steps}",
             "train.inverse_gamma=0",
+            "train.cosine_from=null",
             "train.average_from=null",
+            "train.average_stall=null",
+            "train.average_restarts=[]",
             "train.patience=null",
         ]
 
@@ -114,6 +117,7 @@ class Retraining(Language):
     @torch.no_grad()
     def start_epoch(self, epoch: int) -> None:
         """The weights of lowest |mean| / sigma go; those that are gone have the lowest there is."""
+        super().start_epoch(epoch)
         if epoch > self.plan.steps:
             return
         q = cast(BayesByBackprop, self.model)

@@ -1,9 +1,12 @@
 """The settings of a language recipe."""
 
-from pydantic import Field
+from typing import Literal
 
+from pydantic import Field, model_validator
+
+from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import schema
-from bayesrnn.lab.recipes.schema import Count, Draws, Layers, Positive, Rate, Real, Section, Sections
+from bayesrnn.lab.recipes.schema import Count, Draws, Layers, NotNegative, Positive, Rate, Real, Section, Sections
 
 
 class Paper(schema.Paper):
@@ -20,17 +23,49 @@ class Paper(schema.Paper):
 
 
 class Model(schema.WordLayers):
-    """Embedding, LSTM layers and decoder of one width, and their dropout rates."""
+    """Embedding, LSTM layers and decoder, and their dropout rates."""
 
-    hidden: Count = Field(650, description="units of the embedding and of each layer")
+    hidden: Count = Field(650, description="units of each layer, and of the embedding unless it has its own width")
+    embedding: Count | None = Field(
+        None, description="width of the embedding, and of the last layer if the decoder is tied to it; null: hidden"
+    )
     layers: Layers = Field(2, description="LSTM layers")
     tied: bool = Field(False, description="the decoder shares the embedding's weights")
     init: Positive = Field(0.05, description="weights start in U(-init, init)")
+    torch_init: bool = Field(
+        False, description="LSTM layers start as torch's do, in U(-r, r) with r = 1 / sqrt(units), decoder biases at 0"
+    )
     forget_bias: Real = Field(0.0, description="initial bias of the forget gates")
     one_bias: bool = Field(False, description="one bias vector per layer instead of torch's two")
     cell_dropout: Rate = Field(0.0, description="dropout rate of the cell state, one mask per sequence (Moon 2015)")
     weight_dropout: Rate = Field(0.0, description="DropConnect rate of the recurrent weights")
+    between_dropout: Rate | None = Field(
+        None, description="dropout rate between layers, one mask per sequence; null: input_dropout acts there too"
+    )
     tied_masks: bool = Field(True, description="the four gates share their masks (arXiv 1512.05287, Eq. 7)")
+    activation: NotNegative = Field(
+        0.0, description="times the mean square of the dropped output of the last layer, added to the loss per word"
+    )
+    activation_change: NotNegative = Field(
+        0.0, description="times the mean square of that output's change per step, added to the loss per word"
+    )
+
+    @property
+    def stacked(self) -> bool:
+        """Whether each layer is a module of its own: its width or dropout rate differs from the others'."""
+        return self.embedding is not None or self.between_dropout is not None
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of the embedding, then of each layer."""
+        first = self.embedding or self.hidden
+        return (first, *[self.hidden] * (self.layers - 1), first if self.tied else self.hidden)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Model":
+        if self.stacked and self.step_dropout:
+            raise UserError("model.step_dropout is for layers of one width; use model.between_dropout in its place.")
+        return self
 
 
 class Data(Section):
@@ -39,6 +74,10 @@ class Data(Section):
     batch_size: Count = Field(20, description="streams of text side by side")
     window: Count = Field(35, description="words per step of backpropagation through time")
     carry_state: bool = Field(True, description="each window starts with the last window's state")
+    shift: bool = Field(False, description="each epoch starts at a random word of the first window, so windows differ")
+    loss: Literal["window", "word"] = Field(
+        "window", description="window: summed over a window's words, averaged over rows; word: the mean per word"
+    )
     min_count: Count = Field(1, description="rarer words are unknown words")
 
 

@@ -39,6 +39,11 @@ class Streams:
         return (len(self.train) - 1) // self.window
 
     @property
+    def shifted_windows(self) -> int:
+        """Whole windows per epoch that are left after any number of words below one window."""
+        return (len(self.train) - self.window) // self.window
+
+    @property
     def valid_streams(self) -> Tensor:
         """The validation text in several streams, for the quick figure after each epoch."""
         return batchify(self.valid[:, 0], max(1, min(EPOCH_STREAMS, len(self.valid) // (self.window + 1))))

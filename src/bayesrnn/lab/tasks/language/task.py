@@ -15,7 +15,7 @@ from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
 from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
-from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMState
+from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
@@ -31,20 +31,22 @@ if TYPE_CHECKING:
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     """The recipe's model for a vocabulary of this many words, initialised from torch's global generator."""
     plain = LanguageModel(vocabulary, recipe.model)
-    ordinary = ["decoder.bias", "rnn.bias_hh*"] if recipe.model.one_bias else ["decoder.bias"]
+    ordinary = ["decoder.bias", "rnn.*bias_hh*"] if recipe.model.one_bias else ["decoder.bias"]
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
 def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> "ELBO":
     """The published loss of a window: -log p summed over T steps and averaged over B rows, plus KL / (B C).
 
-    That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch.
+    That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch. With ``data.loss:
+    word`` it is the loss per word.
     """
     import bayesrnn as br
 
     window = recipe.data.window
     words = recipe.data.batch_size * windows * window
-    return recipe_elbo(model, br.Categorical(), recipe.posterior, num_data=words, window=window)
+    units = window if recipe.data.loss == "window" else 1
+    return recipe_elbo(model, br.Categorical(), recipe.posterior, num_data=words, window=units)
 
 
 class Language(Task):
@@ -85,7 +87,9 @@ class Language(Task):
             found = streams(python_docs() if data is None else read_folder(data), recipe)
         self.streams = found.to(device)
         window = recipe.data.window
-        self.steps, self.batch_size = self.streams.windows, recipe.data.batch_size
+        self.batch_size = recipe.data.batch_size
+        self.offset = torch.zeros((), dtype=torch.long, device=device)  # words before the first window
+        self.steps = self.streams.windows if not recipe.data.shift else self.streams.shifted_windows
         self.examples_per_step = self.batch_size * window
         self.limit = 2 * math.log(len(self.streams.vocabulary)) + 2
         self.valid_streams = self.streams.valid_streams
@@ -94,14 +98,9 @@ class Language(Task):
 
     def _use(self, streams: Streams) -> None:
         self.streams, rows = streams, streams.train.shape[1]
-        self._zeros = self._zero_state(rows)
+        self._zeros = zero_state(self.recipe.model, rows, self.device)
         # Where a window of text on disk is put before each step.
         self._read = torch.zeros(streams.window + 1, rows, dtype=torch.long, device=self.device)
-
-    def _zero_state(self, rows: int) -> LSTMState:
-        m = self.recipe.model
-        h, c = torch.zeros(2, m.layers, rows, m.hidden, device=self.device)
-        return h, c
 
     def split(self, rows: slice) -> None:
         self._use(self.streams.part(rows))
@@ -127,25 +126,36 @@ class Language(Task):
             ids = split.reshape(-1)
             yield from sampled(ids.cpu().numpy() if isinstance(ids, Tensor) else ids)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {"offset": self.offset} if self.recipe.data.shift else {}
+
+    def start_epoch(self, epoch: int) -> None:
+        if self.recipe.data.shift:
+            self.offset.copy_(torch.randint(0, self.streams.window, ()))
+
     def state(self) -> State:
         return tuple(z.clone() for z in self._zeros) if self.recipe.data.carry_state else ()
 
     def fetch(self, step: int) -> None:
         train, window = self.streams.train, self.streams.window
         if isinstance(train, DiskStreams):
-            read = train.window(step * window, window + 1)
+            read = train.window(step * window + int(self.offset), window + 1)
             # From pinned memory the copy waits its turn behind the steps that are under way, and nobody waits for it.
             self._read.copy_(read.pin_memory() if self.device.type == "cuda" else read, non_blocking=True)
 
     def batch(self, position: Tensor) -> Tensor:
         if isinstance(self.streams.train, DiskStreams):
             return self._read
-        return self.streams.train.index_select(0, position * self.recipe.data.window + self._rows)
+        return self.streams.train.index_select(0, position * self.recipe.data.window + self.offset + self._rows)
 
     def objective(self, batch: Tensor, state: State) -> tuple[Tensor, "Terms", State]:
-        h, c = state or self._zeros
-        terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], (h, c)), batch[1:])
-        return terms.loss, terms, after if state else ()
+        before, data = state or self._zeros, self.recipe.data
+        with activity(self.model, self.recipe.model) as penalties:
+            terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], before), batch[1:])
+        loss = terms.loss
+        if penalties:  # of two passes, the one at the sharpened weights
+            loss = loss + penalties[-1] * (data.window if data.loss == "window" else 1)
+        return loss, terms, after if state else ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         return {
@@ -189,14 +199,15 @@ class Language(Task):
     def signature(cls, run: "OpenedRun") -> Signature:
         m, device = run.recipe.model, next(run.model.parameters()).device
         tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=device)
-        state = torch.zeros(m.layers, ROWS, m.hidden, device=device)
-        states: tuple[str | int, ...] = (m.layers, "batch", m.hidden)
+        state = zero_state(m, ROWS, device)
+        names = [f"{kind}{k + 1}" for k in range(m.layers) for kind in "hc"] if m.stacked else ["h", "c"]
+        sizes: list[tuple[str | int, ...]] = [(len(each), "batch", each.shape[-1]) for each in state]
         return Signature(
             run.model,
-            (tokens, (state, state.clone())),
-            ("tokens", "h", "c"),
-            ("logits", "h_next", "c_next"),
-            (("time", "batch"), states, states),
+            (tokens, state),
+            ("tokens", *names),
+            ("logits", *(f"{name}_next" for name in names)),
+            (("time", "batch"), *sizes),
         )
 
     def describe(self) -> str:
@@ -204,7 +215,7 @@ class Language(Task):
         return (
             f"{counted(train, 'word')} to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
             f"{len(s.vocabulary):,} word types; unknown words: {each_split(s.unknown)}. "
-            f"{counted(s.windows, 'window')} of {s.window} per epoch on {self.device}."
+            f"{counted(self.steps, 'window')} of {s.window} per epoch on {self.device}."
         )
 
     def about(self) -> dict[str, Any]:

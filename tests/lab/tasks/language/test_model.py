@@ -1,0 +1,159 @@
+import pytest
+import torch
+from torch import nn
+
+import bayesrnn as br
+from bayesrnn.errors import UserError
+from bayesrnn.lab.recipes import load, override
+from bayesrnn.lab.runs.opening import open_run
+from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.model import LanguageModel, Stack, activity, zero_state
+from bayesrnn.lab.tasks.language.settings import Model
+
+CPU = torch.device("cpu")
+SMALL = ["model.embedding=5", "model.hidden=7", "data.batch_size=3", "data.window=4"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    words = torch.randint(10, (130,), generator=torch.Generator().manual_seed(1)).tolist()
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(" ".join(f"w{word}" for word in words))
+    return str(tmp_path)
+
+
+def task_of(folder, *overrides, name="awd-24m"):
+    recipe = override(load(name), [*SMALL, *overrides])
+    task = language.Language(recipe, folder, CPU)
+    torch.manual_seed(0)
+    task.attach(task.build(recipe, task.files()).train())
+    return task
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_widths_of_layers_are_those_of_torch_layers_in_a_row(tied):
+    m = Model(embedding=5, hidden=7, layers=3, tied=tied)
+    model, last = LanguageModel(11, m), 5 if tied else 7
+    assert m.widths == (5, 7, 7, last)
+    layers = [nn.LSTM(a, b) for a, b in ((5, 7), (7, 7), (7, last))]
+    for layer, ours in zip(layers, model.rnn, strict=True):
+        layer.load_state_dict(ours.state_dict())
+    x = torch.randint(11, (6, 2))
+    hidden, states = model.embed(x), ()
+    for layer in layers:
+        hidden, state = layer(hidden)
+        states += state
+    logits, after = model(x, zero_state(m, 2, CPU))
+    torch.testing.assert_close(logits, model.decoder(hidden))
+    torch.testing.assert_close(after, states)
+    torch.testing.assert_close(model(x[3:], model(x[:3])[1])[0], logits[3:])  # the state is carried
+    assert (model.decoder.weight is model.embed.weight) is tied
+
+
+def test_rates_of_their_own():
+    m = Model(embedding=5, hidden=7, layers=3, input_dropout=0.4, between_dropout=0.25, weight_dropout=0.5)
+    rnn = LanguageModel(11, m).rnn
+    assert isinstance(rnn, Stack)
+    assert [layer.input_dropout for layer in rnn] == [0.4, 0.25, 0.25]
+    assert [layer.weight_dropout for layer in rnn] == [0.5] * 3
+    assert isinstance(LanguageModel(11, Model(hidden=7, input_dropout=0.4)).rnn, br.LSTM)  # as before
+    rates = [
+        layer.input_dropout for layer in LanguageModel(11, Model(hidden=7, between_dropout=0.1, input_dropout=0.2)).rnn
+    ]
+    assert rates == [0.2, 0.1]
+
+
+def test_torch_init_leaves_layers_as_torch_makes_them():
+    torch.manual_seed(0)
+    model = LanguageModel(11, Model(embedding=100, hidden=400, tied=True, init=0.1, torch_init=True))
+    for layer, bound in zip(model.rnn, (0.05, 0.1), strict=True):  # 1 / sqrt of 400 and of 100 units
+        largest = max(float(p.detach().abs().max()) for p in layer.parameters())
+        assert 0.99 * bound < largest <= bound
+    assert 0.09 < float(model.embed.weight.detach().abs().max()) <= 0.1
+    assert not model.decoder.bias.any()
+
+
+def test_step_dropout_is_refused_where_layers_differ():
+    with pytest.raises(UserError, match="between_dropout in its place"):
+        Model(embedding=5, step_dropout=0.1)
+
+
+def test_penalties_on_activations():
+    m = Model(embedding=5, hidden=7, tied=True, output_dropout=0.5, activation=2.0, activation_change=3.0)
+    model = LanguageModel(11, m).train()
+    x = torch.randint(11, (6, 2))
+    with activity(model, m) as found, br.draw(model, seed=1):
+        model(x)
+    with br.draw(model, seed=1):
+        hidden, _ = model.rnn(model.embed(x))
+        dropped = model.drop(hidden)
+    assert not torch.equal(hidden, dropped)
+    change = (hidden[1:] - hidden[:-1]).square().mean()
+    torch.testing.assert_close(found, [2 * dropped.square().mean() + 3 * change])
+    model(x)
+    assert len(found) == 1  # outside the block nothing is added
+    with activity(model, Model()) as none:
+        model(x)
+    assert none == []
+
+
+@pytest.mark.parametrize("name", ["awd-24m", "brnn-24m"])
+def test_loss_per_word_is_that_of_the_window_divided_by_its_length(name, folder):
+    found = {}
+    for kind in ("word", "window"):
+        task = task_of(folder, f"data.loss={kind}", "model.activation=2", "model.activation_change=1", name=name)
+        torch.manual_seed(1)
+        loss, terms, after = task.objective(task.batch(torch.tensor(0)), task.state())
+        found[kind] = float(loss.detach()), float(terms.nll.detach())
+        assert [a.shape for a in after] == [(1, 3, n) for n in (7, 7, 7, 7, 5, 5)]
+    assert found["window"][0] == pytest.approx(4 * found["word"][0], rel=1e-5)
+    assert found["word"][1] == found["window"][1]
+    assert found["word"][0] > found["word"][1] / 12  # the penalties, and of brnn the KL
+
+
+def test_shifted_windows(folder):
+    task = task_of(folder)
+    train, steps, seen = task.streams.train, task.steps, set()
+    assert steps == (len(train) - 4) // 4
+    for epoch in range(1, 30):
+        task.start_epoch(epoch)
+        offset = int(task.offset)
+        seen.add(offset)
+        for k in (0, steps - 1):
+            start = offset + 4 * k
+            assert torch.equal(task.batch(torch.tensor(k)), train[start : start + 5])
+            assert len(train[start : start + 5]) == 5
+    assert seen == {0, 1, 2, 3}
+    assert task.tensors()["offset"] is task.offset
+    assert task_of(folder, "data.shift=false").tensors() == {}
+
+
+def test_posterior_over_layers_of_different_widths(folder):
+    task = task_of(folder, name="brnn-24m")
+    posteriors = {name: sigma for name, _, sigma in task.model.named_posteriors()}
+    assert "decoder.weight" not in posteriors  # the embedding's
+    assert {"embed.weight", "rnn.0.weight_ih_l0", "rnn.2.bias_ih_l0"} <= posteriors.keys()
+    assert not any("bias_hh" in name or name == "decoder.bias" for name in posteriors)
+    prior = task.model.posterior.prior.sigma
+    assert (
+        float(posteriors["rnn.1.weight_hh_l0"].detach().max())
+        <= 0.501 * prior
+        < float(posteriors["embed.weight"].detach().max())
+    )
+
+
+@pytest.mark.parametrize("name", ["awd-24m", "brnn-24m"])
+def test_a_run_of_unequal_widths_is_trained_and_evaluated(name, folder, tmp_path):
+    from bayesrnn.lab.engine.launch import launch
+    from bayesrnn.lab.engine.progress import Silent
+
+    settings = [*SMALL, "train.epochs=3", "train.lr=0.5", "train.average_from=2"]
+    record = launch(name, out=tmp_path / "run", reporter=Silent(), data=folder, overrides=settings, seed=1)
+    run = open_run(tmp_path / "run", CPU)
+    metrics = run.task(folder, CPU).evaluate(samples=2)
+    assert metrics["test_perplexity"] == pytest.approx(record.metrics["test_perplexity"], rel=1e-4)
+    assert metrics["test_perplexity_mc"] < 20
+    signature = language.Language.signature(run)
+    assert signature.input_names[:3] == ("tokens", "h1", "c1")
+    assert len(signature.input_names) == len(signature.axes) == len(signature.tensors) == 7
+    assert len(signature.model(*signature.inputs)[1]) == 6
