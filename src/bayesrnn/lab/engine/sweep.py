@@ -36,7 +36,7 @@ from bayesrnn.lab.engine.study import FILE, check_folder, dead, load_optuna, ope
 from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.files import write_file
+from bayesrnn.lab.runs.files import make_folder, write_file
 from bayesrnn.lab.runs.folder import MARKER, Busy
 from bayesrnn.lab.runs.record import RECORD, Record, read
 
@@ -102,10 +102,7 @@ def sweep(
         "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
     }
     called = study or str(about["recipe"])
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be made ({error.strerror}); choose another --out.") from None
+    make_folder(out, "choose another --out")
     check_folder(out, called, about)
     with quiet(optuna):
         advice = "choose another --study, with an --out of its own" if storage else "choose another --out"

@@ -367,7 +367,7 @@ class TestDecoder:
     def test_beams_of_an_image_share_its_noise(self):
         model = captioner(**VARIATIONAL).eval()
         features = torch.randn(1, F).expand(2, -1)
-        step = caption_search.Decoder(model, [Draw(3)]).step(features, 3)
+        step = caption_search.decoder(model, [Draw(3)], features, 3)
         words = torch.tensor([1, 1, 1, 1, 1, 1])
         logs, state = step(words, None)
         for _ in range(2):

@@ -16,6 +16,7 @@ from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.reading import data_name, read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.recipes.tables import rows as rows_of
+from bayesrnn.lab.runs.files import make_folder
 from bayesrnn.lab.runs.folder import LOCK, MARKER
 from bayesrnn.lab.runs.opening import WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD, NotARunRecord, Record, add_evaluation, from_json, read, read_folder
@@ -114,18 +115,11 @@ class Row:
         found = [(path, record) for path, record in there if self.fits(record)]
         return min(found, key=lambda each: len(self.lacking(each[1].metrics)), default=None)
 
-    def make_folder(self) -> None:
-        """Make the folder of records before the time that training takes."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.folder} cannot be made ({error.strerror}); choose another --results.") from None
-
     @contextmanager
     def folder_made(self) -> Iterator[None]:
-        """Make the folder of records; remove it again if nothing is written into it."""
+        """Make the folder of records before the training; remove it again if nothing is written into it."""
         new = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
-        self.make_folder()
+        make_folder(self.folder, "choose another --results")
         try:
             yield
         except BaseException:
