@@ -19,11 +19,14 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bayesrnn.lab.runs.record import EVALUATION, RECORD, add_evaluation, read
+from bayesrnn.lab.tasks.captioning.evaluation import WAYS, ways
 from bayesrnn.lab.tasks.captioning.task import Captioning
 
 (CAPTIONS,) = Captioning.artifacts
@@ -138,10 +141,42 @@ def score(job: Job, arguments: argparse.Namespace) -> str:
     return work(job, arguments)
 
 
+def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any], *, samples: int = 6) -> dict[str, Any]:
+    """The test captions that the scores in ``metrics`` are of, small enough to keep beside a record.
+
+    Images in one order, and for each way (see ``WAYS``) its setting and a caption per image. ``samples`` captions of
+    the mean come with their doubt and with what each draw said: evenly spaced from the least to the most mutual
+    information, so nobody picks them. Captions are the model's; no reference and no image is in it.
+    """
+    made: dict[str, Any] = {"program": "bayesrnn", "weights": kept["weights"], "split": "test"}
+    for suffix, found in ways(kept).items():
+        setting = {name: metrics[f"{name}{suffix}"] for name in ("beam", "length_penalty")}
+        captions = _test_captions(found, setting)
+        images = made.setdefault("images", sorted(captions))
+        made[WAYS[suffix]] = {**setting, "captions": [captions[image]["caption"] for image in images]}
+    setting = {name: metrics[name] for name in ("beam", "length_penalty")}
+    mean = _test_captions(ways(kept)[""], setting)
+    single = [one for one in kept["found"] if one.get("consensus", False)]
+    if single:
+        said = _test_captions(single, setting)
+        order = sorted(mean, key=lambda image: (mean[image]["mutual_information"], image))
+        at = [round(i * (len(order) - 1) / max(samples - 1, 1)) for i in range(samples)]
+        made["samples"] = [{"image": order[i], **mean[order[i]], "said": said[order[i]]["said"]} for i in at]
+    return made
+
+
+def _test_captions(found: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
+    """By image, what was found for the test images with this beam and length penalty."""
+    wanted = {"split": "test", **setting}
+    captions: Mapping[str, dict[str, Any]] = next(
+        one["captions"] for one in found if all(one[key] == value for key, value in wanted.items())
+    )
+    return captions
+
+
 def keep(run: Path, record: Path, arguments: argparse.Namespace) -> Path:
     """The captions behind a record's test scores, in a file of their own; refused if they do not have these scores."""
     from bayesrnn.lab.tasks.captioning.captions import read_captions, words
-    from bayesrnn.lab.tasks.captioning.evaluation import WAYS, texts
     from bayesrnn.lab.tasks.captioning.scores import scores
 
     metrics = read(record).metrics

@@ -334,6 +334,7 @@ def paths(size: Size, options: Options) -> dict[str, str]:
     }
 
 
+@kernels.float32_precision()  # as it was, after the benchmark
 def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def read_text(path: str | Path, *, most: int) -> str:
     """The file as UTF-8 text."""
     try:
         return read_bytes(path, most=most).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert it to UTF-8.") from None
 
 
 def read_json(path: str | Path, *, most: int = 64 * MB) -> Any:

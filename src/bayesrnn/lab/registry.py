@@ -24,9 +24,9 @@ TASKS: "dict[str, str | type[Task]]" = {
 """Names to classes, or to ``module:class``, imported on demand.
 
 A folder ``lab/tasks/NAME`` with a class ``Name`` in its ``task.py`` is a task; so is an entry point of the group
-``bayesrnn.tasks`` in any installed package, and ``TASKS["mine"] = Mine``. The package of a task that is named by
-``module:class`` may have in its ``__init__`` what is needed before the task is imported: ``COMMANDS``, names to
-``module:function``, and ``EVALUATE_OPTIONS``, a function whose parameters are options of ``bayesrnn evaluate``.
+``bayesrnn.tasks``, and ``TASKS["mine"] = Mine``. To keep ``--help`` quick, the ``__init__`` of a task's package may
+have ``COMMANDS``, names to ``module:function``, and ``EVALUATE_OPTIONS``, a function whose parameters are options of
+``bayesrnn evaluate``.
 """
 
 

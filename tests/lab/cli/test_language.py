@@ -5,9 +5,12 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli import app
+from bayesrnn.lab.engine import loop
 from bayesrnn.lab.reading import data_name
+from bayesrnn.lab.tasks.language import pruning
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
 
@@ -61,6 +64,24 @@ def test_evaluate_everything(bayesian):
     assert not {"valid_perplexity_mc", "valid_perplexity_by_draws"} & after.keys()  # of two draws, beside three
     assert after["entropy_gap"] == metrics["entropy_gap"]
     assert record["metrics"]["words_per_second"] > 0
+
+
+@pytest.mark.parametrize("words", [["evaluate", "--samples", 0], ["prune", "--fraction", 0.5]])
+def test_a_command_leaves_torch_s_precision_as_it_was(bayesian, words, monkeypatch):
+    """`set_precision` acts here as it does on a GPU."""
+    seen = []
+
+    def as_on_a_gpu(precision, device):
+        kernels.round_float32(True)
+        seen.append(kernels.tf32(products=True))
+
+    for module in (loop, pruning):
+        monkeypatch.setattr(module, "set_precision", as_on_a_gpu)
+    with kernels.float32_precision(False):
+        result = invoke(words[0], bayesian, *words[1:])
+        assert (result.exit_code, seen) == (0, [True]), result.output
+        assert not kernels.tf32(products=True)
+        assert not kernels.tf32(products=False)
 
 
 def test_draws_that_drop_words_are_told_from_the_protocols(runs, tmp_path):

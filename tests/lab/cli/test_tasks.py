@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.cli.recipes import heading
-from bayesrnn.lab.console.lines import figures
+from bayesrnn.lab.console.lines import in_words
 from bayesrnn.lab.tasks.base import TASKS
 
 
@@ -161,4 +161,4 @@ def test_figures_in_words():
         "valid_streams": 10,
         "x": 1234.5,
     }
-    assert figures(named) == "perplexity 81.20 train, 9.5 validation, x 1,234.50, 10 streams"
+    assert in_words(named) == "perplexity 81.20 train, 9.5 validation, x 1,234.50, 10 streams"

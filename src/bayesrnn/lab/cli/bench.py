@@ -66,14 +66,11 @@ def command(
 
 
 def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
-    if not asked:
-        return tuple(known)
-    found = [name for name in known if any(word.lower() in name.lower() for word in asked)]
-    for word in asked:
-        if not word.strip() or not any(word.lower() in name.lower() for name in known):
-            names = "; ".join(f'"{name}"' for name in known)
-            raise UserError(f"There is no kind {word!r} to time; there are {names}. Part of a name is enough.")
-    return tuple(found)
+    found = {word: [name for name in known if word.strip() and word.lower() in name.lower()] for word in asked or []}
+    if wrong := next((word for word, names in found.items() if not names), None):
+        names = "; ".join(f'"{name}"' for name in known)
+        raise UserError(f"There is no kind {wrong!r} to time; there are {names}. Part of a name is enough.")
+    return tuple(name for name in known if not asked or any(name in names for names in found.values()))
 
 
 def _table(record: dict[str, Any]) -> Any:
@@ -85,7 +82,8 @@ def _table(record: dict[str, Any]) -> Any:
         if "failed" in row:
             table.add_row(row["title"], row["kind"], "", "", "", "check failed", error)
             continue
-        figures = (row["milliseconds"], row["words_per_second"], row["plain_milliseconds"], row["ratio"])
-        ms, words, plain, ratio = figures
+        ms, words, plain, ratio = (
+            row[key] for key in ("milliseconds", "words_per_second", "plain_milliseconds", "ratio")
+        )
         table.add_row(row["title"], row["kind"], f"{ms:.2f}", f"{words:,.0f}", f"{plain:.2f}", f"{ratio:.2f}x", error)
     return table

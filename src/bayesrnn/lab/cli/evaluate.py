@@ -1,8 +1,8 @@
 """``bayesrnn evaluate``: measure a trained run as its task does."""
 
 import inspect
+import typing
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,11 +52,14 @@ def command(
     Metrics on other data than the run's own go to a file of their own, evaluation-DATA-DIGEST.json.
     Tasks may have further options; an option that the run's task lacks is refused with a list of those it has.
     """
+    from bayesrnn import kernels
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
+    from bayesrnn.lab.reading import data_name
     from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.report.tables import Column, rich_table
+    from bayesrnn.lab.runs.files import as_json, write_file
     from bayesrnn.lab.runs.folder import MARKER
     from bayesrnn.lab.runs.opening import WeightsGuard, open_run
     from bayesrnn.lab.runs.record import RECORD, add_evaluation
@@ -67,26 +70,28 @@ def command(
     guard = WeightsGuard.of(run)
     trained = open_run(run, where)
     options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
-    set_precision(trained.recipe.train.precision, where)
     task = trained.task(data, where)
     _check_draws(task, options)
-    other = None
+    other = ""
     if said := trained.other_data(task):
-        other = _Other.of(data or trained.config["data"], task)
-        task.folder = None  # what it holds beside the metrics is of the run's own data
-        kept = "" if unfinished else f" The metrics go to {run / other.file}, not to the record."
+        other = data_name(data or trained.config["data"])
+        task.folder = None  # its files belong to the run's own data
+        kept = "" if unfinished else f" The metrics go to {_other_file(run, other, task)}, not to the record."
         console.print(f"{said}{kept}", soft_wrap=True, markup=False)
-    metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
+    with kernels.float32_precision():  # as it was, after the evaluation
+        set_precision(trained.recipe.train.precision, where)
+        metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
     if unfinished:
         console.print("The run is not finished: these are metrics of its best epoch so far, and they are not kept.")
-    elif other is not None:
+    elif other:
+        about = {"program": "bayesrnn", "data": other, "data_digest": task.digest(), "metrics": metrics}
         with guard.unchanged():
-            other.write(run, metrics)
+            write_file(_other_file(run, other, task), as_json(about))
     else:
         with guard.unchanged():
             recorded = add_evaluation(run, metrics)
         if recorded is None:
-            told = f"{run / RECORD} is missing or no record: the metrics are in evaluation.json alone."
+            told = f"{run / RECORD} is missing, or not a record: the metrics are only in evaluation.json."
             console.print(told, soft_wrap=True, markup=False)
         metrics = recorded or metrics
     rows = [{"key": key, "value": _shown(value)} for key, value in task.table(metrics).items()]
@@ -148,22 +153,15 @@ def _explicit(context: typer.Context, key: str) -> bool:
 
 
 def _kind(parameter: Any) -> Any:
-    import types
-    import typing
-
-    kind = parameter.annotation
-    if isinstance(kind, types.UnionType):
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
-    return kind
+    """The type of an option that may be None: int, float, bool or str."""
+    return next(k for k in (typing.get_args(parameter.annotation) or [parameter.annotation]) if k is not type(None))
 
 
 def _parsed(text: str, kind: Any, option: str) -> Any:
     from bayesrnn.errors import UserError
 
     try:
-        if kind is bool:
-            return {"true": True, "false": False}[text]
-        return kind(text)
+        return {"true": True, "false": False}[text] if kind is bool else kind(text)
     except (ValueError, KeyError):
         names = {int: "a whole number", float: "a number", bool: "true or false"}
         raise UserError(f"{option} must be {names[kind]}, got {text!r}.") from None
@@ -175,27 +173,7 @@ def _shown(value: Any) -> str:
     return f"{value:.2f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
-@dataclass(frozen=True)
-class _Other:
-    """Data that are not the run's own; their metrics have a file of their own, which no report takes for the run's."""
-
-    name: str
-    digest: str
-
-    @classmethod
-    def of(cls, data: str, task: "Task") -> "_Other":
-        from bayesrnn.lab.reading import data_name
-
-        return cls(data_name(data), task.digest())
-
-    @property
-    def file(self) -> str:
-        """Its name has the digest: two data sets of one name have two files."""
-        name = "".join(c if c.isalnum() or c in "-_." else "_" for c in self.name)[:40]
-        return f"evaluation-{name}-{self.digest[:8]}.json"
-
-    def write(self, run: Path, metrics: dict[str, Any]) -> None:
-        from bayesrnn.lab.runs.files import as_json, write_file
-
-        about = {"program": "bayesrnn", "data": self.name, "data_digest": self.digest}
-        write_file(run / self.file, as_json({**about, "metrics": metrics}))
+def _other_file(run: Path, data: str, task: "Task") -> Path:
+    """The file for metrics on other data than the run's own; two data sets of one name have two files."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in data)[:40]
+    return run / f"evaluation-{name}-{task.digest()[:8]}.json"

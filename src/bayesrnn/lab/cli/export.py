@@ -38,9 +38,7 @@ def command(
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
     path = run / f"model{ENDINGS[form]}" if out is None else out
     if form == "exported" and path.suffix != ENDINGS[form]:
-        raise UserError(
-            f"{path} must end in .pt2: torch.export.load warns of other names; --out {path.stem}.pt2 is one."
-        )
+        raise UserError(f"{path} must end in .pt2, or torch.export.load warns; choose --out {path.stem}.pt2.")
     beside = path.with_name(path.name + ".json")
     for file in (path, beside):
         check_free(file, force=force)
@@ -94,14 +92,14 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
         torch.export.save(program, archive)
         write_file(path, [archive.getbuffer()])
         return about, True
+    names = {"input_names": called.input_names, "output_names": called.output_names}
     try:
         checked = export.to_onnx(
             called.model,
             path,
             called.inputs,
-            input_names=called.input_names,
-            output_names=called.output_names,
-            dynamic_shapes=called.dynamic_shapes(),
+            **names,
+            dynamic_shapes=called.dynamic_shapes(),  # type: ignore[arg-type]
         )
     except ImportError as error:
         raise UserError(f"{error}; install them with `pip install onnx onnxscript onnxruntime`.") from None
@@ -113,7 +111,7 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
 
 
 def description(run: "OpenedRun", plain: "nn.Module") -> dict[str, Any]:
-    """What the weights are of: layers with their arguments, shapes, ties, and the files of the run's data."""
+    """What the weights belong to: layers with their arguments, shapes, ties, and the files of the run's data."""
     from bayesrnn._version import __version__
 
     names: dict[int, str] = {}

@@ -93,12 +93,10 @@ def _picture(record: "Quickstart") -> bytes:
 def _page(record: "Quickstart", picture: bytes, out: Path) -> str:
     from base64 import b64encode
 
-    from jinja2 import Environment, PackageLoader
-
     from bayesrnn.lab.quickstart import BINS, COLUMNS, SURE
+    from bayesrnn.lab.report.html import render
 
-    pages = Environment(loader=PackageLoader("bayesrnn.lab.report"), autoescape=True)
-    return pages.get_template("quickstart.html").render(
-        record=record, picture=b64encode(picture).decode(), out=out, bins=BINS, sure=SURE, columns=COLUMNS,
-        fewest=_FEWEST, samples=max(each["evaluate"]["samples"] for each in record.settings.values()),
+    return render(
+        "quickstart.html", record=record, picture=b64encode(picture).decode(), out=out, bins=BINS, sure=SURE,
+        columns=COLUMNS, fewest=_FEWEST, samples=max(each["evaluate"]["samples"] for each in record.settings.values()),
     )  # fmt: skip

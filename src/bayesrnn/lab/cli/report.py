@@ -60,13 +60,9 @@ def _check(out: Path) -> None:
 
 
 def _write(out: Path, page: str, pictures: dict[str, bytes]) -> None:
-    from bayesrnn.errors import UserError
-    from bayesrnn.lab.runs.files import write_file
+    from bayesrnn.lab.runs.files import make_folder, write_file
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be made ({error.strerror}); choose another --out.") from None
+    make_folder(out, "choose another --out")
     for name, png in pictures.items():
         write_file(out / name, png)
     write_file(out / "index.html", page)

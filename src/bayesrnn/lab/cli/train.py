@@ -75,7 +75,7 @@ def command(
 
 def _summary(record: "Record", where: Path) -> str:
     """The line at the end."""
-    from bayesrnn.lab.console.lines import figures
+    from bayesrnn.lab.console.lines import in_words
 
     metrics = dict(record.metrics)
     epoch = metrics.pop("best_epoch")
@@ -84,6 +84,6 @@ def _summary(record: "Record", where: Path) -> str:
     first = list(dict.fromkeys(k.partition("_")[2] for k in last))[:_TOLD]  # the others are in record.json
     last = {k: v for k, v in last.items() if k.partition("_")[2] in first}
     return (
-        f"{record.recipe}, seed {record.seed}: best epoch {epoch}, {figures(last)} "
+        f"{record.recipe}, seed {record.seed}: best epoch {epoch}, {in_words(last)} "
         f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}"
     )

@@ -50,7 +50,7 @@ class Lines:
         self.left = progress.seconds_left
         if self.bar is not None and self.task is not None:
             text = (
-                f"epoch {progress.epoch}/{progress.epochs}  {figures(progress.figures)}  "
+                f"epoch {progress.epoch}/{progress.epochs}  {in_words(progress.metrics)}  "
                 f"{progress.per_second:,.0f} {progress.unit}/s  {_duration(progress.seconds_left)} left"
             )
             self.bar.update(self.task, description=text, total=progress.steps, completed=progress.step)
@@ -59,12 +59,12 @@ class Lines:
         speed = next(key for key in line if key.endswith("_per_second"))
         told = {k: v for k, v in line.items() if k not in ("epoch", "lr", "loss", "gradient_norm", "seconds", speed)}
         self.say(
-            f"epoch {line['epoch']}/{epochs}: lr {line['lr']:.3g}, {figures(told)}, "
+            f"epoch {line['epoch']}/{epochs}: lr {line['lr']:.3g}, {in_words(told)}, "
             f"{line[speed]:,.0f} {speed.removesuffix('_per_second')}/s, {_duration(self.left)} left"
         )
 
 
-def figures(named: dict[str, Any]) -> str:
+def in_words(named: dict[str, Any]) -> str:
     """Results in words, one metric at a time: "perplexity 81.20 train, 90.31 validation". Zeros are omitted."""
     measures: dict[str, list[str]] = {}
     counts = []

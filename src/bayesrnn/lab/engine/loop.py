@@ -253,13 +253,13 @@ class Run:
         return (self.recipe.train.epochs - self.epoch) * self.task.steps + self.task.steps - self.done
 
     def _report(self) -> None:
-        figures = self.task.training(self.step.read_totals())
+        metrics = self.task.training(self.step.read_totals())
         epochs, speed = self.recipe.train.epochs, self.pace.steps_per_second(self.done)
         left = self._steps_left() / speed + (epochs - self.epoch + 1) * self.pace.validation
         self.reporter.step(
             Progress(
                 epoch=self.epoch, epochs=epochs, step=self.done, steps=self.task.steps, unit=self.task.unit,
-                per_second=speed * self.task.examples_per_step, seconds_left=left, figures=figures,
+                per_second=speed * self.task.examples_per_step, seconds_left=left, metrics=metrics,
             )
         )  # fmt: skip
 
@@ -297,8 +297,8 @@ class Run:
         }
         line = self.ranks.from_first(lambda: line)  # every rank validates; all must decide alike
         if not math.isfinite(line[task.metric]):
-            figure = task.metric.replace("valid_", "validation ").replace("_", " ")
-            raise Diverged(f"The {figure} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
+            name = task.metric.replace("valid_", "validation ").replace("_", " ")
+            raise Diverged(f"The {name} is {line[task.metric]} after epoch {self.epoch}; lower train.lr.")
         return line
 
     def load_best(self) -> dict[str, Any]:
@@ -330,14 +330,8 @@ class Run:
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
         self._writer.wait()  # a snapshot takes memory: at most two at a time
-        about = {
-            "run": self.identity,
-            "ranks": self.ranks.count,
-            "epoch": self.epoch,
-            "done": self.done,
-            "seconds": self.seconds,
-            "history": list(self.history),
-        }
+        about = {"run": self.identity, "ranks": self.ranks.count, "epoch": self.epoch, "done": self.done}
+        about |= {"seconds": self.seconds, "history": list(self.history)}
         where = {"epoch": self.epoch, "step": self.done, "best": self.best}
         self._writer(partial(self._write_files, checkpoint.snapshot(tensors), about, where))
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands; ``figures`` are the task's results on the training data so far, the main one first."""
+    """Where training stands; ``metrics`` are the task's results on the training data so far, the main one first."""
 
     epoch: int
     epochs: int
@@ -16,7 +16,7 @@ class Progress:
     unit: str
     per_second: float
     seconds_left: float
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 class Reporter(Protocol):

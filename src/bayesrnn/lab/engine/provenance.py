@@ -30,15 +30,9 @@ def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, dig
 
 
 def record_of(
-    run: Run,
-    config: dict[str, Any],
-    *,
-    overrides: list[str],
-    command: str,
-    started: float,
-    measure: bool = True,
+    run: Run, config: dict[str, Any], *, overrides: list[str], command: str, started: float, measure: bool = True,
     **extra: Any,
-) -> Record:
+) -> Record:  # fmt: skip
     """The record of a run that has ended; ``started``: when, in seconds since 1970; ``extra``: more keys."""
     metrics = final_metrics(run, measure=measure)
     wanted = kernels.asked()  # the first path to try, where one was named
@@ -100,14 +94,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 @functools.cache
 def commit() -> str | None:
     """The commit of the source that runs, where it is a checkout: as it was when this was first asked."""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("BAYESRNN_COMMIT")
     return found.stdout.strip()

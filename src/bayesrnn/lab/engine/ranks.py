@@ -163,8 +163,7 @@ def joined() -> bool:
 def end(line: str, status: int) -> None:
     """End this process, one of several, at once; ``line`` says why.
 
-    Closing the connections needs the other processes, which may be gone. An ordinary exit does not close them either:
-    torch's threads abort it (SIGABRT instead of the status).
+    Closing the connections needs the other processes, which may be gone; torch's threads abort an ordinary exit.
     """
     if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # torchrun prints this last.
@@ -279,20 +278,15 @@ def _by_fabric(device: str | None, devices: int) -> Ranks:
         from lightning_fabric.plugins.environments import SLURMEnvironment
         from lightning_fabric.strategies import DDPStrategy
     except ModuleNotFoundError:
-        raise UserError(
-            "--devices needs lightning-fabric: pip install 'bayesrnn[distributed]'; or start with torchrun."
-        ) from None
+        needs = "--devices needs lightning-fabric: pip install 'bayesrnn[distributed]'; or start with torchrun."
+        raise UserError(needs) from None
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we report it ourselves
     kind = _own_device(device, 0).type
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"There are {torch.cuda.device_count()} GPUs here, fewer than --devices {devices}.")
     nodes = int(os.environ.get("SLURM_NNODES", "1")) if SLURMEnvironment.detect() else 1
-    fabric = Fabric(
-        accelerator=kind,
-        devices=devices,
-        num_nodes=nodes,
-        strategy=DDPStrategy(process_group_backend=_backend(torch.device(kind))),
-    )
+    strategy = DDPStrategy(process_group_backend=_backend(torch.device(kind)))
+    fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=strategy)
     _joined(fabric.launch)
     return Ranks(fabric.global_rank, fabric.world_size, device=str(_own_device(device, fabric.local_rank)))
 

@@ -35,8 +35,7 @@ class Step:
 
     Args:
         task: its model is attached, on the device and in train mode; parameters are updated in place.
-        settings: optimiser, clipping, decay, averaging and precision; a CPU always computes in float32. The caller
-            sets ``lr`` and ``averaging`` for each epoch.
+        settings: of the optimiser. The caller sets ``lr`` and ``averaging`` for each epoch.
         eta_clip: largest global norm of the gradient of sharpening's step sizes, ``eta``. They are clipped separately:
             their gradient is so large in the first epochs that it would take over the common norm.
         graph: False: run eagerly on CUDA too.
@@ -301,13 +300,11 @@ def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:
 class Held:
     """Entries of parameters that no step changes: pruned weights.
 
-    Their gradients are zero, also in the norm for clipping; changes by decay, L2 or momentum are undone. The entries
-    may change between steps (:meth:`hold`).
+    Their gradients are zero, also in the norm for clipping; changes by decay, L2 or momentum are undone.
 
     Args:
-        model: its parameters are named in ``masks``.
         params: those that are trained, in the order of the gradients.
-        masks: names to tensors of the parameter's shape, true where an entry stays.
+        masks: parameter names to tensors of the parameter's shape, true where an entry stays.
     """
 
     def __init__(self, model: nn.Module, params: Sequence[Tensor], masks: Mapping[str, Tensor]) -> None:

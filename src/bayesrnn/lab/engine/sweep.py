@@ -8,6 +8,7 @@ by their validation result at the best epoch (a mixture by its own, not its comp
 import dataclasses
 import gc
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,21 +23,12 @@ from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.progress import Silent
-from bayesrnn.lab.engine.provenance import commit
-from bayesrnn.lab.engine.space import (
-    Range,
-    Space,
-    assigned,
-    check_doubles,
-    read_grid,
-    read_search,
-    read_value,
-)
+from bayesrnn.lab.engine.space import Range, Space, assigned, check_doubles, read_grid, read_search, read_value
 from bayesrnn.lab.engine.study import FILE, check_folder, dead, load_optuna, open_study, quiet, worker
 from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.files import write_file
+from bayesrnn.lab.runs.files import make_folder, write_file
 from bayesrnn.lab.runs.folder import MARKER, Busy
 from bayesrnn.lab.runs.record import RECORD, Record, read
 
@@ -46,23 +38,11 @@ _SURPLUS = "another process has this one"
 
 
 def sweep(
-    name: str,
-    *,
-    out: Path,
-    say: Callable[[str], None],
-    grid: list[str] | None = None,
-    search: list[str] | None = None,
-    trials: int | None = None,
-    data: str | None = None,
-    overrides: list[str] | None = None,
-    seed: int = 1,
-    device: str | None = None,
-    storage: str | None = None,
-    study: str | None = None,
-    prune: bool = False,
-    graph: bool = True,
-    command: str = "",
-) -> dict[str, Any]:
+    name: str, *, out: Path, say: Callable[[str], None], grid: list[str] | None = None,
+    search: list[str] | None = None, trials: int | None = None, data: str | None = None,
+    overrides: list[str] | None = None, seed: int = 1, device: str | None = None, storage: str | None = None,
+    study: str | None = None, prune: bool = False, graph: bool = True, command: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """Run trials until none is left; returns and writes (``sweep.json``) the table of the study's trials.
 
     Args:
@@ -102,10 +82,7 @@ def sweep(
         "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
     }
     called = study or str(about["recipe"])
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be made ({error.strerror}); choose another --out.") from None
+    make_folder(out, "choose another --out")
     check_folder(out, called, about)
     with quiet(optuna):
         advice = "choose another --study, with an --out of its own" if storage else "choose another --out"
@@ -162,9 +139,7 @@ class _Work:
             return True
         if self.about["kind"] == "search":
             return len(self._counted(found)) < self.options["trials"]
-        points = 1
-        for values in self.space.values():
-            points *= len(values)  # type: ignore[arg-type]
+        points = math.prod(len(values) for values in self.space.values())  # type: ignore[arg-type]
         return len({t.system_attrs["grid_id"] for t in self._counted(found) if "grid_id" in t.system_attrs}) < points
 
     def _counted(self, found: list[Any]) -> list[Any]:
@@ -268,15 +243,14 @@ class _Work:
         return values
 
     def _record(self, trial: Any, folder: Path, changes: list[str], metric: str) -> Record:
-        record = None
+        record, unfinished = None, (folder / MARKER).exists()
         with suppress(UserError):  # killed after the run ended, before it was reported
-            record = read(folder / RECORD)
-        if record is not None and not (folder / MARKER).exists():
+            record = None if unfinished else read(folder / RECORD)
+        resume = unfinished and checkpoint.any_saved(folder)
+        if record is not None or resume:
             self._check_run(folder, changes)
+        if record is not None:
             return record
-        resume = (folder / MARKER).exists() and checkpoint.any_saved(folder)
-        if resume:
-            self._check_run(folder, changes)
         told = _Told(trial, metric, self.options["prune"], self.optuna)
         if resume:
             with suppress(OSError):
@@ -329,7 +303,7 @@ class _Work:
             "program": "bayesrnn",
             "study": self.study.study_name,
             **self.about,
-            "commit": commit(),
+            "commit": provenance.commit(),
             **provenance.environment(torch.device(self.options["device"])),
             "command": self.options["command"],
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -340,14 +314,10 @@ class _Work:
         return record
 
     def _row(self, trial: Any) -> dict[str, Any]:
-        values = {
-            k: read_value(self.options["recipe"], k, v) if isinstance(v, str) else v for k, v in trial.params.items()
-        }
-        value = (
-            trial.value
-            if trial.state == self.states.COMPLETE
-            else min(trial.intermediate_values.values(), default=None)
-        )
+        recipe, params = self.options["recipe"], trial.params
+        values = {k: read_value(recipe, k, v) if isinstance(v, str) else v for k, v in params.items()}
+        complete = trial.state == self.states.COMPLETE
+        value = trial.value if complete else min(trial.intermediate_values.values(), default=None)
         more = {key: trial.user_attrs.get(key) for key in ("best_epoch", "epochs", "train_seconds", "error", "folder")}
         more["epochs"] = more["epochs"] or len(trial.intermediate_values)
         return {"trial": trial.number, "settings": values, "value": value, "state": trial.state.name.lower(), **more}

@@ -55,14 +55,9 @@ def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for key, t in tensors.items()}
 
 
-def save(folder: RunFolder, name: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> Path:
-    """Write a snapshot and JSON into one file, whole or not at all."""
-    return folder.write(name, _encoded(tensors, about))
-
-
 def save_last(folder: RunFolder, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Write the newest checkpoint and keep the one before it; two whole ones exist at every moment."""
-    save(folder, NEXT, tensors, about)
+    folder.write(NEXT, _encoded(tensors, about))
     folder.move(LAST, PREVIOUS)
     folder.move(NEXT, LAST)
 
@@ -103,11 +98,7 @@ def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> list[bytes | 
 
 
 def load(path: str | Path) -> Checkpoint:
-    """The tensors (on the CPU) and the JSON of a checkpoint.
-
-    Raises:
-        Damaged: it is missing, truncated, changed, or was not written by this program.
-    """
+    """The tensors (on the CPU) and the JSON of a checkpoint, if it is whole; see :class:`Damaged`."""
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
@@ -171,11 +162,7 @@ class Foreign(Damaged):
 
 
 def load_own(path: Path, run: str) -> Checkpoint:
-    """Like :func:`load`, for the run with this identity; checkpoints of format 1 may not name their run.
-
-    Raises:
-        Foreign: it belongs to another run.
-    """
+    """Like :func:`load`, for the run with this identity; checkpoints of format 1 may not name their run."""
     tensors, about = load(path)
     if about.get("run", run) != run:
         raise Foreign(f"{path} was written by a run with another config.json.")
@@ -196,8 +183,7 @@ def load_of(folder: Path, name: str, remedy: str) -> Checkpoint:
 def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The first of several checkpoints that is whole and the run's, and a sentence on what was wrong with the others.
 
-    It is renamed to ``into``, so that a damaged one cannot replace it at the next save. A checkpoint of another run is
-    kept under another name.
+    It is renamed to ``into``; a checkpoint of another run is kept under another name.
     """
     wrong, foreign = [], []
     for name in names:
@@ -224,9 +210,8 @@ def load_last(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[s
     try:
         found = load_first(folder, *RESUMABLE, into=LAST, run=run)
     except Foreign as error:  # config.json may have been edited: nothing is lost yet
-        raise Damaged(
-            f"{error} Put the run's own config.json or checkpoints back, or start over with --force."
-        ) from None
+        advice = "Put the run's own config.json or checkpoints back, or start over with --force."
+        raise Damaged(f"{error} {advice}") from None
     except Damaged as error:
         raise Damaged(f"{error} Start over with --force.") from None
     (folder.path / NEXT).unlink(missing_ok=True)

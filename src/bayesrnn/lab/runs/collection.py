@@ -50,10 +50,7 @@ class SeedGroup:
 
 
 def read(path: str | Path, left_out: LeftOut | None = None) -> list[Record]:
-    """The runs at a path: a run folder, a record, or a folder of those, such as ``results/`` or ``runs/``.
-
-    Other files in such a folder are added to ``left_out``. A file or run folder named by the user must be readable.
-    """
+    """The runs at a path: a run folder, a record, or a folder of those; its other files are added to ``left_out``."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"There is no run or record {path}.")
@@ -146,22 +143,17 @@ def groups(runs: Iterable[Record]) -> list[SeedGroup]:
     for run in runs:
         settings = completed(run.settings)
         key = json.dumps([run.recipe, settings, run.data], sort_keys=True, default=str)
-        found.setdefault(key, (_Member(run, settings), []))[1].append(run)
+        found.setdefault(key, ((run, settings), []))[1].append(run)
     labels = _labels([first for first, _ in found.values()])
     return [SeedGroup(label, once(members)) for label, (_, members) in zip(labels, found.values(), strict=True)]
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A run to be told apart from others, with its settings under dotted keys."""
-
-    run: Record
-    settings: dict[str, Any]
+_Member = tuple[Record, dict[str, Any]]  # a run, and its settings under dotted keys
 
 
 def _labels(runs: Sequence[_Member]) -> list[str]:
     """The recipe; where several share one, also the data, then the settings that differ, then the data's path."""
-    labels = [one.run.recipe for one in runs]
+    labels = [run.recipe for run, _ in runs]
     for name_of in (_by_data, _by_settings, _by_folder):
         for members in _alike(labels):
             names = name_of([runs[k] for k in members])
@@ -182,34 +174,33 @@ def _alike(labels: Sequence[str]) -> list[list[int]]:
 
 
 def _by_data(runs: Sequence[_Member]) -> list[str]:
-    stems = [Path(one.run.data or "").stem for one in runs]
+    stems = [Path(run.data or "").stem for run, _ in runs]
     return [f", {stem}" if stem and len(set(stems)) > 1 else "" for stem in stems]
 
 
 def _by_folder(runs: Sequence[_Member]) -> list[str]:
-    paths = [one.run.data or "" for one in runs]
+    paths = [run.data or "" for run, _ in runs]
     return [f", {path[-40:]}" if path and len(set(paths)) > 1 else "" for path in paths]
 
 
 def _by_settings(runs: Sequence[_Member]) -> list[str]:
     """The settings of each that are unusual; the rarest values and the settings with most values first."""
-    keys = [k for k in dict.fromkeys(k for one in runs for k in one.settings) if k not in _TEXTS]
-    values = {k: [_value(one.settings.get(k)) for one in runs] for k in keys}
+    keys = [k for k in dict.fromkeys(k for _, settings in runs for k in settings) if k not in _TEXTS]
+    values = {k: [_value(settings.get(k)) for _, settings in runs] for k in keys}
     counts = {k: Counter(texts) for k, texts in values.items()}
     differing = sorted((k for k in keys if len(counts[k]) > 1), key=lambda k: -len(counts[k]))
-    plain = [k for k, one in enumerate(runs) if not one.run.overrides]
+    plain = [k for k, (run, _) in enumerate(runs) if not run.overrides]
     usual = {k: values[k][plain[0]] if len(plain) == 1 else _majority(values[k]) for k in differing}
     changes = []
     for n in range(len(runs)):
         own = [k for k in differing if values[k][n] != usual[k]]
         own.sort(key=lambda k: (k in _LAST, counts[k][values[k][n]]))
         changes.append([f"{k}={values[k][n]}" for k in own])
-    named = _NAMED
-    while True:
+    for named in range(_NAMED, _MOST_NAMED + 1):
         labels = [_listed(own, named) for own in changes]
-        if len(set(labels)) == len(labels) or named >= _MOST_NAMED:
-            return labels
-        named += 1
+        if len(set(labels)) == len(labels):
+            break
+    return labels
 
 
 def _majority(texts: Sequence[str]) -> str | None:
@@ -245,10 +236,6 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under dotted keys, without the published values."""
     out: dict[str, Any] = {}
     for key, value in settings.items():
-        if key == "paper":
-            continue
-        if isinstance(value, dict):
-            out.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            out[key] = value
+        if key != "paper":
+            out |= {f"{key}.{k}": inner for k, inner in value.items()} if isinstance(value, dict) else {key: value}
     return out

@@ -54,6 +54,14 @@ def sync(folder: Path) -> None:
             os.close(descriptor)
 
 
+def make_folder(folder: Path, advice: str) -> None:
+    """Make a folder and those above it; ``advice`` is what to do if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made ({error.strerror}); {advice}.") from None
+
+
 def check_out(path: Path, *, force: bool, option: str = "--out") -> None:
     """Refuse, before the work, an output file that could not be written after it."""
     if not path.parent.is_dir():

@@ -52,33 +52,22 @@ class RunFolder:
 
     During the run the folder holds a file ``.unfinished``; :meth:`finish` writes ``record.json`` and removes it. Files
     are written beside their final name and moved there, so a killed run leaves no torn file. A lock on the file
-    ``.lock`` keeps a second process out; the kernel releases it when the process ends, however it ends.
+    ``.lock`` keeps a second process out; the kernel releases it when the process ends.
 
     Args:
         path: the folder; created if it is missing.
         files: names of the files this run writes, besides the record.
-        force: replace an earlier run, finished or not: remove its files and what commands made from it, nothing else.
+        force: replace an earlier run: remove its files and what commands made from it, nothing else.
         resume: continue the run in the folder and keep its files.
         by: words to put into the marker, besides this process's number.
         elsewhere: what messages advise if this folder cannot be used.
         kind: the key of config.json that tells this kind of run from others; ``force`` does not replace another kind.
-
-    Raises:
-        Busy: another process has the folder.
-        UserError: the folder is not empty and ``force`` is not given, or its files are not those of an earlier run.
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        files: Iterable[str],
-        force: bool = False,
-        resume: bool = False,
-        by: str = "",
-        elsewhere: str = "choose another --out",
-        kind: str = "recipe",
-    ) -> None:
+        self, path: str | Path, *, files: Iterable[str], force: bool = False, resume: bool = False, by: str = "",
+        elsewhere: str = "choose another --out", kind: str = "recipe",
+    ) -> None:  # fmt: skip
         self.path, self._by, self._elsewhere, self._kind = Path(path), by, elsewhere, kind
         self.note = ""
         """What the user should know about the folder; may be empty."""
@@ -137,12 +126,11 @@ class RunFolder:
     def _say(self, text: str) -> None:
         self.note = f"{self.note} {text}".lstrip()
 
-    _unlock: Callable[[], object]
-    _descriptor: int | None
+    _unlock: Callable[[], object] = staticmethod(lambda: None)
+    _descriptor: int | None = None
 
     def _lock(self) -> OSError | None:
         """Take the lock; returns the error if the folder's permissions forbid it."""
-        self._unlock, self._descriptor = lambda: None, None
         try:
             descriptor = _locked(self.path / LOCK, self._elsewhere)
         except OSError as error:
@@ -223,11 +211,10 @@ class RunFolder:
         """Write the record, remove ``spare`` files and the marker, and release the lock: the run is complete."""
         content = record.to_dict() if isinstance(record, Record) else record
         final = self.write(RECORD, as_json({"program": "bayesrnn", **content}))
-        for name in (*spare, MARKER):
-            try:
-                (self.path / name).unlink(missing_ok=True)
-            except OSError as error:
-                raise unwritten(self.path / name, error) from None
+        try:
+            _remove(self.path, (*spare, MARKER))
+        except OSError as error:
+            raise unwritten(self.path, error) from None
         self.release()
         return final
 
@@ -306,10 +293,9 @@ def _locked(path: Path, elsewhere: str) -> int | None:
 
 @contextmanager
 def briefly_locked(folder: Path, *, patience: float = 10.0) -> Iterator[None]:
-    """Keep other processes out while files are written beside a finished run; wait for one that does the same.
+    """Keep other processes out while files are written beside a finished run.
 
-    Raises:
-        Busy: the other process took longer than ``patience`` seconds, or it trains.
+    Waits for a process that does the same; :class:`Busy` if it takes longer than ``patience`` seconds, or trains.
     """
     until = time.monotonic() + patience
     while True:

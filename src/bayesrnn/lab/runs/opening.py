@@ -37,12 +37,7 @@ class OpenedRun:
     model: nn.Module
 
     def task(self, data: str | None, device: torch.device, *, advice: str = "name it with --data") -> "Task":
-        """The run's task with the trained model.
-
-        Args:
-            data: where the data is now; None: where config.json says.
-            advice: what the user should do if the data is not there.
-        """
+        """The run's task with the trained model; ``data`` is where its data is now, None: where config.json says."""
         cls = task_class(self.recipe.task)
         place = self.place(data, device)
         try:
@@ -62,9 +57,9 @@ class OpenedRun:
         return task
 
     def place(self, data: str | None, device: torch.device) -> str | None:
-        """Where the data is; None: it is the task's own data, whose name may also be that of a folder or a file.
+        """Where the data is; None: it is the task's own data.
 
-        As in training, a folder or file of that name goes first; if only config.json has the name, it must fit the run.
+        As in training, a folder or file by the name of the task's own data goes first, if it fits the run.
         """
         cls = task_class(self.recipe.task)
         source = data or self.config["data"]

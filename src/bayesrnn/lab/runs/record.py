@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, Strict
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.reading import is_number, read_json
+from bayesrnn.lab.reading import as_given, is_number, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import as_json, write_file
 
@@ -161,8 +161,8 @@ class Record(BaseModel):
         defaults = recipes.flatten(recipes.from_dict({"task": found.task}, where="defaults"))
         then |= {key: defaults[key] for key in now if key.partition(".")[0] in sections and key not in then}
         removed = _at(self.extra, "pruned.fraction")
-        pruned = [] if removed is None else [f"pruned={_shown(removed)}"]
-        return pruned + [f"{key}={_shown(value)}" for key, value in then.items() if key in now and now[key] != value]
+        pruned = [] if removed is None else [f"pruned={as_given(removed)}"]
+        return pruned + [f"{key}={as_given(value)}" for key, value in then.items() if key in now and now[key] != value]
 
     def at(self, folder: Path | None, *, finished: bool = True, pruning: dict[str, Any] | None = None) -> Self:
         """This record, with the folder that it was read from."""
@@ -183,13 +183,6 @@ class Record(BaseModel):
         return write_file(path, as_json(self.to_dict()))
 
 
-def _shown(value: Any) -> str:
-    """A setting as it is written on the command line."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _at(values: Any, path: str) -> Any:
     for part in path.split("."):
         values = values.get(part) if isinstance(values, Mapping) else None
@@ -197,12 +190,7 @@ def _at(values: Any, path: str) -> Any:
 
 
 def from_json(values: Any, *, where: str | Path) -> Record:
-    """A record from parsed JSON.
-
-    Raises:
-        NotARunRecord: it is JSON of another kind.
-        UserError: a newer version wrote it.
-    """
+    """A record from parsed JSON; JSON of another kind is :class:`NotARunRecord`."""
     if not isinstance(values, dict) or not isinstance(values.get("metrics"), dict):
         raise NotARunRecord(f"{where} is not the record of a run.")
     number = values.get("format", FORMAT)
@@ -250,10 +238,10 @@ def by_seed(records: Iterable[Record]) -> list[Record]:
 
 
 def once(records: Iterable[Record]) -> list[Record]:
-    """Each run once, in the order given: of copies the one with the most metrics, with the folder of any of them.
+    """Each run once, in the order given: the copy with the most metrics, with the folder of any of them.
 
-    Two records are of one run if it started at the same second and its curves are the same; later evaluations add
-    metrics to one copy only. Without a start time the whole record must be the same.
+    Records are copies if they started at the same second and have the same curves: later evaluations add metrics to one
+    copy only. Without a start time the whole record must be the same.
     """
     found: dict[str, Record] = {}
     for record in records:
@@ -277,20 +265,18 @@ def devices(records: Iterable[Record]) -> str:
 
 
 def add_evaluation(run: Path, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Write evaluation.json, and merge its metrics, which are of the run's own data, into the run's record.
+    """Write evaluation.json, and merge its metrics into the run's record.
 
     Returns what evaluation.json holds; None if there is no record to merge into.
     """
-    latest, record = dict(metrics), None
     try:
         record = read(run / RECORD)
         cls = task_class(record.task)
         latest = cls.merge_metrics(cls.carried_metrics(record.metrics, metrics), metrics)
         record = record.evaluated(metrics)
     except UserError:
-        record = None
-    write_file(run / EVALUATION, as_json(latest))
-    if record is None:
+        write_file(run / EVALUATION, as_json(dict(metrics)))
         return None
+    write_file(run / EVALUATION, as_json(latest))
     record.write(run / RECORD)
     return latest

@@ -1,7 +1,6 @@
 """What the engine trains: the interface of a task, and helpers for writing one.
 
-A task joins data, model, likelihood and metrics. It is a subclass of :class:`Task`, found by its name in
-:data:`TASKS`; a recipe selects it with ``task: NAME``. What happens in a run:
+A task joins data, model, likelihood and metrics; a recipe selects it with ``task: NAME``. What happens in a run:
 
     bayesrnn train RECIPE     task = task_class(recipe.task)(recipe, data, device)    reads the data; moves it once
                               torch.manual_seed(seed)
@@ -15,8 +14,7 @@ A task joins data, model, likelihood and metrics. It is a subclass of :class:`Ta
                               at the end, with the best weights: task.final()
     bayesrnn evaluate RUN     the same task with the best weights: task.evaluate(**options)
 
-Clipping, optimisers, schedules, weight averaging, checkpoints, resuming, precision, CUDA graphs, speed, progress, the
-run folder and the record are the work of the engine, not of the task.
+The engine does the rest: optimisers, schedules, checkpoints, CUDA graphs, the run folder and the record.
 
 Three rules make one step one CUDA graph. They hold for ``batch`` and ``objective``, and cost nothing elsewhere:
 
@@ -75,12 +73,10 @@ def is_random(recipe: Recipe) -> bool:
 class Task:
     """One task on one data set, for one recipe. Members without a default here must be given.
 
-    Args of the constructor (the engine calls it with exactly these):
+    Args:
         recipe: the settings; ``recipe.model``, ``.data``, ``.evaluate`` and ``.paper`` are this task's own sections.
-        data: what ``--data`` said; None: not given. Raise :class:`UserError` if the task has no data of its own.
+        data: the value of ``--data``; None: the task's own data. Unusable data is a :class:`UserError`.
         device: where all tensors go.
-
-    A constructor raises :class:`UserError` for unusable data; nothing has been written by then.
     """
 
     sections: ClassVar[Sections]
@@ -108,15 +104,9 @@ class Task:
     draw_options: ClassVar[Sequence[str]] = ("samples",)
     """Options of ``bayesrnn evaluate`` that are about draws, and are refused for a model without noise."""
     report_sections: ClassVar[Sequence[str | Callable[..., None]]] = ()
-    """Sections that a report of such runs has besides those of every run: functions, or ``module:function``.
-
-    See :mod:`bayesrnn.lab.report.sections` for what they are called with.
-    """
+    """Further sections of a report: functions as in :mod:`bayesrnn.lab.report.sections`, or ``module:function``."""
     commands: ClassVar[Mapping[str, str | Callable[..., Any]]] = {}
-    """Further commands of ``bayesrnn``: names to functions for typer, or to ``module:function``.
-
-    A package that has them as ``COMMANDS`` in its ``__init__`` is not imported further before one is called.
-    """
+    """Further commands of ``bayesrnn``: names to functions for typer, or ``module:function``; see ``TASKS``."""
 
     model: nn.Module
     folder: Path | None = None
@@ -142,19 +132,15 @@ class Task:
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
-        """The model with its initial weights from torch's global generator, on the CPU.
-
-        It must follow from the recipe and the run's :meth:`files` alone: a finished run is opened without its data.
-        """
+        """The model with its initial weights, on the CPU; made of the recipe and the run's :meth:`files` alone."""
         raise NotImplementedError
 
     def split(self, rows: slice) -> None:
         """Keep only these rows of every batch: the part of this process, if several train one model together.
 
-        Called before :meth:`attach`. ``steps``, ``batch_size``, ``examples_per_step`` and the divisor of the KL stay as
-        they are. The losses of all parts are averaged, so the data's part of the loss must be a mean over the rows of
-        this part; if rows have different numbers of targets, see :meth:`Minibatches.whole`. A task whose batches are
-        its ``minibatches`` need not override this.
+        Called before :meth:`attach`; sizes and the divisor of the KL stay. The losses of all parts are averaged, so the
+        loss must be a mean over the rows of this part (see :meth:`Minibatches.whole`). Tasks with ``minibatches`` need
+        not override this.
         """
         if (minibatches := self._minibatches()) is None:
             raise UserError(f"A {self.recipe.task} run cannot be shared by several processes.")
@@ -169,18 +155,13 @@ class Task:
         self.model = model
 
     def files(self) -> dict[str, bytes]:
-        """Files that the model needs and the data decides, by name: a vocabulary, a scale.
-
-        Written to the run folder at the start; a run is resumed and evaluated only where they are the same.
-        """
+        """Files of the data that the model needs, by name: a vocabulary, a scale. The run folder keeps them."""
         return {}
 
     def content(self) -> Iterable[Tensor | bytes]:
-        """The data itself, of all parts and in a fixed order, before :meth:`split`: what :meth:`digest` is of.
+        """The data for :meth:`digest`, as it was read, in a fixed order, before :meth:`split`.
 
-        By default the run's :meth:`files`, the tensors of ``minibatches`` and those in the attributes ``valid`` and
-        ``test``. Override it where the data is elsewhere; give what was read, not what was computed from it, whose
-        last bits may be another machine's.
+        By default the :meth:`files`, and the tensors of ``minibatches``, ``valid`` and ``test``.
         """
         yield from self.files().values()
         minibatches = self._minibatches()
@@ -202,10 +183,7 @@ class Task:
         return found.hexdigest()[:32]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint must hold besides model, optimiser and state, by name; loading copies into them.
-
-        By default the order of ``minibatches``, where the task has them.
-        """
+        """Further tensors for a checkpoint, by name; loading copies into them (default: those of ``minibatches``)."""
         minibatches = self._minibatches()
         return {} if minibatches is None else minibatches.tensors()
 
@@ -219,10 +197,7 @@ class Task:
             minibatches.shuffle()
 
     def fetch(self, step: int) -> None:
-        """Called before each step with its number, ``position`` as an int: for data that does not lie on the device.
-
-        It copies what the step needs into tensors with a fixed place, and :meth:`batch` returns those.
-        """
+        """Called before each step with its number if the data is not on the device: copies a batch to fixed tensors."""
 
     def batch(self, position: Tensor) -> Any:
         """The batch of a step of this epoch; ``position`` is its number from 0, a long scalar on the device."""
@@ -233,16 +208,13 @@ class Task:
         raise NotImplementedError
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the training data for metrics.jsonl, from means per step of loss, nll, kl and sharpening.
-
-        The first is shown while training.
-        """
+        """Training metrics from means per step of loss, nll, kl and sharpening; the first is shown while training."""
         return {"train_nll": totals["nll"] / self.examples_per_step, "kl": totals["kl"]}
 
     def validate(self) -> dict[str, Any]:
-        """Metrics after an epoch, :attr:`metric` among them; the model is in eval mode. More keys are more curves.
+        """Metrics after an epoch, :attr:`metric` among them; the model is in eval mode. Each key is a curve.
 
-        Randomness here does not touch that of training; give draws a seed (``br.predict(..., seed=)``) all the same.
+        Give draws a seed (``br.predict(..., seed=)``).
         """
         raise NotImplementedError
 
@@ -253,10 +225,9 @@ class Task:
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
         """What ``bayesrnn evaluate`` measures, with the best weights, in eval mode.
 
-        Keyword parameters are the command's options: ``beam: int = 3`` is ``--beam 3``, a bool a flag; int, float, bool
-        and str (or None), each with a default, may be used. An option that was not given is not passed, ``say``, which
-        is told of progress, always. ``samples=None`` means the recipe's. Lists and dicts among the metrics are written
-        but not shown.
+        Keyword parameters are the command's options: ``beam: int = 3`` is ``--beam 3``, a bool is a flag; int, float,
+        bool and str (or None) are possible. ``say`` receives progress. ``samples=None`` means the recipe's. Lists and
+        dicts among the metrics are written but not shown.
         """
         return self.final()
 
@@ -318,13 +289,9 @@ class Task:
 
 
 def posterior(
-    plain: nn.Module,
-    settings: Posterior,
-    *,
-    recurrent: str | None = None,
-    exclude: str | list[str] | None = None,
+    plain: nn.Module, settings: Posterior, *, recurrent: str | None = None, exclude: str | list[str] | None = None
 ) -> nn.Module:
-    """The module with the posterior that a recipe's section asks for; of kind "none" the module itself.
+    """The module with the posterior of a recipe; the module itself if its kind is "none".
 
     Args:
         recurrent: name pattern of the weights that start with the sigmas of ``lstm_low`` and ``lstm_high``; all others
@@ -335,13 +302,9 @@ def posterior(
 
     if settings.kind == "none":
         return plain
-    prior: Any
-    if settings.prior == "normal":
-        prior = br.Normal(math.exp(settings.log_sigma1))
-    else:
-        prior = br.ScaleMixture(
-            settings.pi, math.exp(settings.log_sigma1), math.exp(settings.log_sigma2), group=settings.group
-        )
+    first, second = math.exp(settings.log_sigma1), math.exp(settings.log_sigma2)
+    mixture = br.ScaleMixture(settings.pi, first, second, group=settings.group)
+    prior: Any = br.Normal(first) if settings.prior == "normal" else mixture
     spread = {"*": (prior.sigma * settings.other_low, prior.sigma * settings.other_high)}
     if recurrent is not None:
         spread = {recurrent: (prior.sigma * settings.lstm_low, prior.sigma * settings.lstm_high), **spread}
@@ -354,17 +317,9 @@ def posterior(
 def recipe_elbo(
     model: nn.Module, likelihood: "Likelihood", settings: Posterior, *, num_data: float, **options: Any
 ) -> "ELBO":
-    """The :class:`bayesrnn.ELBO` of a recipe: the one place where the KL is scaled.
+    """The :class:`bayesrnn.ELBO` of a model that :func:`posterior` made; ``settings`` is ``recipe.posterior``.
 
     A recipe without a posterior has no KL here: it writes the L2 term of dropout as ``l2`` or ``weight_decay``.
-
-    Args:
-        model: the model, as :func:`posterior` made it.
-        likelihood: ``br.Categorical()``, ``br.Gaussian()``, or any module with ``nll`` and ``count``. Parameters of its
-            own are trained only if it is part of the model.
-        settings: ``recipe.posterior``.
-        num_data: targets in the whole training set.
-        options: of the ELBO, such as ``kl_weight`` and ``window``.
 
     Example::
 

@@ -46,7 +46,7 @@ class Minibatches:
         self.order.copy_(order.repeat(math.ceil(size / self.count))[:size].view(self.order.shape))
 
     def shuffle(self) -> None:
-        """A new order, from torch's global CPU generator: the same for a seed on every device."""
+        """A new order, from torch's global CPU generator: a seed gives the same on every device."""
         self._fill(torch.randperm(self.count))
 
     def __call__(self, position: Tensor) -> tuple[Tensor, ...]:
@@ -56,8 +56,7 @@ class Minibatches:
     def whole(self, position: Tensor, tensor: Tensor) -> Tensor:
         """The entries of ``tensor``, one per example, for all rows of the batch, those of other processes included.
 
-        For a loss per target where examples have different numbers of them: dividing by this process's part of all the
-        batch's targets, not by its own, makes the parts add up to the whole.
+        If examples have different numbers of targets, divide by this process's part of the whole batch's targets.
         """
         return tensor.index_select(0, self.order.index_select(0, position.reshape(1))[0])
 

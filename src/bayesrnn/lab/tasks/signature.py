@@ -13,14 +13,13 @@ STEPS, ROWS = 5, 3  # sizes of the examples; free axes are not 1, which exporter
 
 @dataclass(frozen=True)
 class Signature:
-    """A model, example inputs for it, and names for inputs, outputs and axes: an axis has a name or a fixed size."""
+    """A model, example inputs, names of inputs and outputs, and the axes of each input: a name or a fixed size."""
 
     model: nn.Module
     inputs: tuple[Any, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     axes: tuple[tuple[str | int, ...], ...]
-    """Of each input tensor."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -39,10 +38,5 @@ class Signature:
     def described(self) -> dict[str, Any]:
         """For JSON: inputs with shapes and dtypes, outputs with names."""
         inputs = zip(self.input_names, self.axes, self.tensors, strict=True)
-        return {
-            "inputs": [
-                {"name": name, "shape": list(axes), "dtype": str(x.dtype).removeprefix("torch.")}
-                for name, axes, x in inputs
-            ],
-            "outputs": list(self.output_names),
-        }
+        made = [{"name": n, "shape": list(axes), "dtype": str(x.dtype).removeprefix("torch.")} for n, axes, x in inputs]
+        return {"inputs": made, "outputs": list(self.output_names)}

@@ -367,7 +367,7 @@ class TestDecoder:
     def test_beams_of_an_image_share_its_noise(self):
         model = captioner(**VARIATIONAL).eval()
         features = torch.randn(1, F).expand(2, -1)
-        step = caption_search.Decoder(model, [Draw(3)]).step(features, 3)
+        step = caption_search.decoder(model, [Draw(3)], features, 3)
         words = torch.tensor([1, 1, 1, 1, 1, 1])
         logs, state = step(words, None)
         for _ in range(2):
@@ -380,14 +380,14 @@ class TestDecoder:
         _, features = inputs
         q = bayesian().eval()
         words = torch.tensor([1, 2, 3])
-        both = caption_search.Decoder(q, [Draw(1), Draw(2)])
-        logs, states = both.step(features, 1)(words, None)
-        again, _ = both.step(features, 1)(words, states)
+        both = caption_search.decoder(q, [Draw(1), Draw(2)], features, 1)
+        logs, states = both(words, None)
+        again, _ = both(words, states)
         each = []
         for seed in (1, 2):
-            one = caption_search.Decoder(q, [Draw(seed)])
-            first, state = one.step(features, 1)(words, None)
-            each.append((first.exp(), one.step(features, 1)(words, state)[0].exp()))
+            one = caption_search.decoder(q, [Draw(seed)], features, 1)
+            first, state = one(words, None)
+            each.append((first.exp(), one(words, state)[0].exp()))
         torch.testing.assert_close(logs.exp(), (each[0][0] + each[1][0]) / 2)
         torch.testing.assert_close(again.exp(), (each[0][1] + each[1][1]) / 2)
 

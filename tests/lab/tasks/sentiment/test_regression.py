@@ -84,7 +84,7 @@ class TestIntervals:
         draws = centre + scale * torch.randn(20, n, generator=generator)
         pick = torch.randint(20, (n,), generator=generator)
         y = draws[pick, torch.arange(n)] + sigma * torch.randn(n, generator=generator)
-        figures = r.interval_figures(draws, y, sigma)
+        figures = r.interval_metrics(draws, y, sigma)
         for figure in figures:
             assert figure["coverage"] == pytest.approx(figure["level"], abs=0.037)
         widths = [figure["width"] for figure in figures]
@@ -96,7 +96,7 @@ class TestUncertainty:
         scale = 0.1 + torch.rand(4000, generator=generator)
         draws = scale * torch.randn(50, 4000, generator=generator)
         y = draws.mean(0) + scale * torch.randn(4000, generator=generator)
-        found = r.uncertainty_figures(draws, y)
+        found = r.uncertainty_metrics(draws, y)
         assert found["rank_correlation"] > 0.3
         assert found["risk"]["coverage"][-1] == 1
         assert found["risk"]["rmse"][-1] == pytest.approx(r.rmse(draws.mean(0), y))
@@ -108,21 +108,21 @@ class TestUncertainty:
 
     def test_a_spread_that_says_nothing(self, generator):
         draws, y = torch.randn(50, 4000, generator=generator), torch.randn(4000, generator=generator)
-        assert abs(r.uncertainty_figures(draws, y)["rank_correlation"]) < 0.08  # 5 standard errors
+        assert abs(r.uncertainty_metrics(draws, y)["rank_correlation"]) < 0.08  # 5 standard errors
 
     def test_no_spread(self):
-        assert r.uncertainty_figures(torch.zeros(1, 5), torch.ones(5)) is None
-        assert r.uncertainty_figures(torch.zeros(4, 5), torch.ones(5)) is None
+        assert r.uncertainty_metrics(torch.zeros(1, 5), torch.ones(5)) is None
+        assert r.uncertainty_metrics(torch.zeros(4, 5), torch.ones(5)) is None
 
     def test_noise_of_each_target_counts_too(self, generator):
         """Draws that agree everywhere: only the noise says which targets are hard."""
         draws, noise = torch.zeros(4, 4000), 0.1 + torch.rand(4000, generator=generator)
         y = noise * torch.randn(4000, generator=generator)
-        found = r.uncertainty_figures(draws, y, noise)
+        found = r.uncertainty_metrics(draws, y, noise)
         assert found["rank_correlation"] > 0.3
         assert found["bins"]["spread"][0] == pytest.approx(0.145, abs=0.01)  # root mean square of U(0.1, 0.2) at 0.15
         spread = torch.tensor([0.3, 0.0]) * torch.tensor([[-1.0], [1.0]])
-        both = r.uncertainty_figures(spread, torch.zeros(2), torch.tensor([0.4, 0.1]))
+        both = r.uncertainty_metrics(spread, torch.zeros(2), torch.tensor([0.4, 0.1]))
         assert sum(both["bins"]["spread"]) == pytest.approx(0.5 + 0.1)
 
     def test_ranks_with_ties(self):
@@ -157,7 +157,7 @@ class TestGroups:
         draws = torch.tensor([[0.0, 2.0, 5.0], [2.0, 2.0, 5.0]])
         y = torch.tensor([1.0, 4.0, 5.0])
         first = torch.tensor([True, True, False])
-        one, two, none = r.group_figures(draws, y, [first, ~first, torch.zeros(3, dtype=torch.bool)], 0.5)
+        one, two, none = r.group_metrics(draws, y, [first, ~first, torch.zeros(3, dtype=torch.bool)], 0.5)
         assert one["count"] == 2
         assert one["rmse"] == pytest.approx(math.sqrt(2))
         assert one["spread"] == pytest.approx(math.sqrt(0.5))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import parse_json
+from bayesrnn.lab.reading import MB, read_json, read_text
 
+_MOST = 1024 * MB  # of a file: COCO's largest has 92
 SPLITS = ("train", "valid", "test")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -29,22 +30,13 @@ References = dict[str, list[list[str]]]
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased words; punctuation goes, hyphens and apostrophes inside a word stay, 's is a word of its own.
-
-    Captions to learn from, captions to be scored and their references are all cut by this one rule.
-    """
+    """Lower-cased words; punctuation goes, hyphens and apostrophes inside a word stay, 's is a word of its own."""
     return _WORD.findall(text.lower().replace("’", "'"))
 
 
 @dataclass(frozen=True)
 class CaptionedImages:
-    """Captions by image name for each split, and the folder they came from.
-
-    Attributes:
-        train, valid, test: image name to its captions, each a list of words. The order is that of the split's file.
-        folder: where the data is.
-        files: image name to its file, for those that are there.
-    """
+    """Captions by image name for each split, in the order of its file; the folder, and the images' files found."""
 
     train: References
     valid: References
@@ -75,10 +67,8 @@ def read_captions(path: str | Path) -> CaptionedImages:
     """A folder in Flickr8k's or in COCO's layout.
 
     Flickr8k: ``Flickr8k.token.txt`` and the three ``Flickr_8k.*Images.txt``. COCO: ``captions_train*.json`` and
-    ``captions_val*.json``, here or in ``annotations/``; COCO publishes no test captions, so without a
-    ``captions_test*.json`` every second image of the validation file (by id) is the test split.
-
-    Images may lie beside them, in a folder of any name; where features are given they are not needed.
+    ``captions_val*.json``, here or in ``annotations/``; without a ``captions_test*.json``, which COCO does not publish,
+    every second image of the validation file (by id) is the test split. Images may be in a folder of any name.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -111,7 +101,7 @@ def feature_names(folder: Path) -> list[str] | None:
     file = folder / "filenames.json"
     if not file.is_file():
         return None
-    names = read_json(file)
+    names = read_json(file, most=_MOST)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{file} must be a list of image names, one for each row of the features.")
     if len(set(names)) < len(names):
@@ -120,26 +110,12 @@ def feature_names(folder: Path) -> list[str] | None:
     return names
 
 
-def read_json(file: Path) -> Any:
-    """A JSON file's content, or one clear line."""
-    return parse_json(_text(file), where=str(file))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}); convert it to UTF-8.") from None
-
-
 def _flickr8k(folder: Path) -> CaptionedImages:
     splits: dict[str, list[str]] = {}
     for split, name in _SPLIT_FILES.items():
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no {name}, which lists the {split} images; put it there.")
-        splits[split] = [line.strip() for line in _text(folder / name).splitlines() if line.strip()]
+        splits[split] = [line.strip() for line in read_text(folder / name, most=_MOST).splitlines() if line.strip()]
         if len(set(splits[split])) < len(splits[split]):
             raise UserError(f"{folder / name} names an image twice.")
     captions: References = {}
@@ -165,7 +141,7 @@ def _flickr8k(folder: Path) -> CaptionedImages:
 
 def _flickr8k_lines(file: Path) -> Iterator[tuple[str, str, str]]:
     """(image, caption, where it stands) of lines NAME#NUMBER, tab, caption."""
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file, most=_MOST).splitlines(), 1):
         if not line.strip():
             continue
         key, tab, text = line.partition("\t")
@@ -202,7 +178,7 @@ def _coco(folder: Path, annotations: dict[str, Path]) -> CaptionedImages:
 
 def _coco_split(file: Path) -> References:
     """Captions by file name, images in the order of their ids."""
-    content = read_json(file)
+    content = read_json(file, most=_MOST)
     try:
         names = {image["id"]: image["file_name"] for image in content["images"]}
         pairs = [(note["image_id"], note["caption"]) for note in content["annotations"]]

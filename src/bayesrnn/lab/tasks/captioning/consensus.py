@@ -1,8 +1,6 @@
-"""One caption out of several draws' own: the one that is most like the others.
+"""The consensus of several draws' captions: the caption with the greatest expected agreement under the posterior.
 
-Each draw of the weights is a model that might be true, and says its caption. A caption is good as far as it agrees with
-what would be said, so the one to give is that with the greatest expected agreement under the posterior: the decision of
-least expected loss. The caption of the averaged probabilities, by contrast, need not be what any draw would say.
+That is the decision of least expected loss. The caption of the averaged probabilities need not be what any draw says.
 """
 
 from collections import Counter
@@ -14,19 +12,13 @@ Words = Sequence[Hashable]
 Grams = list[Counter[tuple[Hashable, ...]]]
 
 
-def overlap(a: Words, b: Words) -> float:
-    """How much two captions have in common, 0 to 1: F1 of their words and of their pairs of words, averaged.
-
-    Of captions too short for a pair, the words alone.
-    """
-    return _overlap(_grams(a), _grams(b))
-
-
-def _grams(words: Words) -> Grams:
+def grams(words: Words) -> Grams:
+    """The words of a caption and the pairs of neighbours, with their counts."""
     return [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in _LENGTHS]
 
 
-def _overlap(a: Grams, b: Grams) -> float:
+def overlap(a: Grams, b: Grams) -> float:
+    """How much two captions have in common, 0 to 1: the mean F1 of their words and their pairs, if they have any."""
     scores = []
     for ours, theirs in zip(a, b, strict=True):
         total = ours.total() + theirs.total()
@@ -36,14 +28,12 @@ def _overlap(a: Grams, b: Grams) -> float:
 
 
 def most_typical(captions: Sequence[Words]) -> int:
-    """Which caption has the greatest mean overlap with the others; of equal ones the first."""
-    if not captions:
-        raise ValueError("there are no captions to choose from")
-    grams = [_grams(words) for words in captions]
+    """Which caption has the greatest mean overlap with the others; the first of equal ones."""
+    each = [grams(words) for words in captions]
     total = [0.0] * len(captions)
-    for i, one in enumerate(grams):
+    for i, one in enumerate(each):
         for j in range(i):
-            shared = _overlap(one, grams[j])
+            shared = overlap(one, each[j])
             total[i] += shared
             total[j] += shared
     return max(range(len(captions)), key=lambda i: total[i])

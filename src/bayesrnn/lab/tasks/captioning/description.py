@@ -1,13 +1,14 @@
 """Images described by a trained run: a caption, how sure the model is of each word, and what single draws would say."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.runs.files import read_own
 from bayesrnn.lab.runs.opening import OpenedRun
+from bayesrnn.lab.runs.record import EVALUATION
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.task import captioner_of
 from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
@@ -37,17 +38,9 @@ class Description:
 
 
 def describe(
-    run: OpenedRun,
-    names: list[str],
-    features: Tensor,
-    *,
-    samples: int = 20,
-    draws: int = 3,
-    average: bool = False,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-    seed: int = 1,
-) -> list[Description]:
+    run: OpenedRun, names: list[str], features: Tensor, *, samples: int = 20, draws: int = 3, average: bool = False,
+    beam: int | None = None, length_penalty: float | None = None, seed: int = 1,
+) -> list[Description]:  # fmt: skip
     """Captions of images by their features, (len(names), F).
 
     Args:
@@ -56,8 +49,6 @@ def describe(
         average: search with the average of the draws' probabilities, not with the posterior mean.
         beam, length_penalty: None: what ``bayesrnn evaluate`` has chosen for this run, or the recipe's first.
     """
-    if run.recipe.task != "captioning":
-        raise UserError(f"{run.path} is a {run.recipe.task} run; captions need one of a captioning recipe.")
     expected = captioner_of(run.model).image.in_features
     if features.shape[1] != expected:
         raise UserError(
@@ -97,10 +88,7 @@ def describe(
 
 
 def settings(run: OpenedRun) -> dict[str, Any]:
-    """Beam and length penalty that validation chose, where the run has been evaluated; else the recipe's first."""
+    """Beam and length penalty that validation chose, if the run has been evaluated; otherwise the recipe's first."""
     first = {"beam": run.recipe.evaluate.beams[0], "length_penalty": run.recipe.evaluate.length_penalties[0]}
-    try:
-        measured = json.loads((run.path / "evaluation.json").read_text("utf-8"))
-        return {key: measured.get(key, value) for key, value in first.items()}
-    except (OSError, ValueError, AttributeError):
-        return first
+    measured = read_own(run.path / EVALUATION)
+    return {key: measured.get(key, value) for key, value in first.items()}

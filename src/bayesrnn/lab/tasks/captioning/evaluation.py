@@ -1,7 +1,7 @@
-"""What ``bayesrnn evaluate`` does with a captioning run: captions and perplexities first, then BLEU and CIDEr of them.
+"""``bayesrnn evaluate`` for captions: perplexities and captions first, then the BLEU and CIDEr of these captions.
 
-The first part needs the model, and is quick on a GPU; the second needs pycocoevalcap, and no model. What the first
-finds is kept in the run's ``captions.json``, so the two can be on different machines.
+The first part needs the model (and a GPU to be quick), the second pycocoevalcap and no model. The run's
+``captions.json`` is between them, so that they can run on different machines.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.runs.files import is_own, write_file
+from bayesrnn.lab.runs.files import is_own, read_own, write_file
 from bayesrnn.lab.tasks.base import Say, weights_digest
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
@@ -32,20 +32,10 @@ _SIGNS = ("entropy", "mutual_information", "surprisal")
 
 
 def evaluate(
-    task: "Captioning",
-    *,
-    samples: int,
-    decode_samples: int,
-    seed: int,
-    beams: Sequence[int],
-    length_penalties: Sequence[float],
-    again: bool,
-    say: Say,
-) -> dict[str, Any]:
-    """Figures by name, see :meth:`Captioning.evaluate`.
-
-    Those with ``_mc`` are of the average over draws, those with ``_consensus`` of the most typical of their captions.
-    """
+    task: "Captioning", *, samples: int, decode_samples: int, seed: int, beams: Sequence[int],
+    length_penalties: Sequence[float], again: bool, say: Say,
+) -> dict[str, Any]:  # fmt: skip
+    """Metrics by name; ``_mc`` is for the average over draws, ``_consensus`` for the most typical of their captions."""
     if min(beams) < 1 or min(length_penalties) < 0:
         raise UserError("A beam is at least 1, a length penalty at least 0.")
     if decode_samples < 0:
@@ -64,7 +54,7 @@ def evaluate(
     }
     file = None if task.folder is None else task.folder / task.artifacts[0]
     if file is not None and file.exists() and not is_own(file):
-        raise UserError(f"{file} was not written by bayesrnn evaluate, and will not be replaced; move it away.")
+        raise UserError(f"{file} was not written by bayesrnn evaluate, and will not be replaced; move it.")
     kept = None if again or file is None else _kept(file, asked)
     if kept is None:
         kept = {
@@ -88,7 +78,7 @@ def evaluate(
 def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
     """All metrics from the content of a ``captions.json``; no model is needed."""
     metrics = _of_draws(kept) | kept["metrics"]
-    for suffix, found in _ways(kept).items():
+    for suffix, found in ways(kept).items():
         say(f"BLEU and CIDEr, {WAYS[suffix]}")
         metrics |= _chosen(found, references, suffix)
     return metrics | {"human": _human(references.test)}
@@ -102,60 +92,22 @@ def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {"samples": kept["samples"], "decode_samples": kept.get("decode_samples", kept["samples"]), **seed}
 
 
-def _ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What was found in each way that a ``captions.json`` has, by the suffix of its metrics."""
+def ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The captions of each way in a ``captions.json``, by the suffix of its metrics."""
     draws = kept.get("decode_samples", kept["samples"])
     wanted = {"": (0, False), **({"_mc": (draws, False), "_consensus": (draws, True)} if draws else {})}
-    ways = {}
+    each = {}
     for suffix, way in wanted.items():
         found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == way]
         if found:  # files of older programs have no consensus
-            ways[suffix] = [_agreed(one) for one in found] if way[1] else found
-    return ways
-
-
-def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any], *, samples: int = 6) -> dict[str, Any]:
-    """The test captions that the scores in ``metrics`` are of, small enough to keep beside a record.
-
-    Images in one order, and for each way (see ``WAYS``) its setting and a caption per image. ``samples`` captions of
-    the mean come with their doubt and with what each draw said: evenly spaced from the least to the most mutual
-    information, so nobody picks them. Captions are the model's; no reference and no image is in it.
-    """
-    made: dict[str, Any] = {"program": "bayesrnn", "weights": kept["weights"], "split": "test"}
-    for suffix, found in _ways(kept).items():
-        setting = {name: metrics[f"{name}{suffix}"] for name in ("beam", "length_penalty")}
-        captions = _test_captions(found, setting)
-        images = made.setdefault("images", sorted(captions))
-        made[WAYS[suffix]] = {**setting, "captions": [captions[image]["caption"] for image in images]}
-    setting = {name: metrics[name] for name in ("beam", "length_penalty")}
-    mean = _test_captions(_ways(kept)[""], setting)
-    single = [one for one in kept["found"] if one.get("consensus", False)]
-    if single:
-        said = _test_captions(single, setting)
-        order = sorted(mean, key=lambda image: (mean[image]["mutual_information"], image))
-        at = [round(i * (len(order) - 1) / max(samples - 1, 1)) for i in range(samples)]
-        made["samples"] = [{"image": order[i], **mean[order[i]], "said": said[order[i]]["said"]} for i in at]
-    return made
-
-
-def _test_captions(found: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
-    """By image, what was found for the test images with this beam and length penalty."""
-    wanted = {"split": "test", **setting}
-    captions: Mapping[str, dict[str, Any]] = next(
-        one["captions"] for one in found if all(one[key] == value for key, value in wanted.items())
-    )
-    return captions
+            each[suffix] = [_agreed(one) for one in found] if way[1] else found
+    return each
 
 
 def _kept(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the file holds, if it answers what is asked now."""
-    try:
-        kept: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(kept, dict) or any(kept.get(key) != value for key, value in asked.items()):
-        return None
-    return kept
+    kept = read_own(file)
+    return kept if all(kept.get(key) == value for key, value in asked.items()) else None
 
 
 def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict[str, float]:
@@ -170,15 +122,11 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
 
 
 def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[dict[str, Any]]:
-    """Captions of both splits with every setting; of test images also what the draws say about their words.
-
-    The captions of the posterior mean, of the draws' averaged probabilities, and of each draw by itself, of which the
-    consensus is taken later.
-    """
+    """Captions of both splits with every setting: of the mean, of averaged draws, and of each draw by itself."""
     drawn = caption_search.seeds(asked["decode_samples"], asked["seed"])
-    ways = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
+    each = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
     for split, (consensus, held), beam, length_penalty in itertools.product(
-        ("valid", "test"), ways, asked["beams"], asked["length_penalties"]
+        ("valid", "test"), each, asked["beams"], asked["length_penalties"]
     ):
         way = f"{counted(len(held), 'draw') if held else 'no draws'}{', consensus' * consensus}"
         say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
@@ -195,16 +143,10 @@ def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, leng
     """The best caption of each image, by the average of these draws, or by the mean."""
     with word_dropout(task.model, on=False):
         return caption_search.find_captions(
-            task.model,
-            task.splits[split].features,
-            end=task.end,
-            vocabulary=len(task.vocabulary),
-            beam=beam,
-            length_penalty=length_penalty,
-            max_words=task.recipe.evaluate.max_words,
-            banned=task.vocabulary.encode([UNK]).tolist(),
-            held=held,
-        )
+            task.model, task.splits[split].features, end=task.end, vocabulary=len(task.vocabulary), beam=beam,
+            length_penalty=length_penalty, max_words=task.recipe.evaluate.max_words,
+            banned=task.vocabulary.encode([UNK]).tolist(), held=held,
+        )  # fmt: skip
 
 
 def _said(
@@ -228,26 +170,21 @@ def _agreed(one: Mapping[str, Any]) -> dict[str, Any]:
 def _described(
     task: "Captioning", split: str, found: Sequence[Found], samples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Captions by image; of test images with what is in doubt about them, per word with the end."""
-    part, vocabulary = task.splits[split], task.vocabulary
+    """Captions by image; those of test images with their uncertainty per word (the end is one)."""
+    part, vocabulary, ids = task.splits[split], task.vocabulary, [one.words for one in found]
+    made: dict[str, dict[str, Any]] = {
+        name: {"caption": " ".join(vocabulary.decode(words))} for name, words in zip(part.names, ids, strict=True)
+    }
     if split != "test":
-        return {
-            name: {"caption": " ".join(vocabulary.decode(one.words))}
-            for name, one in zip(part.names, found, strict=True)
-        }
-    ids = [one.words for one in found]
+        return made
     with word_dropout(task.model, on=False):
         unsure = caption_search.word_uncertainty(
             task.model, part.features, ids, end=task.end, vocabulary=len(vocabulary), samples=samples, seed=seed
         )
-    made = {}
-    for name, one, each in zip(part.names, found, unsure, strict=True):
-        made[name] = {
-            "caption": " ".join(vocabulary.decode(one.words)),
-            "surprisal": round(-one.log_probability / len(each), 4),
-            "entropy": round(sum(entropy for _, entropy, _ in each) / len(each), 4),
-            "mutual_information": round(sum(information for _, _, information in each) / len(each), 5),
-        }
+    for about, one, each in zip(made.values(), found, unsure, strict=True):
+        about["surprisal"] = round(-one.log_probability / len(each), 4)
+        about["entropy"] = round(sum(entropy for _, entropy, _ in each) / len(each), 4)
+        about["mutual_information"] = round(sum(information for _, _, information in each) / len(each), 5)
     return made
 
 
@@ -267,10 +204,9 @@ def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix
     values = {name: best[name] for name in ("beam", "length_penalty")}
     values |= {f"valid_{name}": best[name] for name in caption_scores.SCORES}
     values |= {f"test_{name}": value for name, value in corpus.items()}
-    values |= {"test_words": _mean_words(test)}
-    values |= {"decoding": rows}
+    values |= {"test_words": _mean_words(test), "decoding": rows}
     if all(sign in about for about in test["captions"].values() for sign in _SIGNS):
-        values |= {"selective": _selective(test["captions"], each)}
+        values["selective"] = _selective(test["captions"], each)
     return {f"{name}{suffix}": value for name, value in values.items()}
 
 

@@ -80,8 +80,8 @@ def read_features(file: str | Path) -> Features:
 def _array(file: Path) -> np.ndarray:
     """The array of a .npy file of floating-point numbers with two axes.
 
-    The header is read here, and only as numpy writes it: numpy itself would evaluate it, take memory for what it
-    promises, and can crash on it (sizes of zero bytes).
+    The header is read here, and only as numpy writes it: numpy would evaluate it, allocate what it promises, and crash
+    on sizes of zero bytes.
     """
     try:
         with open(file, "rb") as source:
@@ -149,14 +149,9 @@ def _tell(text: str) -> None:
 
 
 def _keep(features: Features, file: Path) -> None:
-    from bayesrnn.lab.runs.files import write_file
+    from bayesrnn.lab.runs.files import make_folder, write_file
 
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{file.parent} cannot be made ({error.strerror}); set data.features to another place."
-        ) from None
+    make_folder(file.parent, "set data.features to another place")
     data = io.BytesIO()
     np.save(data, features.values)
     write_file(file.parent / "filenames.json", json.dumps(features.names) + "\n")
@@ -195,11 +190,7 @@ def encode(
 
 
 def open_image(file: str | Path) -> "Image":
-    """The picture, upright, in RGB.
-
-    Raises:
-        UserError: the file is not there, does not decode, or is larger than a picture is.
-    """
+    """The picture, upright, in RGB."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
@@ -218,14 +209,10 @@ def open_image(file: str | Path) -> "Image":
         raise UserError(f"{file} is a folder; name the image files in it.") from None
     except MemoryError:
         raise
-    except UnidentifiedImageError:
-        raise UserError(
-            f"{file} does not decode as an image (no {', '.join(_FORMATS)}); replace it or leave it out."
-        ) from None
     except Exception as error:  # a broken file can raise anything in Pillow's readers
-        raise UserError(
-            f"{file} does not decode as an image ({first_line(error)}); replace it or leave it out."
-        ) from None
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = f"no {', '.join(_FORMATS)}" if unknown else first_line(error)
+        raise UserError(f"{file} does not decode as an image ({reason}); replace it or leave it out.") from None
 
 
 def preprocess(image: "Image") -> Tensor:

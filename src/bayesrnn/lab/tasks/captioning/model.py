@@ -14,21 +14,15 @@ LSTMState = tuple[Tensor, Tensor]
 
 
 class Captioner(nn.Module):
-    """Image features, then words, through one LSTM; with all dropouts zero it is made of plain ``torch.nn`` layers.
+    """Image features, then words, through one LSTM; with all dropouts zero it has plain ``torch.nn`` layers.
 
-    Features are first put on a common scale: centred, divided by their standard deviation over the training images,
-    and by the square root of their number over ``image_scale``, which so is their length (the root of the mean squared
-    one). At 1 an image enters the LSTM as large as a word whose embedding has the same prior; larger, it is heard
-    sooner.
-
-    Args:
-        features: numbers per image, F.
-        vocabulary: number of words, V.
-        settings: the section ``model`` of a recipe, with H = ``hidden`` and L = ``layers``.
+    Features are centred, and divided by their standard deviation over the training images and by sqrt(F) /
+    ``image_scale``, so that their root mean square length is ``image_scale``. At 1 an image enters the LSTM as large as
+    a word; a larger one is learnt sooner.
 
     Shape:
-        tokens (T, B), with ``features`` (B, F) for the beginning of a caption, or the state (h, c), each (L, B, H),
-        where it goes on; to logits (T, B, V) and the next state.
+        tokens (T, B), with ``features`` (B, F) at the beginning of a caption, later with the state (h, c), each
+        (L, B, H); to logits (T, B, V) and the next state.
     """
 
     shift: Tensor

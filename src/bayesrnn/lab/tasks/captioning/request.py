@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.report.tables import Column, rich_table
-from bayesrnn.lab.runs.files import check_free, write_file
+from bayesrnn.lab.runs.files import check_out, write_file
 from bayesrnn.lab.tasks.captioning.description import Description
 from bayesrnn.lab.tasks.captioning.gallery import gallery
 from bayesrnn.lab.tasks.captioning.image_features import encode, open_image, read_features
@@ -39,9 +39,7 @@ def asked(
 def check_place(path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--gallery writes a page; {path} should end in .html.")
-    if not path.parent.is_dir():
-        raise UserError(f"There is no folder {path.parent}; make it first.")
-    check_free(path, force=True, option="--gallery")
+    check_out(path, force=True, option="--gallery")
 
 
 def rows(files: list[Path | None], names: list[str], features: Path | None, device: torch.device) -> torch.Tensor:

@@ -1,11 +1,8 @@
-"""Finding captions: beam search for many images at once, with the posterior mean, with one draw, or with an average.
-
-The search knows words and scores only; :class:`Decoder` gives it the captioner's probabilities under held draws.
-"""
+"""Finding captions: beam search for many images at once, with the posterior mean, with one draw, or with an average."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,18 +43,15 @@ def beam_search(
     banned: Sequence[int] = (),
     device: torch.device | None = None,
 ) -> list[Found]:
-    """The best caption of each image among those of 1 to ``max_words`` words, each followed by ``end``.
+    """The best caption of each image: 1 to ``max_words`` words and ``end``.
 
-    The score of n words w is log p(w, end) / (n + 1)^length_penalty. ``beam`` unfinished captions are kept per image,
-    finished ones beside them; an image is done when no unfinished caption can get a better score. With a beam that
-    holds all captions it is exhaustive search.
+    The score of n words w is log p(w, end) / (n + 1)^length_penalty. Each image keeps ``beam`` unfinished captions and
+    the best finished one, until no unfinished one can get a better score.
 
     Args:
         step: (words (images * beam,), state) to (log-probabilities (images * beam, V) of the next word, next state).
             Rows of one image are neighbours.
-        state: what the first call gets. Of later states, rows are dimension 1 of every tensor in them; lists and
-            tuples are gone through.
-        start: the word that the first call gets.
+        state, start: what the first call gets. In later states rows are dimension 1 of every tensor.
         banned: words that no caption has.
     """
     if beam < 1 or max_words < 1 or images < 1:
@@ -108,45 +102,32 @@ def _reordered(state: Any, rows: Tensor) -> Any:
     return type(state)(_reordered(part, rows) for part in state)
 
 
-class Decoder:
-    """A captioner's log-probabilities of the next word, averaged (as probabilities) over held draws.
+def decoder(model: nn.Module, held: Sequence[Draw | None], features: Tensor, each: int) -> StepFunction:
+    """A step function, first called with state None: the next word's probabilities, averaged over held draws.
 
     Args:
         model: tokens (T, R), a state or ``features=`` (R, F) to logits and the next state.
         held: the draws; None is the posterior mean.
-
-    Rows that belong to one image share the noise of their image, whatever beam they are on.
+        features: (B, F), of images with ``each`` rows per image, which share the noise of their image.
     """
+    rows = features.repeat_interleave(each, 0)
+    models = [drawn(model, draw) for draw in held]
 
-    def __init__(self, model: nn.Module, held: Sequence[Draw | None]) -> None:
-        self.held = list(held)
-        self.models = [drawn(model, draw) for draw in self.held]
+    def run(words: Tensor, states: Any) -> tuple[Tensor, Any]:
+        after, logs = [], []
+        for k, (one, draw) in enumerate(zip(models, held, strict=True)):
+            with holding(one, draw, each):
+                begin = {"features": rows} if states is None else {"state": states[k]}
+                logits, state = one(words.unsqueeze(0), **begin)
+            after.append(state)
+            logs.append(logits[0].log_softmax(-1))
+        return torch.stack(logs).logsumexp(0) - math.log(len(held)), after
 
-    def step(self, features: Tensor, each: int) -> StepFunction:
-        """A step function for the images with these features (B, F), with ``each`` rows per image; starts at None."""
-        rows = features.repeat_interleave(each, 0)
-
-        def run(words: Tensor, states: Any) -> tuple[Tensor, Any]:
-            total: Tensor | None = None
-            after = []
-            for k, (model, draw) in enumerate(zip(self.models, self.held, strict=True)):
-                with holding(model, draw, each):
-                    begin = {"features": rows} if states is None else {"state": states[k]}
-                    logits, state = model(words.unsqueeze(0), **begin)
-                after.append(state)
-                logs = logits[0].log_softmax(-1)
-                total = logs if total is None else torch.logaddexp(total, logs)
-            assert total is not None
-            return total - math.log(len(self.held)), after
-
-        return run
+    return run
 
 
 def drawn(model: nn.Module, draw: Draw | None) -> nn.Module:
-    """The model for this draw: weights that have a posterior are drawn once, into a plain copy.
-
-    Without such weights, or for the mean (None), the model itself.
-    """
+    """A plain copy with the weights of this draw; the model itself for the mean (None), or without a posterior."""
     q = model.q if isinstance(model, PosteriorSharpening) else model
     if draw is None or not isinstance(q, Bayesian):
         return model
@@ -178,20 +159,28 @@ class Shared:
         return self.draw.weights(key, make, device)
 
 
-@contextmanager
-def holding(model: nn.Module, draw: Draw | None, each: int = 1) -> Iterator[None]:
+def holding(model: nn.Module, draw: Draw | None, each: int = 1) -> AbstractContextManager[Any]:
     """One draw, or the mean, over all calls inside; ``each`` neighbouring rows share their noise."""
-    with ExitStack() as stack:
-        if draw is None:
-            stack.enter_context(draws.mean(model))
-        else:
-            stack.enter_context(draws.bind(model, Shared(draw, each), torchs=draw))
-        yield
+    return draws.mean(model) if draw is None else draws.bind(model, Shared(draw, each), torchs=draw)
 
 
 def _draws(seeds: Sequence[int]) -> list[Draw | None]:
-    """Draws of these seeds; of none, the posterior mean."""
+    """Draws of these seeds; without seeds the posterior mean."""
     return [*(Draw(seed) for seed in seeds)] or [None]
+
+
+class _Passes:
+    """A captioner with several draws, or with the posterior mean, over whole captions."""
+
+    def __init__(self, model: nn.Module, samples: int, seed: int) -> None:
+        self.held = _draws(seeds(samples, seed))
+        self.models = [drawn(model, draw) for draw in self.held]
+
+    def __call__(self, tokens: Tensor, features: Tensor) -> Iterator[Tensor]:
+        """The logits (T, B, V) of each draw, for tokens (T, B) and features (B, F)."""
+        for model, draw in zip(self.models, self.held, strict=True):
+            with holding(model, None if draw is None else Draw(draw.seed)):
+                yield model(tokens, features=features)[0]
 
 
 def seeds(count: int, seed: int) -> list[int]:
@@ -201,29 +190,22 @@ def seeds(count: int, seed: int) -> list[int]:
 
 @torch.no_grad()
 def find_captions(
-    model: nn.Module,
-    features: Tensor,
-    *,
-    end: int,
-    vocabulary: int,
-    beam: int = 5,
-    held: Sequence[int] = (),
+    model: nn.Module, features: Tensor, *, end: int, vocabulary: int, beam: int = 5, held: Sequence[int] = (),
     **options: Any,
-) -> list[Found]:
-    """Captions of many images, as many at once as memory allows.
+) -> list[Found]:  # fmt: skip
+    """Captions of images by their features (N, F), as many at once as memory allows.
 
     Args:
-        features: (N, F).
         end: the end symbol, which also begins a caption.
         vocabulary: number of words, for the size of a chunk.
-        held: seeds of the draws to average the probabilities of; none: the posterior mean.
+        held: seeds of draws, whose probabilities are averaged; none: the posterior mean.
         options: further ones of :func:`beam_search`.
     """
     chunk = max(1, _NUMBERS // (beam * vocabulary))
     found: list[Found] = []
     for part in features.split(chunk):
         # Made anew per chunk: unit noise is held for its images; weights come out the same.
-        step = Decoder(model, _draws(held)).step(part, beam)
+        step = decoder(model, _draws(held), part, beam)
         found += beam_search(step, None, len(part), start=end, end=end, beam=beam, device=part.device, **options)
     return found
 
@@ -233,7 +215,7 @@ def log_likelihood(
     model: nn.Module, features: Tensor, images: Tensor, tokens: Tensor, targets: Tensor, *, vocabulary: int,
     samples: int = 0, seed: int = 1,
 ) -> float:  # fmt: skip
-    """Sum of log p over all targets that count: of the mean, or of the average of the draws' probabilities.
+    """Sum of log p over all targets: with the mean, or with the average of the draws' probabilities.
 
     Args:
         features: (I, F). images: (N,), the row of features of each caption.
@@ -242,36 +224,23 @@ def log_likelihood(
     """
     total = 0.0
     chunk = max(1, _NUMBERS // (tokens.shape[1] * vocabulary))
-    held = _draws(seeds(samples, seed))
-    models = [drawn(model, draw) for draw in held]
+    passes = _Passes(model, samples, seed)
     for image, x, y in zip(images.split(chunk), tokens.split(chunk), targets.split(chunk), strict=True):
         counted, index = y.t() >= 0, y.t().clamp_min(0).unsqueeze(-1)
-        logs: Tensor | None = None
-        for one, draw in zip(models, held, strict=True):
-            with holding(one, None if draw is None else Draw(draw.seed)):
-                logits = one(x.t(), features=features.index_select(0, image))[0]
-            found = logits.log_softmax(-1).gather(-1, index).squeeze(-1)
-            logs = found if logs is None else torch.logaddexp(logs, found)
-        assert logs is not None
-        total += float(((logs - math.log(len(held))).double() * counted).sum())
+        logits = passes(x.t(), features.index_select(0, image))
+        logs = torch.stack([each.log_softmax(-1).gather(-1, index).squeeze(-1) for each in logits])
+        total += float(((logs.logsumexp(0) - math.log(len(logs))).double() * counted).sum())
     return total
 
 
 @torch.no_grad()
 def word_uncertainty(
-    model: nn.Module,
-    features: Tensor,
-    captions: Sequence[Sequence[int]],
-    *,
-    end: int,
-    vocabulary: int,
-    samples: int = 0,
-    seed: int = 1,
-) -> list[list[tuple[float, float, float]]]:
-    """(probability, entropy, mutual information) of every word of each caption, and of its end.
+    model: nn.Module, features: Tensor, captions: Sequence[Sequence[int]], *, end: int, vocabulary: int,
+    samples: int = 0, seed: int = 1,
+) -> list[list[tuple[float, float, float]]]:  # fmt: skip
+    """(probability, entropy, mutual information) of every word of each caption, and of its end, in nats.
 
-    Entropy is that of the averaged prediction; mutual information, between the next word and the weights, is what the
-    draws disagree about; both in nats. With no draws (``samples=0``) the mean's entropy, and 0.
+    Entropy is that of the averaged prediction; mutual information is the draws' disagreement, 0 without draws.
 
     Args:
         features: (B, F). captions: word ids of B captions, without the end.
@@ -280,8 +249,7 @@ def word_uncertainty(
     """
     steps = max((len(caption) for caption in captions), default=0) + 1
     chunk = max(1, _NUMBERS // 4 // (steps * vocabulary))
-    held = _draws(seeds(samples, seed))
-    models = [drawn(model, draw) for draw in held]
+    passes = _Passes(model, samples, seed)
     targets = torch.full((steps, len(captions)), end)
     for i, caption in enumerate(captions):
         targets[: len(caption), i] = torch.tensor(caption, dtype=torch.long)
@@ -290,9 +258,8 @@ def word_uncertainty(
     found: list[list[tuple[float, float, float]]] = []
     for image, x, y in zip(features.split(chunk), tokens.split(chunk, 1), targets.split(chunk, 1), strict=True):
         summary = Summary(Categorical(), keep_samples=False)
-        for one, draw in zip(models, held, strict=True):
-            with holding(one, None if draw is None else Draw(draw.seed)):
-                summary.add(one(x, features=image)[0].unsqueeze(0))
+        for logits in passes(x, image):
+            summary.add(logits.unsqueeze(0))
         prediction = summary.prediction()
         right = prediction.mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         values = [v.t().tolist() for v in (right, prediction.entropy, prediction.mutual_information)]

@@ -1,7 +1,7 @@
 """Image captioning in the shape of Show and Tell (arXiv 1411.4555): features of the image are the LSTM's first input.
 
 The features go through a linear layer and enter the LSTM before the first word; the LSTM then predicts word after
-word up to the end. OpenedRun with ordinary dropout, with variational dropout, or with Bayes by Backprop.
+word up to the end.
 """
 
 import json
@@ -186,15 +186,9 @@ class Captioning(Task):
         """Per word, the end counted as one; of whole captions. ``samples``: draws to average over."""
         part = self.splits[split]
         total = caption_search.log_likelihood(
-            self.model,
-            part.features,
-            part.images,
-            part.tokens,
-            part.targets,
-            vocabulary=len(self.vocabulary),
-            samples=samples,
-            seed=seed,
-        )
+            self.model, part.features, part.images, part.tokens, part.targets, vocabulary=len(self.vocabulary),
+            samples=samples, seed=seed,
+        )  # fmt: skip
         return exp_or_inf(-total / part.words)
 
     def validate(self) -> dict[str, Any]:
@@ -204,22 +198,13 @@ class Captioning(Task):
         return {"valid_perplexity": self.perplexity("valid"), "test_perplexity": self.perplexity("test")}
 
     def evaluate(
-        self,
-        *,
-        samples: int | None = None,
-        seed: int = 1,
-        say: Say = lambda text: None,
-        beam: int | None = None,
-        length_penalty: float | None = None,
-        decode_samples: int | None = None,
-        again: bool = False,
-    ) -> dict[str, Any]:
-        """Perplexity, BLEU and CIDEr; captions go to ``captions.json``, and are not searched for again if it has them.
+        self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, beam: int | None = None,
+        length_penalty: float | None = None, decode_samples: int | None = None, again: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Perplexity, BLEU and CIDEr; captions go to ``captions.json``, and are searched for again only with ``again``.
 
-        Args:
-            decode_samples: draws whose probabilities are averaged in the search for captions; at most ``samples``.
-            beam, length_penalty: in place of the recipe's several, of which the best on validation is taken.
-            again: search again.
+        ``decode_samples``, at most ``samples``, are the draws of that search. ``beam`` and ``length_penalty`` replace
+        the recipe's, of which the best on validation are taken.
         """
         from bayesrnn.lab.tasks.captioning.evaluation import evaluate
 

@@ -7,6 +7,7 @@ digits.train_images, digits.train_labels     # (60000, 28, 28) and (60000,), uin
 import gzip
 import math
 import os
+import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import counted
+from bayesrnn.lab.reading import counted, first_line
 
 SIDE = 28
 CLASSES = 10
@@ -30,7 +31,6 @@ FILES = {
 ADDRESS = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _UNSIGNED_BYTE = 0x08
 _LARGEST = 1 << 30  # bytes of one file's entries: twenty times MNIST
-_DOWNLOAD = 20 << 20  # bytes: twice the largest file
 _BLOCK = 1 << 20
 _DEFLATE = 1032  # no gzip stream grows by more than this
 
@@ -78,39 +78,42 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: str | Path, *, dimensions: int) -> Tensor:
-    """The entries of an idx file of unsigned bytes, as uint8 of the shape its header gives.
+    """The entries of an idx file of unsigned bytes, as uint8 of the shape in its header.
 
-    The header is checked against the file's size before any memory is taken; what is read is never more than the
-    header announces.
-
-    Raises:
-        UserError: not an idx file of bytes with this many dimensions, cut short, too long, or damaged.
+    The header is checked against the file's size before memory is allocated; no more is read than it announces.
     """
     file = Path(path)
     try:
-        size = os.path.getsize(file)
         with open(file, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
         with gzip.open(file, "rb") if zipped else open(file, "rb") as stream:
-            shape = _header(file, stream, dimensions)  # type: ignore[arg-type]
-            count, start = math.prod(shape), 4 + 4 * dimensions
-            _check_size(file, count, size * _DEFLATE if zipped else size - start, exact=not zipped)
-            entries = _read(stream, count)  # type: ignore[arg-type]
-            more = len(entries) == count and bool(stream.read(1))
+            shape = _shape(file, stream, dimensions)  # type: ignore[arg-type]
+            count, most = math.prod(shape), os.path.getsize(file) * (_DEFLATE if zipped else 1) - 4 - 4 * dimensions
+            if count > _LARGEST:
+                raise UserError(
+                    f"{file} announces {count:,} bytes, too many for a set of digits; its header is damaged."
+                )
+            if most < count:
+                raise _cut_short(file, count, f"{'at most ' * zipped}{max(most, 0):,}")
+            entries = _read(stream, count + 1)  # type: ignore[arg-type]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = "it ends too early" if isinstance(error, EOFError) else "its gzip stream is damaged"
         raise UserError(f"{file} is not whole: {reason}; fetch it again.") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
     if len(entries) < count:
-        raise UserError(f"{file} is cut short: it has {len(entries):,} of {counted(count, 'byte')}; fetch it again.")
-    if more:
+        raise _cut_short(file, count, f"{len(entries):,}")
+    if len(entries) > count:
         raise UserError(f"{file} is longer than the {counted(count, 'byte')} its header announces; fetch it again.")
     flat = torch.frombuffer(entries, dtype=torch.uint8) if count else torch.empty(0, dtype=torch.uint8)
     return flat.view(shape)
 
 
-def _header(file: Path, stream: BinaryIO, dimensions: int) -> tuple[int, ...]:
+def _cut_short(file: Path, count: int, held: str) -> UserError:
+    return UserError(f"{file} is cut short: it announces {counted(count, 'byte')}, but it has {held}; fetch it again.")
+
+
+def _shape(file: Path, stream: BinaryIO, dimensions: int) -> tuple[int, ...]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0":
         raise UserError(f"{file} is not an idx file; it should begin with two zero bytes, a type and a number of axes.")
@@ -122,34 +125,26 @@ def _header(file: Path, stream: BinaryIO, dimensions: int) -> tuple[int, ...]:
     sizes = stream.read(4 * dimensions)
     if len(sizes) < 4 * dimensions:
         raise UserError(f"{file} is cut short within its header; fetch it again.")
-    return tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
+    return struct.unpack(f">{dimensions}I", sizes)
 
 
-def _check_size(file: Path, count: int, available: int, *, exact: bool) -> None:
-    if count > _LARGEST:
-        raise UserError(f"{file} announces {count:,} bytes, more than a set of digits has; its header is damaged.")
-    if available < count:
-        held = f"it has {max(available, 0):,}" if exact else "so much cannot be in it"
-        raise UserError(f"{file} is cut short: it announces {counted(count, 'byte')}, but {held}; fetch it again.")
-    if exact and available > count:
-        raise UserError(f"{file} is longer than the {counted(count, 'byte')} its header announces; fetch it again.")
-
-
-def _read(stream: BinaryIO, count: int) -> bytearray:
+def _read(stream: BinaryIO, most: int) -> bytearray:
+    """Block by block: a read of ``most`` bytes would allocate them all."""
     entries = bytearray()
-    while len(entries) < count:
-        block = stream.read(min(_BLOCK, count - len(entries)))
-        if not block:
-            break
+    while block := stream.read(min(_BLOCK, most - len(entries))):
         entries += block
     return entries
 
 
 def download(folder: str | Path) -> Path:
-    """Fetch the four files into a folder and check their SHA-256; those already there stay."""
-    from bayesrnn.lab.download import fetch
-
+    """Fetch the four files into a folder and check their SHA-256; existing ones stay."""
     where = Path(folder)
-    for name, checksum in FILES.values():
-        fetch(f"{ADDRESS}{name}.gz", where / f"{name}.gz", sha256=checksum, most=_DOWNLOAD)
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        for name, checksum in FILES.values():
+            file = where / f"{name}.gz"
+            if not file.exists():
+                torch.hub.download_url_to_file(f"{ADDRESS}{file.name}", str(file), checksum, progress=False)
+    except (OSError, RuntimeError) as error:  # no network, or another checksum
+        raise UserError(f"MNIST could not be fetched into {where} ({first_line(error)}); try again.") from None
     return where

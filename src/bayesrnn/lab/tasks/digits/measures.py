@@ -1,4 +1,4 @@
-"""What is measured of a classifier of digits: errors and calibration, unfamiliar images, a turning digit, pruning.
+"""Metrics of a classifier of digits: errors and calibration, unfamiliar images, a turning digit, pruning.
 
 Errors are in percent, -log p and entropies in nats per image. Images are uint8 (N, 28, 28); ``scale`` is what pixels
 are divided by before the model sees them as (N, 1, 28, 28).
@@ -38,11 +38,7 @@ class Beliefs(NamedTuple):
 def beliefs(
     model: nn.Module, images: Tensor, *, scale: float, samples: int = 0, seed: int = 1, batch: int = _BATCH
 ) -> Beliefs:
-    """Predictions for all images, batch by batch.
-
-    Args:
-        samples: 0: the posterior mean, or for dropout the usual scaling of the weights. N: the average over N draws.
-    """
+    """Predictions for all images, batch by batch: the average of ``samples`` draws, or with 0 the posterior mean."""
     import bayesrnn as br
 
     parts = []
@@ -66,15 +62,15 @@ def errors(found: Beliefs, labels: Tensor) -> dict[str, float]:
     return {"error": 100 * float(wrong.double().mean()), "nll": -float(right.double().log().mean())}
 
 
-def figures(found: Beliefs, labels: Tensor) -> dict[str, float]:
-    """As :func:`errors`, and the expected calibration error over 15 bins."""
+def metrics(found: Beliefs, labels: Tensor) -> dict[str, float]:
+    """Like :func:`errors`, and the expected calibration error over 15 bins."""
     from bayesrnn.uncertainty import calibration_error
 
     return {**errors(found, labels), "calibration_error": calibration_error(found.probabilities, labels)}
 
 
 def unfamiliar(images: Tensor, *, seed: int = 0) -> dict[str, Tensor]:
-    """Images that are no digits, by kind; ``images`` are digits to take apart."""
+    """Images that are not digits, by kind; two kinds are made of the digits ``images``."""
     some = images[:UNFAMILIAR]
     made = {
         "uniform noise": not_digits.uniform_noise(len(some), seed=seed),
@@ -87,10 +83,7 @@ def unfamiliar(images: Tensor, *, seed: int = 0) -> dict[str, Tensor]:
 
 
 def detection(familiar: Beliefs, others: dict[str, Beliefs]) -> list[dict[str, Any]]:
-    """How well uncertainty tells each kind of ``others`` from digits: areas under the ROC curve, and mean entropy.
-
-    Without draws there is no mutual information, and its area is None.
-    """
+    """How well uncertainty tells each kind from digits: AUROC of entropy and (with draws) mutual information."""
     from bayesrnn.uncertainty import detection_auroc as auroc
 
     drawn = bool((familiar.mutual_information > 0).any())
@@ -109,12 +102,7 @@ def detection(familiar: Beliefs, others: dict[str, Beliefs]) -> list[dict[str, A
 def turning(
     model: nn.Module, image: Tensor, *, scale: float, samples: int = ANGLE_DRAWS, seed: int = 1
 ) -> list[dict[str, Any]]:
-    """One image (28, 28) turned through 0 to 180 degrees: the softmax inputs of every draw and class.
-
-    Returns:
-        One row per angle with ``angle`` and ``logits`` (draws, classes), rounded; without draws (``samples`` 0) of the
-        one pass there is.
-    """
+    """One image (28, 28) turned by 0 to 180 degrees: for each ``angle`` the ``logits`` (draws, classes), rounded."""
     import bayesrnn as br
 
     turned = not_digits.turned(image.expand(len(ANGLES), -1, -1), torch.tensor(ANGLES))

@@ -1,7 +1,4 @@
-"""Images of the size of digits that are no digits, made here: what a model of digits should not be sure of.
-
-All functions give uint8 images (N, 28, 28), the same for the same seed.
-"""
+"""Images that are not digits, of which a model of digits should not be sure: uint8 (N, 28, 28), by seed."""
 
 import math
 from functools import cache

@@ -1,7 +1,6 @@
 """Handwritten digits (MNIST): Bayesian convnets (arXiv 1506.02158), and Bayes by Backprop for MLPs (arXiv 1505.05424).
 
-The last ``data.valid`` training images are the validation set; it chooses the epoch, and whatever else is chosen. Test
-images are measured, and choose nothing. Errors are in percent.
+The last ``data.valid`` training images are the validation set, which chooses the epoch. Errors are in percent.
 """
 
 import itertools
@@ -33,16 +32,9 @@ _KERNEL = 5
 class LeNet(nn.Module):
     """conv 20, pool, conv 50, pool, inner product, ReLU, inner product; kernels of 5 x 5, no ReLU after them.
 
-    Args:
-        hidden: units of the inner product.
-        dropout: rate of the noise after its ReLU ("lenet-ip"; the usual place).
-        conv_dropout: rate of the noise after every convolution, before pooling (with ``dropout``: "lenet-all").
-        noise: "bernoulli" or "gaussian".
-
-    Weights start as Caffe's "xavier", U(-a, a) with a = sqrt(3 / fan in), biases at 0.
-
-    Shape:
-        images (B, 1, 28, 28) to logits (B, 10).
+    Images (B, 1, 28, 28) to logits (B, 10). Noise is after the ReLU (``dropout``; "lenet-ip") and after each
+    convolution (``conv_dropout``; both: "lenet-all"). Weights start as Caffe's "xavier", U(-a, a) with
+    a = sqrt(3 / fan in), biases at 0.
     """
 
     def __init__(
@@ -68,21 +60,12 @@ class LeNet(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear and ReLU layers of one width; noise on the pixels and on every hidden layer's output.
-
-    Shape:
-        images (B, 1, 28, 28) to logits (B, 10).
-    """
+    """Linear and ReLU layers, noise on pixels and hidden outputs; images (B, 1, 28, 28) to logits (B, 10)."""
 
     def __init__(
-        self,
-        hidden: int = 400,
-        layers: int = 2,
-        *,
-        dropout: float = 0.0,
-        input_dropout: float = 0.0,
+        self, hidden: int = 400, layers: int = 2, *, dropout: float = 0.0, input_dropout: float = 0.0,
         noise: str = "bernoulli",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = [data_.SIDE**2] + [hidden] * layers
         self.drop_in = _noise(input_dropout, noise)
@@ -186,10 +169,10 @@ class Digits(Task):
         return Signature(run.model, (images,), ("images",), ("logits",), (("batch", 1, data_.SIDE, data_.SIDE),))
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
-        """Errors, calibration, detection of images that are no digits, a digit that turns, pruning.
+        """Errors, calibration, detection of images that are not digits, a digit that turns, pruning.
 
-        Keys that end in ``_mc`` are of the average over draws; the others of the posterior mean, which for dropout is
-        the usual scaling of the weights. Models without randomness have the latter only.
+        Keys that end in ``_mc`` are for the average over draws, the others for the posterior mean (dropout: the usual
+        scaling of the weights).
         """
         draws = self.recipe.evaluate.samples if samples is None else samples
         ways = {"": 0, "_mc": draws} if draws and self.random else {"": 0}
@@ -200,8 +183,8 @@ class Digits(Task):
             for split, (images, labels) in self._splits().items():
                 say(f"{passes} on {split}")
                 on_split = self._beliefs(images, count, seed)
-                found |= {f"{split}_{key}{suffix}": v for key, v in measures.figures(on_split, labels).items()}
-            say(f"{passes} on images that are no digits")
+                found |= {f"{split}_{key}{suffix}": v for key, v in measures.metrics(on_split, labels).items()}
+            say(f"{passes} on images that are not digits")
             others = {kind: self._beliefs(made, count, seed) for kind, made in unfamiliar.items()}
             found[f"unfamiliar{suffix}"] = measures.detection(on_split, others)
             found[f"test_entropy{suffix}"] = float(on_split.entropy.mean())
@@ -221,7 +204,7 @@ class Digits(Task):
         return measures.beliefs(self._drawn(), images, scale=self.recipe.data.scale, samples=samples, seed=seed)
 
     def _drawn(self) -> nn.Module:
-        """The model to draw from: of a sharpened one the posterior of phi, whose draws run batched on a GPU."""
+        """The model to draw from; for a sharpened one the posterior of phi, whose draws run batched on a GPU."""
         model: Any = self.model
         return model.q if self.recipe.posterior.kind == "sharpened" else model
 

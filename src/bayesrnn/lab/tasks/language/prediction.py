@@ -27,7 +27,7 @@ def tokens(file: Path | None) -> list[str]:
 
 
 def _stdin() -> bytes:
-    """All of stdin, up to the size of a file; for binary input no more than shows that it is. An interrupt ends it."""
+    """All of stdin, up to the size of a file; binary input is read up to its first zero byte."""
     if sys.stdin is None:
         raise UserError("stdin is closed; send a text to it, or name a file.")
     data = bytearray()

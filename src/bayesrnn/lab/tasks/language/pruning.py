@@ -1,7 +1,6 @@
 """Remove the weights of lowest signal-to-noise from a language model, and train the rest again if asked to."""
 
 import copy
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from bayesrnn.lab.engine.provenance import commit, environment
 from bayesrnn.lab.reading import counted, data_name
 from bayesrnn.lab.report.tables import Column, rich_table
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.files import as_json, write_file
+from bayesrnn.lab.runs.files import as_json, read_own, write_file
 from bayesrnn.lab.runs.folder import MARKER
 from bayesrnn.lab.runs.opening import OpenedRun, WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD
@@ -56,13 +55,11 @@ class Asked:
         except ValueError:
             found = [-1.0]
         if not all(0 <= share < 1 for share in found):
-            raise UserError(
-                f"--retrain-at is {self.also_at}; it must be shares from 0 to below 1 with commas between, such as "
-                "0,0.9."
-            )
+            raise UserError(f"--retrain-at is {self.also_at}; it must be shares from 0 to below 1, such as 0,0.9.")
         return found
 
 
+@br.kernels.float32_precision()  # as it was, after pruning
 def prune(run: Path, asked: Asked, device: torch.device, console: "Console") -> None:
     """Measure the pruning curve, remove the share that was asked for, and write the results into the run folder."""
     unfinished, guard = (run / MARKER).exists(), WeightsGuard.of(run)
@@ -74,7 +71,7 @@ def prune(run: Path, asked: Asked, device: torch.device, console: "Console") -> 
     before = _share_before(trained)
     if asked.fraction < before:
         console.print(
-            f"{_percent(before)} of the weights in {run} are gone already: {_percent(asked.fraction)} removes no more.",
+            f"{run} lacks {_percent(before)} of its weights already: {_percent(asked.fraction)} removes no more.",
             soft_wrap=True, markup=False,
         )  # fmt: skip
     fraction, more = max(asked.fraction, before), [max(share, before) for share in more]
@@ -130,19 +127,15 @@ def _plan(trained: OpenedRun, asked: Asked) -> tuple[Schedule | None, list[float
 
 
 def _share_before(trained: OpenedRun) -> float:
-    """The share of the run's weights that is gone already, if it is a pruned run trained again."""
+    """The share of weights that the run lacks already, if it is a pruned run that was trained again."""
     model: Any = trained.model
     masks = removed(model).values()
     return share_of(sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks))
 
 
 def _retrained(run: Path) -> Any:
-    """What prune.json says of weights that were trained again; None: nothing."""
-    try:
-        before = json.loads((run / _FILE).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return before.get("retrained") if isinstance(before, dict) else None
+    """The part of prune.json on weights that were trained again; None: there is none."""
+    return read_own(run / _FILE).get("retrained")
 
 
 def _perplexity(model: Any, stream: torch.Tensor, task: Any) -> float:
@@ -175,9 +168,7 @@ def _curve(task: Any, shares: set[float]) -> list[Row]:
 class Retrained:
     """The run with shares of its weights removed and the rest trained again, each in a run folder of its own.
 
-    Args:
-        before: the share that is gone from the beginning.
-        data: where the text is.
+    ``before`` is the share that the run itself lacks, ``data`` where the text is.
     """
 
     def __init__(self, run: OpenedRun, plan: Schedule, before: float, data: str, console: "Console") -> None:
@@ -275,14 +266,8 @@ def _show(console: "Console", rows: list[Row], again: list[Row]) -> None:
 
 
 def _about(trained: OpenedRun, device: torch.device, data: str | None) -> Row:
-    """Which run was pruned, and where; with ``data`` that was given the results are a record by themselves."""
+    """Which run was pruned, and where: the results are a record by themselves."""
     config = trained.config
-    return {
-        "recipe": config.get("recipe"),
-        "seed": config.get("seed"),
-        "data": data_name(data or config.get("data", "")),
-        "commit": commit(),
-        **environment(device),
-        "command": command_line(),
-        "settings": config["settings"],
-    }
+    about = {"recipe": config.get("recipe"), "seed": config.get("seed"), "data": data_name(data or config["data"])}
+    settings = {"command": command_line(), "settings": config["settings"]}
+    return {**about, "commit": commit(), **environment(device), **settings}

@@ -1,12 +1,9 @@
 """The pruning curve, and which weights of each LSTM layer are left."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bayesrnn.lab.report.plots import COLOURS, canvas, plain, png
-
-if TYPE_CHECKING:
-    pass
 
 
 def picture(

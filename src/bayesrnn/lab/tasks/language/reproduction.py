@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.console.lines import reporter
@@ -16,6 +17,7 @@ from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.reading import data_name, read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.recipes.tables import rows as rows_of
+from bayesrnn.lab.runs.files import make_folder
 from bayesrnn.lab.runs.folder import LOCK, MARKER
 from bayesrnn.lab.runs.opening import WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD, NotARunRecord, Record, add_evaluation, from_json, read, read_folder
@@ -60,8 +62,8 @@ def reproduce(table: str, asked: Asked, console: "Console") -> list[dict[str, An
 def _complete(row: "Row", asked: Asked, console: "Console") -> None:
     found = row.record()
     if found is not None and (made := row.otherwise(found[1].metrics)):
-        told = f"{found[0]} has its values with {', '.join(made)}, and keeps them"
-        console.print(f"{told}; move it away to have others.", soft_wrap=True, markup=False)
+        told = f"{found[0]} has values measured with {', '.join(made)}, and keeps them"
+        console.print(f"{told}; move it to measure others.", soft_wrap=True, markup=False)
     if found is None or row.lacking(found[1].metrics):
         _run(console, row, found, asked.device, asked.overrides)
 
@@ -114,18 +116,11 @@ class Row:
         found = [(path, record) for path, record in there if self.fits(record)]
         return min(found, key=lambda each: len(self.lacking(each[1].metrics)), default=None)
 
-    def make_folder(self) -> None:
-        """Make the folder of records before the time that training takes."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.folder} cannot be made ({error.strerror}); choose another --results.") from None
-
     @contextmanager
     def folder_made(self) -> Iterator[None]:
-        """Make the folder of records; remove it again if nothing is written into it."""
+        """Make the folder of records before the training; remove it again if nothing is written into it."""
         new = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
-        self.make_folder()
+        make_folder(self.folder, "choose another --results")
         try:
             yield
         except BaseException:
@@ -135,8 +130,7 @@ class Row:
             raise
 
     def free(self) -> Path:
-        """Where the record goes: SEED.json, or a name beside it if that is of other settings or another text."""
-
+        """Where the record goes: SEED.json, or a name beside it if that has other settings or another text."""
         seed, text = self.seed, data_name(self.data)
         names = itertools.chain((f"{seed}", f"{text}-{seed}"), (f"{text}-{seed}-{k}" for k in itertools.count(2)))
         return next(path for path in (self.folder / f"{name}.json" for name in names) if not path.exists())
@@ -158,7 +152,8 @@ def _run(
             _train(console, row, device, overrides)
         before = read(row.out / RECORD)
         same = found is not None and found[1].started == before.started
-        known = merged(before.metrics, _known(found[1].metrics if found and same else {}))
+        theirs = found[1].metrics if found and same else {}
+        known = merged(before.metrics, {key: value for key, value in theirs.items() if value is not None})
         if set(DYNAMIC) & (set(row.lacking(known)) - set(row.lacking(before.metrics))):  # measured anew since
             known = merged(known, {"dynamic_by_rule": by_rule(before.metrics)})
         new = _measure(console, row, known, device)
@@ -166,7 +161,7 @@ def _run(
     if file.exists() and not same:
         kept = _before(file)
         file.replace(kept)
-        console.print(f"{file} was of another run, and is now {kept}.", soft_wrap=True, markup=False)
+        console.print(f"{file} belonged to another run, and is now {kept}.", soft_wrap=True, markup=False)
     before.model_copy(update={"metrics": merged(known, new)}).write(file)
 
 
@@ -176,19 +171,9 @@ def _before(file: Path) -> Path:
     return next(path for path in map(file.with_name, names) if not path.exists())
 
 
-def _known(metrics: Metrics) -> dict[str, Any]:
-    return {key: value for key, value in metrics.items() if value is not None}
-
-
-def _begun(config: dict[str, Any], out: Path) -> Record:
-    """The configuration of an unfinished run, as its record will say it."""
-    about = {key: config.get(key) for key in ("seed", "settings")}
-    return from_json({**about, "data": data_name(str(config.get("data", ""))), "metrics": {}}, where=out)
-
-
 def _check_folder(row: Row) -> None:
     """Refuse a run folder that holds something else."""
-    away = "move it away, or choose another --runs."
+    away = "move it, or choose another --runs."
     if (row.out / RECORD).exists():
         fits = False
         with suppress(NotARunRecord):
@@ -197,7 +182,10 @@ def _check_folder(row: Row) -> None:
             raise UserError(f"{row.out} holds a run with other settings or on another text; {away}")
     elif (row.out / MARKER).exists():
         begun = read_json(row.out / "config.json") if (row.out / "config.json").exists() else None
-        if isinstance(begun, dict) and not row.fits(_begun(begun, row.out)):
+        config = begun if isinstance(begun, dict) else {}
+        about = {"seed": config.get("seed"), "settings": config.get("settings"), "metrics": {}}
+        about["data"] = data_name(str(config.get("data", "")))
+        if config and not row.fits(from_json(about, where=row.out)):
             raise UserError(
                 f"{row.out} holds an unfinished run with other settings or another text; continue with the same, {away}"
             )
@@ -218,25 +206,19 @@ def _advice(console: "Console", row: Row) -> Iterator[None]:
         if "--dynamic-lr" in text:
             text += " (Here the rate is --set evaluate.dynamic_lr=RATE.)"
         elif any(option in text for option in ("--force", "--out", "--resume")):
-            text += f" (Those are options of bayesrnn train; here move {row.out} away, or choose another --runs.)"
+            text += f" (Those are options of bayesrnn train; here move {row.out}, or choose another --runs.)"
         raise UserError(text) from None
 
 
 def _train(console: "Console", row: Row, device: str | None, overrides: list[str] | None) -> None:
     with reporter(console) as told:
         launch(
-            row.name,
-            out=row.out,
-            reporter=told,
-            data=row.data,
-            overrides=overrides,
-            seed=row.seed,
-            device=device,
-            resume=(row.out / MARKER).exists(),
-            command=command_line(),
-        )
+            row.name, out=row.out, reporter=told, data=row.data, overrides=overrides, seed=row.seed, device=device,
+            resume=(row.out / MARKER).exists(), command=command_line(),
+        )  # fmt: skip
 
 
+@kernels.float32_precision()  # as it was, after the evaluation
 def _measure(console: "Console", row: Row, known: Metrics, device: str | None) -> dict[str, Any]:
     """Measure what the paper reports and the record lacks; the run's own record gets it too."""
     where = device_of(device)
@@ -246,7 +228,7 @@ def _measure(console: "Console", row: Row, known: Metrics, device: str | None) -
     task = trained.task(row.data, where)
     assert isinstance(task, Language)
     if other := trained.other_data(task):
-        raise UserError(f"{other} Move the run away, or choose another --runs.")
+        raise UserError(f"{other} Move the run, or choose another --runs.")
     missing = row.lacking(known)
     if not missing:
         return {}

@@ -1,4 +1,4 @@
-"""Weights removed by steps while the rest trains on: it learns to do without what is gone, whose mean is zero."""
+"""Training a pruned model: weights are removed step by step while the others train on."""
 
 import copy
 import json
@@ -36,10 +36,7 @@ SIGMA = 0.5  # the part of its sigma that a removed weight keeps while the rest 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs of retraining, and the rate while weights go.
-
-    That is the first half of the epochs. In the second the rate falls, to a hundredth in the last epoch.
-    """
+    """Epochs of retraining: in the first half weights are removed, in the second the rate falls to a hundredth."""
 
     epochs: int
     lr: float
@@ -50,16 +47,13 @@ class Schedule:
         return max(1, self.epochs // 2)
 
     def share(self, epoch: int, fraction: float, before: float = 0.0) -> float:
-        """Which share of the weights is gone in an epoch (from 1), of which ``before`` were from the beginning.
-
-        Most go at first, where they cost least, and few in the end (arXiv 1710.01878, Eq. 1).
-        """
+        """The share of weights removed in an epoch (from 1), ``before`` of them from the start (1710.01878, Eq. 1)."""
         if epoch >= self.steps:
             return fraction
         return fraction - (fraction - before) * (1 - epoch / self.steps) ** 3
 
     def settings(self) -> list[str]:
-        """As overrides of a recipe. Weights are not averaged, and no epoch is saved by stopping early."""
+        """As overrides of a recipe, without averaging and early stopping."""
         falling = self.epochs - self.steps
         decay = LAST ** (1 / falling) if falling else 1.0
         return [
@@ -77,35 +71,28 @@ class Schedule:
 
 
 def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
-    """So many epochs; None: at half the rate that the recipe begins with."""
+    """A schedule of so many epochs; ``lr=None``: half the recipe's first rate."""
     return Schedule(epochs, RATE * recipe.train.lr if lr is None else lr)
 
 
 class Retraining(Language):
     """A language task whose model begins with a run's weights, of which more and more are removed.
 
-    A removed weight has mean 0 and keeps it; no other mark is needed, and a checkpoint has it. Every sigma stays what
-    the run had found, but that of a removed weight is halved as it goes. Learnt further, sigma would grow from epoch to
-    epoch, and the rest fit less; with all of the noise the rest fits less too, and with none it may overfit. In the end
-    the noise of what is gone goes (:meth:`bare`). What the run had lost before has none to keep; then the KL is not
-    reported: log sigma of such weights is a huge number that never changes, and beside it the rest is lost.
+    A removed weight has mean 0 and keeps it; that is the only mark, and a checkpoint has it. Every sigma stays as the
+    run found it, but that of a removed weight is halved: a sigma that is learnt further grows from epoch to epoch, with
+    all of the noise the rest fits less, with none it may overfit. In the end the noise of removed weights goes too
+    (:meth:`bare`). If the run was pruned before, the KL is not reported: log sigma of such weights is huge.
 
     Args:
         whole: the run's posterior; it is not changed.
-        plan: when they go.
-        fraction: the share that is gone in the end.
+        plan: when weights are removed.
+        fraction: the share that is removed in the end.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        data: str | None,
-        device: torch.device,
-        *,
-        whole: BayesByBackprop,
-        plan: Schedule,
+        self, recipe: Recipe, data: str | None, device: torch.device, *, whole: BayesByBackprop, plan: Schedule,
         fraction: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(recipe, data, device)
         self.start, self.plan, self.fraction = copy.deepcopy(whole), plan, fraction
         self._share_before = _share(pruning.removed(whole))
@@ -116,7 +103,7 @@ class Retraining(Language):
 
     @torch.no_grad()
     def start_epoch(self, epoch: int) -> None:
-        """The weights of lowest |mean| / sigma go; those that are gone have the lowest there is."""
+        """Remove the weights of lowest |mean| / sigma; removed ones have the lowest there is."""
         super().start_epoch(epoch)
         if epoch > self.plan.steps:
             return
@@ -127,18 +114,18 @@ class Retraining(Language):
             q.means[name].masked_fill_(mask, 0.0)
 
     def removed(self) -> float:
-        """The share of the weights that is gone."""
+        """The share of the weights that is removed."""
         return _share(_gone(cast(BayesByBackprop, self.model)))
 
     def held(self, q: BayesByBackprop) -> dict[str, Tensor]:
-        """Which entries of this model of the task stay as they are, by its names: means that are gone, every rho."""
+        """Which entries no step changes, by parameter name: means of removed weights, and every rho."""
         names, gone = {id(p): name for name, p in q.named_parameters()}, _gone(q)
         means = {names[id(q.means[n])]: mask for n, mask in gone.items()}
         return means | {names[id(q.posterior.rho[n])]: torch.ones_like(mask) for n, mask in gone.items()}
 
     @contextmanager
     def bare(self) -> Iterator[None]:
-        """What is gone has no noise either, inside the block: the model is the pruned one."""
+        """Inside, removed weights have no noise either: the model is the pruned one."""
         q = cast(BayesByBackprop, self.model)
         rho = q.posterior.rho
         kept = {name: tensor.clone() for name, tensor in rho.state_dict().items()}
@@ -165,10 +152,9 @@ def _share(masks: Mapping[str, Tensor]) -> float:
 
 
 class _PruningRun(engine.Run):
-    """Weights go at the beginning of an epoch, and are held at zero from there.
+    """Weights are removed at the beginning of an epoch, and held at zero from there.
 
-    The best epoch is one of those with the whole share gone. Its weights are written as those of the pruned model; the
-    checkpoint to go on from has the noise.
+    The best epoch is one without the whole share; its weights are written as those of the pruned model.
     """
 
     task: Retraining
@@ -198,27 +184,14 @@ class _PruningRun(engine.Run):
 
 @kernels.float32_precision()  # as it was, after the run
 def retrain(
-    run: OpenedRun,
-    plan: Schedule,
-    *,
-    fraction: float,
-    out: Path,
-    reporter: Reporter,
-    data: str | None = None,
-    command: str = "",
-    force: bool = False,
-    graph: bool = True,
-) -> dict[str, Tensor]:
-    """Train a run's weights on, on its data, while this fraction of them is removed by steps.
+    run: OpenedRun, plan: Schedule, *, fraction: float, out: Path, reporter: Reporter, data: str | None = None,
+    command: str = "", force: bool = False, graph: bool = True,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Train a run's weights on, on its data, while this fraction of them is removed step by step.
 
-    Returns the weights of the epoch best on validation, of those without the whole fraction. ``out`` is a run folder of
-    its own, for evaluate, predict and export. A finished one of the same weights and settings is not trained again; an
-    unfinished one is gone on with. The test data is not looked at. Sharpening is left out: its second level gives noise
-    to all weights, those that are gone too.
-
-    Args:
-        run: the run, whole, on the device to train on. It is not changed.
-        force: start over whatever is in ``out``.
+    Returns the weights of the best epoch (on validation) without the whole fraction. ``out`` is a run folder of its
+    own. A finished one of the same weights and settings is not trained again, an unfinished one is continued; ``force``
+    starts over. Sharpening is left out: its second level gives noise to all weights, removed ones too.
     """
     overrides = ["posterior.kind=bayes_by_backprop", *plan.settings()]
     whole = pruning.gaussian_of(cast(BayesByBackprop, run.model))
@@ -248,14 +221,9 @@ def retrain(
                 go_on(trained)
             _train(trained, fraction)
             record = provenance.record_of(
-                trained,
-                config,
-                overrides=overrides,
-                command=command,
-                started=started,
-                measure=False,
+                trained, config, overrides=overrides, command=command, started=started, measure=False,
                 pruned=config["pruned"],
-            )
+            )  # fmt: skip
             folder.finish(record, spare=checkpoint.SPARE)
     return checkpoint.load_own(out / checkpoint.BEST, identity(out))[0]
 
@@ -270,7 +238,7 @@ def _train(run: engine.Run, fraction: float) -> None:
 
 
 def _done(out: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder has this very retraining, whole; another one is refused, and one of another version."""
+    """Whether the folder has this retraining, finished; another one is refused, and one by another version."""
     unfinished = (out / MARKER).exists()
     if not (out / ("config.json" if unfinished else RECORD)).exists():
         return False

@@ -1,4 +1,4 @@
-"""Texts that do not fit into memory: their words as numbers in files, of which a window at a time is read.
+"""Texts that do not fit into memory: their words as numbers in files, read window by window.
 
 tokenize("news/", "news-tokens/", min_count=5)     # two passes over each file, in constant memory
 tokens = TokenFolder("news-tokens/")
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import MB, counted, read_bytes, read_json, shown
+from bayesrnn.lab.runs.files import write_file
 from bayesrnn.lab.tasks.language.text import split_files
 from bayesrnn.lab.text import EOS, VOCABULARY, Vocabulary
 
@@ -41,7 +42,7 @@ Words = npt.NDArray[Any]
 
 
 def words_of(file: Path, *, chunk: int = _CHUNK) -> Iterator[list[str]]:
-    """The words of a UTF-8 text, ``<eos>`` at the end of each line, in pieces: those of ``data.text.read_tokens``."""
+    """The words of a UTF-8 text, ``<eos>`` at the end of each line, in pieces; the same as ``text.read_tokens``."""
     rest, open_line = "", False
     for text, last in _decoded(file, chunk):
         text = rest + text
@@ -58,7 +59,7 @@ def words_of(file: Path, *, chunk: int = _CHUNK) -> Iterator[list[str]]:
 
 
 def _decoded(file: Path, chunk: int) -> Iterator[tuple[str, bool]]:
-    """(text, whether it is the last) of a file, with the errors of ``data.text.tokens_of``."""
+    """(text, whether it is the last) of a file, with the errors of ``text.tokens_of``."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     done = 0
     try:
@@ -101,24 +102,13 @@ def _split(part: str) -> list[str]:
 
 
 def tokenize(
-    text: str | Path,
-    out: str | Path,
-    *,
-    min_count: int = 1,
-    words: int | None = None,
-    force: bool = False,
+    text: str | Path, out: str | Path, *, min_count: int = 1, words: int | None = None, force: bool = False,
     say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
-    """Make token files of a folder of text files; returns what is written about them.
+) -> dict[str, Any]:  # fmt: skip
+    """Make token files of a folder of text files (see ``text.read_folder``); returns the content of tokens.json.
 
-    Memory is taken for the counts of the training text's different words, and for nothing else that grows.
-
-    Args:
-        text: a folder as :func:`bayesrnn.lab.tasks.language.text.read_folder` takes it.
-        out: a folder for the token files.
-        min_count: a word seen fewer times than this in the training text is unknown.
-        words: so many of the most frequent words at most; None: all.
-        force: replace token files that are there.
+    The only memory that grows is for the counts of the training text's different words. Words seen fewer than
+    ``min_count`` times there, and all but the ``words`` most frequent ones, are unknown.
     """
     files, folder = split_files(text), Path(out)
     if (folder / ABOUT).exists() and not force:
@@ -135,15 +125,9 @@ def tokenize(
     del counts
     kind = _TYPES[len(vocabulary) > 1 << 16]
     about: dict[str, Any] = {
-        "program": "bayesrnn",
-        "format": _FORMAT,
-        "type": kind,
-        "min_count": min_count,
-        "words": words,
-        "vocabulary": len(vocabulary),
-        "tokens": {},
-        "unknown": {},
-    }
+        "program": "bayesrnn", "format": _FORMAT, "type": kind, "min_count": min_count, "words": words,
+        "vocabulary": len(vocabulary), "tokens": {}, "unknown": {},
+    }  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ABOUT).unlink(missing_ok=True)  # it is written last: where it is, all is whole
@@ -153,12 +137,8 @@ def tokenize(
             say(f"{split}: {counted(count, 'word')}, {unknown:,} of them unknown")
         if about["tokens"]["train"] != total:
             raise UserError(f"{files['train']} has changed while it was read; start again.")
-        for name, content in (
-            (VOCABULARY, vocabulary.to_bytes()),
-            (ABOUT, f"{json.dumps(about, indent=2)}\n".encode()),
-        ):
-            with _written(folder / name) as file:
-                file.write(content)
+        write_file(folder / VOCABULARY, vocabulary.to_bytes())
+        write_file(folder / ABOUT, json.dumps(about, indent=2) + "\n")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from None
     return about
@@ -178,7 +158,7 @@ def _encode(source: Path, target: Path, vocabulary: Vocabulary, kind: str) -> tu
 
 @contextmanager
 def _written(target: Path) -> Iterator[IO[bytes]]:
-    """A file that is there under its name when it is whole, or not at all."""
+    """A file that appears under its name when it is whole, or not at all."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -240,7 +220,7 @@ def _count(value: Any) -> int:
 
 
 def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:
-    """As int64; numbers that are no word's are found out."""
+    """As int64; a number that is no word's is refused."""
     ids = torch.from_numpy(tokens.astype(np.int64))
     if len(ids) and int(ids.max()) >= vocabulary:
         raise UserError(f"A token file in {where} is damaged: it has a number that is no word's; make it again.")
@@ -248,10 +228,7 @@ def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:
 
 
 def sampled(tokens: Words) -> Iterator[bytes]:
-    """What a digest of a text is made of: its length and all its words or, of a huge one, pieces evenly spread over it.
-
-    A word more or less anywhere shifts the pieces after it; a word exchanged between two pieces is not seen.
-    """
+    """The bytes for a digest of a text: its length and all its words; of a huge text, pieces evenly spread over it."""
     count = len(tokens)
     yield f"{count} words".encode()
     if count <= _WHOLE:
@@ -263,13 +240,9 @@ def sampled(tokens: Words) -> Iterator[bytes]:
 
 
 class DiskStreams:
-    """A text on disk, cut into ``batch_size`` streams side by side as ``batchify`` does it; (L, B) all in all.
+    """A text on disk, cut into ``batch_size`` streams side by side as ``batchify`` does it; (L, B) in total.
 
-    Args:
-        tokens: as :meth:`TokenFolder.file` gives them.
-        batch_size: streams in all, which say where the text is cut.
-        vocabulary, where: for :func:`as_ids`.
-        rows: the streams to read; the others are another process's.
+    ``rows`` are the streams to read, if other processes read the others; ``vocabulary`` and ``where`` check the ids.
     """
 
     def __init__(

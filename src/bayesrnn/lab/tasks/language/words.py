@@ -23,15 +23,11 @@ class ScoredWord:
 def scored_words(
     model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None
 ) -> Iterator[ScoredWord]:
-    """Score the words that follow the first one of a stream (N + 1, 1).
+    """Score the words that follow the first one of a stream (N + 1, 1); ``words`` are these N words as text.
 
-    The probability of a word is the average over ``samples`` draws; its mutual information with the weights is the
-    entropy of that average less the average entropy of the draws.
-
-    Args:
-        words: the N words as text, unknown ones included.
-        samples: 0: the posterior mean.
-        reset: the state starts from zero every so many words; None: never.
+    Probabilities are averaged over ``samples`` draws (0: the posterior mean). The mutual information of a word and the
+    weights is the entropy of that average less the average entropy of the draws. The state starts from zero every
+    ``reset`` words; None: never.
     """
     texts = iter(words)
     with word_dropout(model, on=False):

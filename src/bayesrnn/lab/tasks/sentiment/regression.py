@@ -25,9 +25,9 @@ def rmse(predicted: Tensor, targets: Tensor) -> float:
 
 
 def slope(predicted: Tensor, targets: Tensor) -> float | None:
-    """The slope of the least-squares line of targets on predictions: below 1 they are too bold, above 1 too timid.
+    """Slope of the least-squares line of targets on predictions: below 1 they are too bold, above 1 too timid.
 
-    None where all predictions are the same.
+    None if all predictions are the same.
     """
     p, t = (values.double() - values.double().mean() for values in (predicted, targets))
     spread = float(p.square().sum())
@@ -44,11 +44,7 @@ def log_likelihood(draws: Tensor, targets: Tensor, sigma: float) -> float:
 def fit_noise(draws: Tensor, targets: Tensor) -> float:
     """The sigma of greatest likelihood on these targets, to three digits or better.
 
-    To be called with targets that were not trained on: on training targets the noise looks as small as the model
-    overfits.
-
-    Args:
-        draws: (S, N). targets: (N,).
+    Call it with targets that were not trained on: on training targets the noise is too small by the overfitting.
     """
     error = rmse(draws.mean(0), targets)
     if error == 0:
@@ -74,7 +70,7 @@ def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor
     return low, high
 
 
-def interval_figures(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[str, float]]:
+def interval_metrics(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[str, float]]:
     """For every level of ``LEVELS``: the share of targets inside their interval, and its mean width."""
     import bayesrnn as br
 
@@ -87,21 +83,21 @@ def interval_figures(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[
 
 
 def groups_of(sizes: Tensor, limits: Sequence[int]) -> list[Tensor]:
-    """Which targets (N,) have a size up to each limit and above the one before; the last limit takes all above."""
+    """For each limit, which targets (N,) have a size up to it and above the one before; the last one is open."""
     place = torch.bucketize(sizes, torch.tensor(list(limits[:-1]), device=sizes.device))
     return [place == i for i in range(len(limits))]
 
 
 def noise_of_groups(draws: Tensor, targets: Tensor, groups: Sequence[Tensor]) -> list[float]:
-    """The fitted noise of each group alone; of one with fewer than ``FEWEST`` targets that of all targets."""
+    """The fitted noise of each group; a group of fewer than ``FEWEST`` targets has that of all targets."""
     whole = fit_noise(draws, targets)
     return [fit_noise(draws[:, g], targets[g]) if int(g.sum()) >= FEWEST else whole for g in groups]
 
 
-def group_figures(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigma: float) -> list[dict[str, Any]]:
-    """Of each group of targets: how many, error, spread of the draws, scatter of predictions and targets, coverage.
+def group_metrics(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigma: float) -> list[dict[str, Any]]:
+    """For each group of targets: count, RMSE, spread of draws, standard deviations, coverage of 90% intervals.
 
-    ``coverage`` is of 90% intervals with one noise sigma for all; all but ``count`` is None of a group of none.
+    An empty group has a ``count`` of 0 and None elsewhere.
     """
     import bayesrnn as br
 
@@ -109,8 +105,7 @@ def group_figures(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigm
     for group in groups:
         own, truth = draws.double()[:, group], targets.double()[group]
         if not len(truth):
-            names = ("rmse", "spread", "predictions_sd", "targets_sd", "coverage")
-            found.append({"count": 0, **dict.fromkeys(names)})
+            found.append({"count": 0, **dict.fromkeys(("rmse", "spread", "predictions_sd", "targets_sd", "coverage"))})
             continue
         low, high = intervals(own, sigma, 0.9)
         found.append(
@@ -126,16 +121,14 @@ def group_figures(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigm
     return found
 
 
-def uncertainty_figures(draws: Tensor, targets: Tensor, noise: Tensor | None = None) -> dict[str, Any] | None:
-    """Error against predicted uncertainty, the spread of the draws; None where all are equally uncertain.
+def uncertainty_metrics(draws: Tensor, targets: Tensor, noise: Tensor | None = None) -> dict[str, Any] | None:
+    """Error against uncertainty, the spread of the draws; None if all predictions are equally uncertain.
 
-    Args:
-        noise: (N,), a standard deviation of each target; then the uncertainty is the root of spread^2 + noise^2.
+    With ``noise``, a standard deviation of each target (N,), the uncertainty is the root of spread^2 + noise^2.
 
     Returns:
-        ``risk``: RMSE of the most certain part of the predictions, for ``CURVE`` sizes of that part (``coverage``);
-        ``bins``: in ``BINS`` equal groups from certain to uncertain, the root mean square of spread and of error;
-        ``rank_correlation``: Spearman's, of spread and absolute error.
+        ``risk``: RMSE of the most certain predictions, for ``CURVE`` shares of them (``coverage``); ``bins``: root mean
+        squares of spread and error in ``BINS`` groups of rising spread; ``rank_correlation``: Spearman's, of both.
     """
     import bayesrnn as br
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import counted
+from bayesrnn.lab.reading import counted, read_bytes
 
 AUTHORS = ("Dennis+Schwartz", "James+Berardinelli", "Scott+Renshaw", "Steve+Rhodes")
 ARCHIVE = "scale_data.tar.gz"
@@ -29,6 +29,7 @@ SPECIAL = ("<pad>", "<start>", "<unk>")
 END = "\n"  # the end of a line counts as a word, as in the published code
 WORDS = 19_996  # what the published limit, ids below 20,000, leaves for words
 TEST_SHARE = 0.2
+_KINDS = ("subj", "rating")
 
 _MAX_FILE = 64 << 20
 _MAX_ARCHIVE = 256 << 20
@@ -80,23 +81,12 @@ def _find(path: Path) -> dict[tuple[str, str], bytes]:
 
 
 def _from_folder(folder: Path) -> dict[tuple[str, str], bytes]:
-    found = {}
-    for author in AUTHORS:
-        for kind in ("subj", "rating"):
-            file = folder / author / f"{kind}.{author}"
-            if not file.is_file():
-                continue
-            try:
-                if file.stat().st_size > _MAX_FILE:
-                    raise UserError(f"{file} is larger than {_MAX_FILE >> 20} MB; this is not the scale data.")
-                found[author, kind] = file.read_bytes()
-            except OSError as error:
-                raise UserError(f"{file} cannot be read ({error.strerror}); check its permissions.") from None
-    return found
+    files = {(author, kind): folder / author / f"{kind}.{author}" for author in AUTHORS for kind in _KINDS}
+    return {key: read_bytes(file, most=_MAX_FILE) for key, file in files.items() if file.is_file()}
 
 
 def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
-    """Members are read in memory and looked up by name: nothing is unpacked, so nothing can be written anywhere."""
+    """Members are read in memory and looked up by name; nothing is unpacked, so nothing is written."""
     try:
         with gzip.open(path) as packed:
             data = packed.read(_MAX_ARCHIVE + 1)
@@ -107,7 +97,7 @@ def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
             for member in archive:
                 parts = PurePosixPath(member.name).parts
                 kind = parts[-1].partition(".")[0] if parts else ""
-                if len(parts) < 2 or kind not in ("subj", "rating") or parts[-1] != f"{kind}.{parts[-2]}":
+                if len(parts) < 2 or kind not in _KINDS or parts[-1] != f"{kind}.{parts[-2]}":
                     continue
                 if not member.isreg() or member.size > _MAX_FILE:
                     raise UserError(f"{path}: {member.name} is no ordinary file of at most {_MAX_FILE >> 20} MB.")
@@ -120,13 +110,10 @@ def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
 
 
 def _check_author(files: dict[tuple[str, str], bytes], author: str, path: Path) -> None:
-    if not any(name == author for name, _ in files):
-        raise UserError(
-            f"{path} has no folder {author} with subj.{author} and rating.{author}; unpack the archive again."
-        )
-    for kind in ("subj", "rating"):
-        if (author, kind) not in files:
-            raise UserError(f"{path} has no file {kind}.{author} in the folder {author}; unpack the archive again.")
+    missing = [f"{kind}.{author}" for kind in _KINDS if (author, kind) not in files]
+    if missing:
+        what = f"folder {author} with {' and '.join(missing)}" if len(missing) > 1 else f"file {missing[0]}"
+        raise UserError(f"{path} has no {what}; unpack the archive again.")
 
 
 def _lines(files: dict[tuple[str, str], bytes], author: str, kind: str) -> list[str]:
@@ -169,7 +156,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Parts:
-    """Pieces to train on, to choose with and to test with; the words behind the ids."""
+    """Pieces for training, validation and test; the words behind the ids."""
 
     words: list[str]
     train: Chunks
@@ -191,30 +178,19 @@ class Parts:
 
 
 def cut(
-    reviews: Sequence[Review],
-    *,
-    by: str = "review",
-    length: int = 200,
-    words: int = WORDS,
-    valid: float = 0.1,
+    reviews: Sequence[Review], *, by: str = "review", length: int = 200, words: int = WORDS, valid: float = 0.1,
     seed: int = 0,
-) -> Parts:
-    """Shuffle the reviews, cut each into pieces that carry its rating, and divide them: 20% to test with.
+) -> Parts:  # fmt: skip
+    """Shuffle the reviews, cut each into pieces that carry its rating, and divide them: 20% are the test part.
 
     Args:
-        by: "review": all pieces of a review are on one side, and the vocabulary is that of the training reviews.
-            Copies of a review (the scale data has 47) are left out.
-            "chunk": the authors' division, for comparison: the first 80% of the pieces, whatever review they are
-            of, and a vocabulary of all texts, the test's too. One review may then have pieces on both sides.
+        by: "review": all pieces of a review are on one side, copies of a review (the scale data has 47) are left out,
+            and the vocabulary is that of the training reviews. "chunk": the authors' division, in which a review may
+            be on both sides: the first 80% of the pieces, and a vocabulary of all texts.
         length: tokens per piece, T; shorter ones are padded in front.
-        words: the most frequent words that are kept; the others become one unknown word.
-        valid: share of the training part that is kept apart to choose with; 0: none.
-        seed: of the shuffle.
+        words: the most frequent words, which are kept; the others become one unknown word.
+        valid: share of the training part for validation; 0: none.
     """
-    if by not in ("review", "chunk"):
-        raise UserError(f"Reviews are divided by review or by chunk, not by {by!r}.")
-    if not 0 <= valid < 1:
-        raise UserError(f"The share kept for validation is {valid}; it must be at least 0 and below 1.")
     order = list(range(len(reviews)))
     np.random.RandomState(seed).shuffle(order)  # numpy's old generator: the published order of reviews
     shuffled = [reviews[i] for i in order]
@@ -228,16 +204,10 @@ def cut(
     vocabulary = _vocabulary(known, words)
     chunks = _chunks(shuffled, vocabulary, length)
     if whole:
-        ends = [int((chunks.review < n).sum()) for n in _training(len(shuffled), valid)]
+        rest, train = (int((chunks.review < n).sum()) for n in _training(len(shuffled), valid))
     else:
-        ends = list(_training(len(chunks), valid))
-    rest, train = ends
-    parts = Parts(
-        vocabulary,
-        train=chunks.of(slice(0, train)),
-        valid=chunks.of(slice(train, rest)),
-        test=chunks.of(slice(rest, len(chunks))),
-    )
+        rest, train = _training(len(chunks), valid)
+    parts = Parts(vocabulary, *(chunks.of(slice(*ends)) for ends in ((0, train), (train, rest), (rest, len(chunks)))))
     if len(parts.train) < 2 or len(parts.test) < 1 or (valid and not len(parts.valid)) or parts.sd == 0:
         raise UserError(
             f"The data have {counted(len(reviews), 'review')}, too few (or too alike) to train, validate and test with."
@@ -259,8 +229,6 @@ def _vocabulary(reviews: Sequence[Review], words: int) -> list[str]:
 
 def _chunks(reviews: Sequence[Review], vocabulary: list[str], length: int) -> Chunks:
     """Every review with the start symbol in front, in consecutive pieces; the order is that of the reviews."""
-    if length < 1:
-        raise UserError(f"Pieces have {length} tokens; at least 1 is needed.")
     ids = {word: i for i, word in enumerate(vocabulary) if i >= len(SPECIAL)}
     rows, ratings, origin = [], [], []
     for number, review in enumerate(reviews):

@@ -30,21 +30,17 @@ _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
 
 
 class RatingModel(nn.Module):
-    """Embedding, LSTM or GRU, and a linear output from the last state; without noise it is made of torch.nn's layers.
+    """Embedding, LSTM or GRU, and a linear output from the last state: tokens (T, B) to (B, 1).
 
-    Weights start as in the published code, embedding U(-.05, .05), input weights Glorot, and in two points not. With
-    masks that double what they keep, orthogonal recurrent weights make gradients of 10^5 and more over 200 steps: they
-    are torch's, U(-1/sqrt(H), 1/sqrt(H)). And a dropped word leaves the forget gate to its bias, and with a bias of 1 a
-    variational model may forget within a few words. So biases start for memories of 1 to T - 1 steps: log U(1, T - 1)
-    for the forget gate, the negative for the input gate, and likewise for the GRU's update gate (Tallec and
-    Ollivier, arXiv 1804.11188); all others at 0.
+    Without noise it has torch.nn's layers. Weights start as in the published code (embedding U(-.05, .05), input
+    weights Glorot) but for two. Recurrent weights are torch's, U(-1/sqrt(H), 1/sqrt(H)): with masks that double what
+    they keep, orthogonal ones make gradients of 10^5 over 200 steps. Biases start for memories of 1 to T - 1 steps,
+    log U(1, T - 1) for the forget (or update) gate and the negative for the input gate (arXiv 1804.11188), since a
+    dropped word leaves the gate to its bias; all others start at 0.
 
     Args:
-        words: rows of the embedding; row 0 is the padding's own, learnt like the others.
-        settings: the section ``model`` of a recipe, with E = ``embedding`` and H = ``hidden``.
+        words: rows of the embedding; row 0 is the padding's, learnt like the others.
         length: T, for the initial biases.
-
-    Shape: tokens (T, B) to (B, 1).
     """
 
     def __init__(self, words: int, settings: Model, length: int = 200) -> None:
@@ -109,7 +105,7 @@ class Sentiment(Task):
         self.steps, self.batch_size = self.minibatches.steps, d.batch_size
         self.examples_per_step = d.batch_size
         self.limit = 10 + self._constant
-        # Both parts that are only measured, side by side: one pass serves both.
+        # Validation and test side by side: one pass serves both.
         held_out = torch.cat([self.parts.valid.tokens, self.parts.test.tokens], 1)
         self.held_out = held_out.to(device)
         self.ratings = torch.cat([self.parts.valid.ratings, self.parts.test.ratings]).to(device)
@@ -121,7 +117,7 @@ class Sentiment(Task):
 
     @property
     def _constant(self) -> float:
-        """What -log N(y; f, noise^2) has besides the squared error."""
+        """The terms of -log N(y; f, noise^2) besides the squared error."""
         return math.log(self.recipe.model.noise) + 0.5 * math.log(2 * math.pi)
 
     @staticmethod
@@ -187,65 +183,61 @@ class Sentiment(Task):
         if int(self.epoch) == recipe.train.epochs:
             self.at_end.copy_(self.predictions(len(self.at_end) - 1))
             self.at_end_all_words.copy_(self.with_all_words(len(self.at_end_all_words)))
-        return {
-            f"{split}_{name}": regression.rmse(predicted, targets)
-            for split, part, targets in self._splits(found)
-            for name, predicted in _averages(part).items()
+        errors = {
+            key: value for way, each in _averages(found).items() for key, value in self._errors(each, way).items()
         }
+        return {key: value for key, value in errors.items() if "rmse" in key}
 
-    def _splits(self, predictions: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-        n = len(self.parts.valid)
-        return [
-            ("valid", predictions[:, :n], self.ratings[:n]),
-            ("test", predictions[:, n:], self.ratings[n:]),
-        ]
+    def _errors(self, predicted: Tensor, way: str) -> dict[str, float | None]:
+        """RMSE and slope of predictions (N,) on both splits; ``way`` ends their names."""
+        n, found = len(self.parts.valid), {}
+        for split, part in (("valid", slice(0, n)), ("test", slice(n, None))):
+            found[f"{split}_rmse{way}"] = regression.rmse(predicted[part], self.ratings[part])
+            found[f"{split}_slope{way}"] = regression.slope(predicted[part], self.ratings[part])
+        return found
 
     def measures(self, predictions: Tensor, all_words: Tensor) -> dict[str, Any]:
-        """All metrics of these predictions. The noise of the intervals is fitted on the validation part.
+        """All metrics of these predictions; the noise of the intervals is fitted on the validation part.
 
-        ``all_words``, draws without word dropout (none: (0, N)), only give errors.
+        ``all_words`` are draws without word dropout, (0, N) if there are none; only their errors are measured.
         """
-        found: dict[str, Any] = {}
-        for split, part, targets in self._splits(all_words) if len(all_words) else ():
-            found[f"{split}_rmse_mc_all_words"] = regression.rmse(part.mean(0), targets)
-            found[f"{split}_slope_mc_all_words"] = regression.slope(part.mean(0), targets)
-        (_, valid, valid_ratings), (_, test, test_ratings) = self._splits(predictions)
-        for split, part, targets in self._splits(predictions):
-            for name, predicted in _averages(part).items():
-                found[f"{split}_{name}"] = regression.rmse(predicted, targets)
-                found[f"{split}_{name.replace('rmse', 'slope')}"] = regression.slope(predicted, targets)
-        draws = [part[1:] if len(part) > 1 else part for part in (valid, test)]
+        found: dict[str, Any] = self._errors(all_words.mean(0), "_mc_all_words") if len(all_words) else {}
+        for way, predicted in _averages(predictions).items():
+            found |= self._errors(predicted, way)
+        n, draws = len(self.parts.valid), predictions[1:] if len(predictions) > 1 else predictions
+        valid, test, ratings = draws[:, :n], draws[:, n:], self.ratings[n:]
         review = self.parts.test.review.to(self.device)
-        found["test_review_rmse"] = regression.rmse(
-            by_review(draws[1].mean(0), review), by_review(test_ratings, review)
-        )
-        noise = regression.fit_noise(draws[0], valid_ratings)
-        found["samples"] = len(predictions) - 1
-        found["noise"] = noise
-        found["test_log_likelihood"] = regression.log_likelihood(draws[1], test_ratings, noise)
-        found["intervals"] = regression.interval_figures(draws[1], test_ratings, noise)
-        found["uncertainty"] = regression.uncertainty_figures(draws[1], test_ratings)
-        return found | self._by_length(draws[0], draws[1], noise)
+        noise = regression.fit_noise(valid, self.ratings[:n])
+        return {
+            **found,
+            "test_review_rmse": regression.rmse(by_review(test.mean(0), review), by_review(ratings, review)),
+            "samples": len(predictions) - 1,
+            "noise": noise,
+            "test_log_likelihood": regression.log_likelihood(test, ratings, noise),
+            "intervals": regression.interval_metrics(test, ratings, noise),
+            "uncertainty": regression.uncertainty_metrics(test, ratings),
+            **self._by_length(valid, test, noise),
+        }
 
     def _by_length(self, valid: Tensor, test: Tensor, noise: float) -> dict[str, Any]:
-        """What pieces of few words have of error, spread and coverage; and the uncertainty with a noise by length."""
+        """Error, spread and coverage by the number of words; and the uncertainty with a noise for each length."""
         limits = [math.ceil(self.recipe.data.length * share) for share in _LENGTHS]
-        groups = [
+        of_valid, of_test = (
             regression.groups_of((part.tokens != reviews.PAD).sum(0).to(self.device), limits)
             for part in (self.parts.valid, self.parts.test)
-        ]
+        )
         n = len(self.parts.valid)
-        rows = regression.group_figures(test, self.ratings[n:], groups[1], noise)
-        own = regression.noise_of_groups(valid, self.ratings[:n], groups[0])
+        rows = regression.group_metrics(test, self.ratings[n:], of_test, noise)
+        own = regression.noise_of_groups(valid, self.ratings[:n], of_valid)
         each = torch.zeros(len(self.parts.test), dtype=torch.float64, device=self.device)
-        for row, limit, sigma, group in zip(rows, limits, own, groups[1], strict=True):
-            (alone,) = regression.group_figures(test, self.ratings[n:], [group], sigma)
+        for row, limit, sigma, group in zip(rows, limits, own, of_test, strict=True):
+            (alone,) = regression.group_metrics(test, self.ratings[n:], [group], sigma)
             row |= {"words": limit, "noise": sigma, "coverage_own": alone["coverage"]}
             each[group] = sigma
-        return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_figures(test, self.ratings[n:], each)}
+        return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_metrics(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
-        """Metrics of the best epoch's weights and, under ``end``, of the last epoch's: the paper never stops early."""
+        """Metrics of the best epoch's weights and, under ``end``, of the last epoch's: the paper never stops."""
         samples = len(self.at_end) - 1
         best = self.measures(self.predictions(samples), self.with_all_words(samples))
         end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
@@ -297,8 +289,8 @@ def predict(model: nn.Module, tokens: Tensor, samples: int, seed: int) -> Tensor
 
 
 def _averages(predictions: Tensor) -> dict[str, Tensor]:
-    """The standard approximation and, where there are draws, their mean."""
-    return {"rmse": predictions[0], **({"rmse_mc": predictions[1:].mean(0)} if len(predictions) > 1 else {})}
+    """The standard approximation and, where there are draws, their mean, by the ends of their metrics' names."""
+    return {"": predictions[0], **({"_mc": predictions[1:].mean(0)} if len(predictions) > 1 else {})}
 
 
 def by_review(values: Tensor, review: Tensor) -> Tensor:
