@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bayesrnn.prediction.result import Prediction
     from bayesrnn.priors import Normal, ScaleMixture
     from bayesrnn.pruning import prune, signal_to_noise
+    from bayesrnn.saving import load, save
     from bayesrnn.uncertainty import entropy_gap
 
 _HOME = {
@@ -58,6 +59,8 @@ _HOME = {
     "signal_to_noise": "pruning",
     "entropy_gap": "uncertainty",
     "to_torch": "export",
+    "load": "saving",
+    "save": "saving",
 }
 _MODULES = ("dynamic", "kernels", "uncertainty")
 
@@ -91,9 +94,11 @@ __all__ = [
     "entropy_gap",
     "kernels",
     "kl",
+    "load",
     "mean",
     "predict",
     "prune",
+    "save",
     "signal_to_noise",
     "uncertainty",
     "to_torch",

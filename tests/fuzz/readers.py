@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fuzz_data as data
 import fuzz_runs as runs
+import fuzz_saved as saved
 from fuzz_inputs import Reader
 
 READERS = {
@@ -18,6 +19,9 @@ READERS = {
     "config": Reader(runs.config_inputs, runs.read_config, "config.json of a run folder, then the whole run"),
     "vocabulary": Reader(
         runs.vocabulary_inputs, runs.read_vocabulary, "vocabulary.txt of a run folder, then the whole run"
+    ),
+    "saved": Reader(
+        saved.saved_inputs, saved.read_saved, "a saved model: config.json, model.safetensors and vocabulary.txt"
     ),
     "text": Reader(data.text_inputs, data.read_text, "train, valid and test text"),
     "record": Reader(runs.record_inputs, runs.read_record, "records and metrics, then the report's page of them"),

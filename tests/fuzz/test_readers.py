@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def module(name):
     """One of the files beside this one, as a module of its own: those of the readers choose how inputs are made."""
-    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_data"):
+    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_saved", "fuzz_data"):
         sys.modules.pop(other, None)
     sys.path.insert(0, str(HERE))
     try:
@@ -330,7 +330,7 @@ def command(monkeypatch):
     run = importlib.import_module("run")
     monkeypatch.setattr(run, "_limit_memory", lambda: None)
     yield run
-    for name in ("readers", "run", "fuzz_inputs", "fuzz_runs", "fuzz_data", "quick"):
+    for name in ("readers", "run", "fuzz_inputs", "fuzz_runs", "fuzz_saved", "fuzz_data", "quick"):
         sys.modules.pop(name, None)
 
 

@@ -21,19 +21,32 @@ def command(
     form: Annotated[str, typer.Option("--format", help="torch, exported or onnx.")] = "torch",
     out: Annotated[Path | None, typer.Option(help="File to write. Default: model in the run folder.")] = None,
     pruned: Annotated[bool, typer.Option("--pruned", help="The weights that `bayesrnn prune` has left.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files.")] = False,
+    hub: Annotated[
+        Path | None, typer.Option(help="Folder for the whole posterior with a model card, as on the Hugging Face Hub.")
+    ] = None,
 ) -> None:
-    """Write the posterior mean as plain weights, a torch.export program or ONNX, and a JSON file that describes it."""
+    """Write the posterior mean as plain weights, a torch.export program or ONNX, and a JSON file that describes it.
+
+    With --hub: the whole posterior, its configuration and a model card, which `br.load` opens.
+    """
     import json
     import math
 
-    import torch
-
     from bayesrnn.errors import UserError
-    from bayesrnn.lab.runs import checkpoint
     from bayesrnn.lab.runs.files import check_free, write_file
-    from bayesrnn.lab.runs.opening import open_run
 
+    if hub is not None:
+        if out is not None or form != "torch":
+            raise UserError("--hub writes a folder of its own; omit --out and --format.")
+        from bayesrnn.lab import hub as cards
+
+        trained, removed = _opened(run, pruned)
+        cards.export(trained, hub, force=force, pruned=removed)
+        typer.echo(
+            f"{trained.config['recipe']}: {hub}. Open it with br.load({str(hub)!r}); read and complete its README.md."
+        )
+        return
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
     path = run / f"model{ENDINGS[form]}" if out is None else out
@@ -42,9 +55,25 @@ def command(
     beside = path.with_name(path.name + ".json")
     for file in (path, beside):
         check_free(file, force=force)
-    trained = open_run(run, torch.device("cpu"))
+    trained, removed = _opened(run, pruned)
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent}; make it, or choose another --out.")
+    about, checked = written(trained, path, form)
+    write_file(beside, json.dumps({**about, "pruned": removed}, indent=2) + "\n")
+    count = sum(math.prod(shape) for shape in about["parameters"].values())
+    unchecked = "" if checked else " Its numbers were not checked: onnxruntime is not installed."
+    typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {path} and {beside}.{unchecked}")
+
+
+def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
+    """The run, where ``pruned`` with the weights that are left; and whether weights were removed."""
+    import torch
+
+    from bayesrnn.errors import UserError
+    from bayesrnn.lab.runs import checkpoint
+    from bayesrnn.lab.runs.opening import open_run
+
+    trained = open_run(run, torch.device("cpu"))
     if pruned:
         file = run / "pruned.safetensors"
         if not file.exists():
@@ -55,12 +84,7 @@ def command(
         if made.get("weights", now) != now:  # earlier versions did not say
             raise UserError(f"{file} was made of other weights than {checkpoint.BEST} has now; {again}.")
         checkpoint.load_model(trained.model, tensors, file)
-    about, checked = written(trained, path, form)
-    removed = pruned or "pruned" in trained.config  # a run of its own that trained pruned weights on
-    write_file(beside, json.dumps({**about, "pruned": removed}, indent=2) + "\n")
-    count = sum(math.prod(shape) for shape in about["parameters"].values())
-    unchecked = "" if checked else " Its numbers were not checked: onnxruntime is not installed."
-    typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {path} and {beside}.{unchecked}")
+    return trained, pruned or "pruned" in trained.config  # a run of its own that trained pruned weights on
 
 
 def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bool]:

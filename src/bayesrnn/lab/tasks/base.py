@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.cards import Card
 from bayesrnn.lab.metrics import Metric
 from bayesrnn.lab.modules import evaluating as evaluating
 from bayesrnn.lab.modules import weights_digest as weights_digest
@@ -95,6 +96,10 @@ class Task:
     """The command that a run of this task is mostly used with."""
     artifacts: ClassVar[tuple[str, ...]] = ()
     """Files that ``bayesrnn evaluate`` writes into the run folder besides its metrics; JSON that names the program."""
+    card: ClassVar[Card] = Card()
+    """What the card of an exported model says."""
+    private: ClassVar[tuple[str, ...]] = ()
+    """Names among :meth:`files` that hold the data itself; they are not exported with a model."""
     metrics: ClassVar[Sequence[Metric]] = ()
     """What runs are compared by, in the order of a table; those with a ``paper_key`` stand beside the paper's value."""
     details: ClassVar[Sequence[Metric]] = ()

@@ -320,7 +320,10 @@ class TestCaption:
             (("x.jpg", "--ids", "a"), "--ids go with --features"),
             (("--features", "f.npy"), "--features needs --ids"),
             (("x.jpg", "--gallery", "x.png"), "should end in .html"),
-            (("x.jpg", "--gallery", "nowhere/x.html"), "nowhere is not a folder; make it first, or choose another --gallery"),
+            (
+                ("x.jpg", "--gallery", "nowhere/x.html"),
+                "nowhere is not a folder; make it first, or choose another --gallery",
+            ),
             (("--features", "f.npy", "--ids", "a"), "f.npy cannot be read"),
         ],
     )

@@ -21,6 +21,7 @@ from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_ran
 from bayesrnn.lab.tasks.captioning import COMMANDS
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
+from bayesrnn.lab.tasks.captioning.card import CARD
 from bayesrnn.lab.tasks.captioning.image_features import feature_file, features_of
 from bayesrnn.lab.tasks.captioning.metrics import CONDITIONS, DETAILS, METRICS
 from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
@@ -82,7 +83,7 @@ class Captioning(Task):
     """Captions of Flickr8k's or COCO's layout; one caption with its image is one example."""
 
     sections = SECTIONS
-    metric = "valid_perplexity"
+    metric, card = "valid_perplexity", CARD
     runs_called = "captioning runs"
     command = "caption"
     artifacts = ("captions.json",)

@@ -16,6 +16,7 @@ from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast import COMMANDS
+from bayesrnn.lab.tasks.forecast.card import CARD
 from bayesrnn.lab.tasks.forecast.forecaster import (
     PARTS,
     Forecaster,
@@ -47,6 +48,7 @@ class Forecast(Task):
 
     sections = SECTIONS
     metric = "valid_crps"
+    card, private = CARD, (SERIES,)
     runs_called = "forecasts"
     command = "forecast"
     unit, source, default_data = "values", "series", "mauna_loa"

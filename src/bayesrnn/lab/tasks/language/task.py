@@ -13,6 +13,7 @@ from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
+from bayesrnn.lab.tasks.language.card import CARD
 from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
@@ -56,7 +57,7 @@ class Language(Task):
     """
 
     sections = SECTIONS
-    metric = "valid_perplexity"
+    metric, card = "valid_perplexity", CARD
     runs_called = "language models"
     command = "predict"
     merge_metrics = staticmethod(dynamic_metrics.merged)

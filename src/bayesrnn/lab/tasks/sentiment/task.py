@@ -13,6 +13,7 @@ from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.sentiment import regression, reviews
+from bayesrnn.lab.tasks.sentiment.card import CARD
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
@@ -83,6 +84,7 @@ class Sentiment(Task):
     sections = SECTIONS
     metric, unit, source = "valid_rmse", "chunks", "reviews"
     metrics, details = METRICS, DETAILS
+    card = CARD
     report_sections = (
         "bayesrnn.lab.report.uncertainty:coverage",
         "bayesrnn.lab.report.uncertainty:selective",

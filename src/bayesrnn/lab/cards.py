@@ -1,0 +1,24 @@
+"""What a task says about its models on a model card."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Card:
+    """Words for the card of an exported model; a task declares one.
+
+    Args:
+        pipeline: the tag of the Hugging Face Hub for such models, such as ``text-generation``; empty: none fits.
+        inputs: what the module takes and returns, with shapes.
+        example: Python code that follows ``model = br.load(folder)``; it ends with a prediction.
+        use: what such models are for.
+        limits: what they cannot do, besides the limits of every model.
+        uncertainty: parts of the keys of metrics that say how good the uncertainty is.
+    """
+
+    pipeline: str = ""
+    inputs: str = "See the task's own documentation."
+    example: str = ""
+    use: str = "Predictions with uncertainty, on data like the data it was trained on."
+    limits: str = ""
+    uncertainty: tuple[str, ...] = ("calibration", "entropy", "coverage", "nll", "likelihood")
