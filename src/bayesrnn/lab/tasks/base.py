@@ -43,7 +43,7 @@ from bayesrnn.lab.reading import counted, is_number
 from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
-from bayesrnn.lab.runs.opening import Files as Files
+from bayesrnn.lab.runs.folder import Files as Files
 from bayesrnn.lab.tasks.minibatches import Minibatches as Minibatches
 
 if TYPE_CHECKING:
