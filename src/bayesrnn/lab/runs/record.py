@@ -157,9 +157,9 @@ class Record(BaseModel):
             return []
         now = _lists(recipes.flatten(found))
         sections = {name: part for name in _TRAINING if isinstance(part := self.settings.get(name), dict) and part}
-        then = {f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()}
+        then = _lists({f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()})
         defaults = _lists(recipes.flatten(recipes.from_dict({"task": found.task}, where="defaults")))
-        then = _lists(then) | {key: defaults[key] for key in now if key.partition(".")[0] in sections and key not in then}
+        then |= {key: defaults[key] for key in now if key.partition(".")[0] in sections and key not in then}
         removed = _at(self.extra, "pruned.fraction")
         pruned = [] if removed is None else [f"pruned={as_given(removed)}"]
         return pruned + [f"{key}={as_given(value)}" for key, value in then.items() if key in now and now[key] != value]
