@@ -357,7 +357,8 @@ def config_of(recipe: "Recipe", *, name: str, data: str, seed: int, files: Files
     """The content of config.json, which must be the same when the run is resumed; ``digest`` is the data's."""
     about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
     about |= {"data_digest": digest} if digest else {}
-    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": recipe.model_dump()}
+    about |= {"files": list(files), "file_digests": file_digests(files)}
+    return {**about, "settings": recipe.model_dump(mode="json")}
 
 
 def check_format(config: dict[str, Any], folder: Path) -> None:
