@@ -138,7 +138,7 @@ def read_digits(given: tuple[bytes, int], folder: Path) -> object:
         import torch
 
         labels = torch.zeros(len(found), dtype=torch.uint8)
-        return digits.Digits(found, labels, found, labels)
+        return digits.DigitImages(found, labels, found, labels)
     return found
 
 

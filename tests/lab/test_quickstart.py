@@ -10,7 +10,7 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import quickstart, recipes
-from bayesrnn.lab.quickstart import Row, Word, findings, guesses, row, typical_sentence
+from bayesrnn.lab.quickstart import ModelRow, Word, findings, guesses, row, typical_sentence
 from bayesrnn.lab.tasks.language.scoring import scores
 
 PROBABILITIES = [[0.92, 0.05, 0.03], [0.26, 0.54, 0.20], [0.36, 0.34, 0.30]]
@@ -56,7 +56,7 @@ def test_a_model_that_is_never_sure():
 
 
 def line(model, *, perplexity=100.0, error=0.05, said=0.7, right=0.5):
-    return Row(
+    return ModelRow(
         model=model, perplexity=perplexity, calibration_error=error, said=said, right=right, sure=1, reliability=[]
     )
 

@@ -9,7 +9,6 @@ from bayesrnn.lab.report.labels import label, number, part
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.report.uncertainty import points
 from bayesrnn.lab.runs.collection import SeedGroup
-from bayesrnn.lab.runs.record import Record
 
 
 def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -77,7 +76,9 @@ def patterns(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
         share = (group.first.pruning or {}).get("fraction")
         share = float(share) if isinstance(share, (int, float)) and 0 < share < 1 else 0.8
         kept = _kept(one, share)
-        gates = {n: _gate_names(group.first, n) for n in matrices}
+        cell = str(part(group.first.settings, "model").get("cell", "lstm"))
+        names = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n")}.get(cell, ())
+        gates = {n: names if "weight_" in n else () for n in matrices}
         short = {n.removeprefix("rnn."): kept[n] for n in list(matrices)[:8]}
         png = plots.patterns(short, {n.removeprefix("rnn."): g for n, g in gates.items()})
         left = ", ".join(f"{name} {mask.float().mean().item():.0%}" for name, mask in short.items())
@@ -108,10 +109,3 @@ def _kept(one: Analysis, share: float) -> dict[str, Any]:
         return {n: torch.ones_like(r, dtype=torch.bool) for n, r in one.ratios.items()}
     threshold = flat_ratios.kthvalue(count).values
     return {name: ratio > threshold for name, ratio in one.ratios.items()}
-
-
-def _gate_names(run: Record, name: str) -> tuple[str, ...]:
-    if "weight_" not in name:
-        return ()
-    cell = str(part(run.settings, "model").get("cell", "lstm"))
-    return ("i", "f", "g", "o") if cell == "lstm" else ("r", "z", "n") if cell == "gru" else ()

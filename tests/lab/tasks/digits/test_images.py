@@ -143,10 +143,10 @@ def test_files_that_do_not_go_together(folder, images):
 def test_images_of_another_size_and_empty_sets():
     none, labels = torch.zeros(0, 28, 28, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)
     with pytest.raises(UserError, match="The train files hold no images"):
-        digits.Digits(none, labels, none, labels)
+        digits.DigitImages(none, labels, none, labels)
     large, one = torch.zeros(1, 32, 30, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     with pytest.raises(UserError, match="train images are 32 x 30; digits are 28 x 28"):
-        digits.Digits(large, one, large, one)
+        digits.DigitImages(large, one, large, one)
 
 
 def test_download_asks_for_the_published_files(tmp_path, monkeypatch):

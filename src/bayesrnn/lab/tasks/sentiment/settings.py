@@ -9,18 +9,6 @@ from bayesrnn.lab.recipes import schema
 from bayesrnn.lab.recipes.schema import Count, Draws, DrawsOrNone, Positive, Section, Sections, Share
 
 
-class Model(schema.WordLayers):
-    """Embedding, one recurrent layer and a linear output, and their dropout rates."""
-
-    cell: Literal["lstm", "gru"] = Field("lstm", description="recurrent layer")
-    embedding: Count = Field(128, description="units of the embedding")
-    hidden: Count = Field(128, description="units of the recurrent layer")
-    noise: Positive = Field(
-        math.sqrt(0.5), description="standard deviation of the likelihood, in standard deviations of the ratings"
-    )
-    kl_weight: schema.KLWeight = 1.0
-
-
 class Data(Section):
     """How reviews are cut and divided."""
 
@@ -31,6 +19,18 @@ class Data(Section):
         "review", description="divide whole reviews, or pieces as the authors did (a review is then on both sides)"
     )
     valid: Share = Field(0.1, description="part of the training data for validation")
+
+
+class Model(schema.WordLayers):
+    """Embedding, one recurrent layer and a linear output, and their dropout rates."""
+
+    cell: Literal["lstm", "gru"] = Field("lstm", description="recurrent layer")
+    embedding: Count = Field(128, description="units of the embedding")
+    hidden: Count = Field(128, description="units of the recurrent layer")
+    noise: Positive = Field(
+        math.sqrt(0.5), description="standard deviation of the likelihood, in standard deviations of the ratings"
+    )
+    kl_weight: schema.KLWeight = 1.0
 
 
 class Evaluate(Section):
