@@ -62,6 +62,7 @@ test-bounds:
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs $(SITE)
+	$(BIN)/python -m docs.build.site $(SITE)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu.py
