@@ -302,7 +302,7 @@ def test_what_a_pruned_run_has_lost_is_counted(bayesian):
     run = bayesian / "pruned-0.8"
     result = invoke("prune", run, "--fraction", 0.5)
     assert result.exit_code == 0, result.output
-    assert f"80% of the weights in {run} are gone already: 50% removes no more.\n" in result.stdout
+    assert f"{run} lacks 80% of its weights already: 50% removes no more.\n" in result.stdout
     assert "With 80% removed:" in result.stdout
     assert "50% removed" not in result.stdout
     summary = json.loads((run / "prune.json").read_text())
@@ -683,7 +683,7 @@ def test_a_record_that_is_none_is_said(bayesian, content):
     file.unlink() if content is None else file.write_text(content)
     result = invoke("evaluate", bayesian, "--samples", 0)
     assert result.exit_code == 0, result.output
-    said = f"{file} is missing or no record: the metrics are in evaluation.json alone.\n"
+    said = f"{file} is missing, or not a record: the metrics are only in evaluation.json.\n"
     assert said in result.stdout
     assert content == (file.read_text() if file.exists() else None)
     assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())

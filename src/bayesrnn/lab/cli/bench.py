@@ -67,7 +67,8 @@ def command(
 
 def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
     found = {word: [name for name in known if word.strip() and word.lower() in name.lower()] for word in asked or []}
-    if wrong := next((word for word, names in found.items() if not names), None):
+    wrong = next((word for word, names in found.items() if not names), None)
+    if wrong is not None:
         names = "; ".join(f'"{name}"' for name in known)
         raise UserError(f"There is no kind {wrong!r} to time; there are {names}. Part of a name is enough.")
     return tuple(name for name in known if not asked or any(name in names for names in found.values()))

@@ -26,7 +26,8 @@ def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, dig
     about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
     if digest:
         about["data_digest"] = digest
-    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": recipe.model_dump()}
+    about |= {"files": list(files), "file_digests": file_digests(files)}
+    return {**about, "settings": recipe.model_dump(mode="json")}
 
 
 def record_of(

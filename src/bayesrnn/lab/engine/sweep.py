@@ -75,7 +75,7 @@ def sweep(
         "metric": task_class(recipe.task).compared(recipe),
         "data": data_name(data or task_class(recipe.task).default_data),
         "seed": seed,
-        "settings": recipe.model_dump(),
+        "settings": recipe.model_dump(mode="json"),
         "kind": "grid" if grid else "search",
         "space": values,
         # For one point: settings such as the batch size change what is read.
@@ -139,7 +139,7 @@ class _Work:
             return True
         if self.about["kind"] == "search":
             return len(self._counted(found)) < self.options["trials"]
-        points = math.prod(len(values) for values in self.space.values())  # type: ignore[arg-type]
+        points = math.prod(len(values) for values in self.space.values())  # type: ignore[misc, arg-type]
         return len({t.system_attrs["grid_id"] for t in self._counted(found) if "grid_id" in t.system_attrs}) < points
 
     def _counted(self, found: list[Any]) -> list[Any]:

@@ -183,7 +183,7 @@ def _check_folder(row: Row) -> None:
     elif (row.out / MARKER).exists():
         begun = read_json(row.out / "config.json") if (row.out / "config.json").exists() else None
         config = begun if isinstance(begun, dict) else {}
-        about = {"seed": config.get("seed"), "settings": config.get("settings"), "metrics": {}}
+        about: dict[str, Any] = {"seed": config.get("seed"), "settings": config.get("settings"), "metrics": {}}
         about["data"] = data_name(str(config.get("data", "")))
         if config and not row.fits(from_json(about, where=row.out)):
             raise UserError(

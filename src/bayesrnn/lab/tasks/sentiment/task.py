@@ -192,7 +192,8 @@ class Sentiment(Task):
 
     def _errors(self, predicted: Tensor, way: str) -> dict[str, float | None]:
         """RMSE and slope of predictions (N,) on both splits; ``way`` ends their names."""
-        n, found = len(self.parts.valid), {}
+        n = len(self.parts.valid)
+        found: dict[str, float | None] = {}
         for split, part in (("valid", slice(0, n)), ("test", slice(n, None))):
             found[f"{split}_rmse{way}"] = regression.rmse(predicted[part], self.ratings[part])
             found[f"{split}_slope{way}"] = regression.slope(predicted[part], self.ratings[part])
