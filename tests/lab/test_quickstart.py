@@ -100,7 +100,8 @@ def test_the_three_recipes_differ_in_nothing_but_the_method():
     }
 
 
-def test_an_error_in_a_process_reaches_the_parent(tmp_path):
+def test_an_error_in_a_process_reaches_the_parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart, "MODELS", {"plain": "plain LSTM"})
     (tmp_path / "plain").write_text("a file where the run folder should be")
     with pytest.raises(UserError, match="plain is a file"):
         quickstart.train(tmp_path, seed=0, fast=True, told=lambda *_: None)

@@ -737,8 +737,8 @@ def test_a_run_is_used_from_another_folder(text_folder, tmp_path, monkeypatch):
 
 def test_a_folder_by_the_name_of_the_own_text(text_folder, tmp_path, monkeypatch):
     """It goes first in every command; a run on the task's own text is not led astray by it."""
-    words = [f"own{k * k % 19}" for k in range(300)]
-    monkeypatch.setattr("bayesrnn.lab.tasks.language.task.python_docs", lambda: Corpus(words, words[:80], words[40:]))
+    text = [f"own{k * k % 19}" for k in range(300)]
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.task.python_docs", lambda: Corpus(text, text[:80], text[40:]))
     monkeypatch.chdir(tmp_path)
     assert invoke("train", "brnn-medium", "--out", "docs", "--device", "cpu", *TINY).exit_code == 0
     shutil.copytree(text_folder, tmp_path / "python-docs")

@@ -322,8 +322,8 @@ class Run:
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
         self._writer.wait()  # a snapshot takes memory: at most two at a time
-        about = {"run": self.identity, "ranks": self.ranks.count, "epoch": self.epoch, "done": self.done}
-        about |= {"seconds": self.seconds, "history": list(self.history)}
+        about: dict[str, Any] = {"run": self.identity, "ranks": self.ranks.count, "epoch": self.epoch}
+        about |= {"done": self.done, "seconds": self.seconds, "history": list(self.history)}
         where = {"epoch": self.epoch, "step": self.done, "best": self.best}
         copies = checkpoint.snapshot(tensors)
 

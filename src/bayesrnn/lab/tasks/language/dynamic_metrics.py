@@ -44,7 +44,7 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     if not by_rule(new):
         return whole
     rules = {**by_rule(kept), **by_rule(new)}
-    valid = {rule: own.get("valid_perplexity") for rule, own in rules.items()}
+    valid: dict[str, Any] = {rule: own.get("valid_perplexity") for rule, own in rules.items()}
     best = min(rules, key=lambda rule: valid[rule] if is_number(valid[rule]) else math.inf)
     for key in OF_A_RULE:
         whole.pop(key, None)
