@@ -44,7 +44,7 @@ def dates_of(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.
     whole = any(c.lower() in _NAMES and c not in parts.values() for c in table)
     if not (given or form or whole) and "year" in parts and {"month", "quarter"} & parts.keys():
         return _together(table[list(parts.values())].set_axis(list(parts), axis=1)), table.drop(columns=parts.values())
-    name = given or _date_column(table, form)
+    name = given or date_column(table, form)
     if not name:
         notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
         return None, table
@@ -86,7 +86,7 @@ def _uncounted(table: Table) -> Table:
     return table
 
 
-def _date_column(table: Table, form: str) -> str:
+def date_column(table: Table, form: str = "") -> str:
     """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
 
     Raises:

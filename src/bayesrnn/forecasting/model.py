@@ -42,7 +42,7 @@ class Model:
         """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         used = np.flatnonzero(self.weights).tolist()
         parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
-        grid = sum(self.weights[k] * parts[k][0] for k in used)
+        grid = sum(self.weights[k] * self.bounded(parts[k][0]) for k in used)
         share = sum(self.weights[k] * parts[k][1] for k in used)
         return self.bounded(self.calibration.apply(grid)), share  # type: ignore[return-value, arg-type]
 
@@ -129,8 +129,7 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
 
     def mixed(weights: Array) -> Array:
-        total = sum(weights[k] * parts[k][0] for k in np.flatnonzero(weights).tolist())
-        return np.maximum(total, model.lower)  # type: ignore[arg-type]
+        return sum(weights[k] * model.bounded(parts[k][0]) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
     allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
     model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
