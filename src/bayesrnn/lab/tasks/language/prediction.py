@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from bayesrnn.lab.tasks.language.words import scored_words
 from bayesrnn.lab.text import EOS, vocabulary_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from bayesrnn.lab.runs.opening import OpenedRun
 
 _PART = 1 << 20
@@ -43,14 +45,18 @@ def _stdin() -> bytes:
     return bytes(data)
 
 
-def scored(run: "OpenedRun", words: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:
+def scored(
+    run: "OpenedRun", words: list[str], *, samples: int, seed: int, models: "Sequence[nn.Module]" = ()
+) -> Iterator[dict[str, Any]]:
     """One line per word; the first is predicted from the end of a sentence.
 
-    With ``data.carry_state: false`` the state starts from zero in every window, as in training.
+    With ``data.carry_state: false`` the state starts from zero in every window, as in training. ``models``: plain
+    modules with the weights of the draws, if they have been made before.
     """
     vocabulary = vocabulary_of(run.files)
     stream = vocabulary.encode([EOS, *words]).unsqueeze(1).to(next(run.model.parameters()).device)
-    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset_of(run.recipe)):
+    reset = reset_of(run.recipe)
+    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset, models=models):
         yield {
             "word": word.text,
             "known": word.text in vocabulary,
