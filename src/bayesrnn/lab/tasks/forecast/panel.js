@@ -62,24 +62,22 @@ export function mount(root, page) {
         s("path", { class: "ink", d: known.map((part) => line(part.map(([k, v]) => [x(about.first + k), y(v)]))).join("") }),
         s("line", { class: "origin", x1: x(origin.value), x2: x(origin.value), y1: 8, y2: 286 }),
         s("rect", { class: "grip", x: x(origin.value) - 12, y: 0, width: 24, height: 290 })] });
-    drag(made, xs);
+    into.view = [made, xs];
+    made.box.querySelector(".grip").addEventListener("pointerdown", (event) => { event.preventDefault(); dragging = into; });
     return made.box;
   };
-  const drag = ({ box, left, right, width: wide }, xs) => {
-    const at = (event) => {
-      const area = box.getBoundingClientRect();
-      const place = ((event.clientX - area.left) / area.width) * wide;
-      return Math.round(xs[0] + ((place - left) / (wide - left - right)) * (xs[1] - xs[0]));
-    };
-    box.querySelector(".grip").addEventListener("pointerdown", (down) => {
-      down.preventDefault();
-      const go = (event) => { origin.set(Math.max(first.origins[0], Math.min(first.origins[1], at(event)))); moved(); };
-      const stop = () => { removeEventListener("pointermove", go); removeEventListener("pointerup", stop); removeEventListener("pointercancel", stop); };
-      addEventListener("pointermove", go);
-      addEventListener("pointerup", stop);
-      addEventListener("pointercancel", stop);
-    });
+  let dragging = null; // the figure whose origin is being dragged; its chart is drawn anew at every step
+  const step = (event, { box, left, right, width: wide }, xs) => {
+    const area = box.getBoundingClientRect();
+    const place = ((event.clientX - area.left) / area.width) * wide;
+    return Math.round(xs[0] + ((place - left) / (wide - left - right)) * (xs[1] - xs[0]));
   };
+  addEventListener("pointermove", (event) => {
+    if (!dragging) return;
+    const to = Math.max(first.origins[0], Math.min(first.origins[1], step(event, ...dragging.view)));
+    if (to !== origin.value) { origin.set(to); moved(); }
+  });
+  for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => { dragging = null; });
 
   const inputs = () => {
     if (!first.covariates.length) return;
