@@ -46,6 +46,7 @@ class Forecast(Task):
     limit = 50.0
     metrics, details, conditions = METRICS, DETAILS, ("level", "samples", "draws_seed", "ahead.direct")
     commands = COMMANDS
+    panel = "bayesrnn.lab.tasks.forecast.panel:ForecastPanel"
     report_sections = (
         "bayesrnn.lab.tasks.forecast.sections:ahead",
         "bayesrnn.lab.tasks.forecast.sections:walk",
