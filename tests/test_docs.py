@@ -18,7 +18,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import bayesrnn as br
+from bayesrnn import forecasting
 from bayesrnn.lab.cli import app
+from bayesrnn.posteriors import base
 from docs.build.site import problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -264,6 +266,8 @@ def test_the_reference_has_every_public_name():
     shown = set(re.findall(r"(?m)^\.\. auto\w+:: (\S+)$", text))
     modules = {entry.split(".")[1] for entry in shown if "." in entry}
     assert set(br.__all__) - {"__version__"} <= shown | modules
+    for home, names in (("forecasting", forecasting.__all__), ("posteriors.base", base.__all__)):
+        assert {f"bayesrnn.{home}.{one}" for one in names} <= shown | {f"bayesrnn.{home}.{one}" for one in br.__all__}
 
 
 def test_the_citation_is_of_this_version():
