@@ -28,7 +28,7 @@ def text_folder(tmp_path_factory):
     """A small made-up language: sentences of a few words that follow each other by rule."""
     folder = tmp_path_factory.mktemp("text")
     source = random.Random(0)
-    for split, lines in (("train", 300), ("valid", 40), ("test", 40)):
+    for split, lines in (("train", 120), ("valid", 25), ("test", 25)):
         text = []
         for _ in range(lines):
             word, sentence = source.randrange(12), []
@@ -38,6 +38,16 @@ def text_folder(tmp_path_factory):
             text.append(" ".join(sentence))
         (folder / f"{split}.txt").write_text("\n".join(text) + "\n")
     return folder
+
+
+@pytest.fixture
+def new_packages():
+    """Tasks of other packages are looked for again, before and after the test."""
+    from bayesrnn.lab import registry
+
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
 
 
 @pytest.fixture

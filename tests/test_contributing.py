@@ -129,6 +129,7 @@ def test_a_likelihood(package):
     assert 0.75 < inside.float().mean() <= 1
 
 
+@pytest.mark.usefixtures("new_packages")
 def test_a_task(package, tmp_path):
     (package.folder / "task.py").write_text(*cookbook("new-task.md"))
     (package.folder / "recipes").mkdir()

@@ -68,14 +68,14 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     size = context or context_of(longest, horizon, fitting)
     fitting = tuple(s for s in fitting if s < size)
     scalings = ("standard", "mean_abs") if scaling == "auto" else (scaling,)
-    logs = [False] if transform == "none" else [True] if transform == "log" else [False, True]
-    if known.min() < 0:
-        logs = [False]
-    if transform == "auto" and not (known.min() >= 0 and np.quantile(known, 0.05) > 0 and known.max() > known.min()):
-        logs = [False]
+    logs = ["none"] if transform == "none" else ["all"] if transform == "log" else ["none", "all"]
+    if transform == "auto" and len(panel) > 1:
+        logs.append("skewed")
+    if known.min() < 0 or (transform == "auto" and np.quantile(known, 0.05) <= 0):
+        logs = ["none"]
     shift = 0.0 if known.min() > 0 else 1.0
-    made = [Shape(size, horizon, fitting, s, log, shift if log else 0.0) for log in logs for s in scalings]
-    return [s for s in made if not (s.log and s.scaling == "mean_abs" and len(scalings) > 1)]
+    made = [(log, s) for log in logs for s in scalings if log == "none" or s == scalings[0]]
+    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0) for log, s in made]
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -120,16 +121,18 @@ class Head:
             z = grids.normal_quantile(np.array(_KNOTS))
             found = _interpolated(knots, z)
         else:
-            scores = torch.as_tensor(grids.Z if self.name == "gaussian" else _student(grids.LEVELS))
+            scores = torch.as_tensor(grids.Z if self.name == "gaussian" else _student())
             found = (wide[..., :1] + wide[..., 1:].exp() * scores).mean(0).numpy()
         middle = found[..., grids.MEDIAN : grids.MEDIAN + 1]
         return middle + (found - middle) / np.sqrt(1 - np.minimum(share, 0.9))[..., None], share
 
 
-def _student(levels: Array) -> Array:
+@cache
+def _student() -> Array:
+    """Quantiles of Student's t at the levels of a grid."""
     likelihood, zero = br.StudentT(df=_DF), torch.zeros(1, 2, dtype=torch.float64)
     bound = torch.full((1,), 20.0, dtype=torch.float64)
-    found = [solve_quantile(lambda y: likelihood.cdf(zero, y), float(q), -bound, bound) for q in levels]
+    found = [solve_quantile(lambda y: likelihood.cdf(zero, y), float(q), -bound, bound) for q in grids.LEVELS]
     return torch.cat(found).numpy()
 
 

@@ -82,10 +82,12 @@ def recent(linear: Linear, windows: Windows, batch: Batch) -> Array:
 
 def unit_of(batch: Batch, shape: Shape) -> Array:
     """(B,): a size of each series in its own unit, by which scores of different series can be averaged."""
-    if not shape.log:
-        return batch.scale * batch.spread
-    level = np.abs(batch.levels(shape, batch.context[:, -1]))
-    return np.maximum(level * batch.scale * batch.spread, 1e-12)
+    size = batch.scale * batch.spread
+    if not batch.log.any():
+        return size
+    context = batch.levels(shape, batch.context)
+    season = shape.season if shape.season < shape.context else 1
+    return np.where(batch.log, np.maximum(np.abs(context[:, season:] - context[:, :-season]).mean(1), 1e-12), size)
 
 
 def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: np.random.Generator,
@@ -101,7 +103,7 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
             best = found
         if found is not None:
             base = found[1]
-            say(f"{'log, ' if shape.log else ''}{shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}, "
+            say(f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}, "
                 f"validation CRPS {found[0]:.4f}")  # fmt: skip
     if best is None:
         base = _untrained(panel, first, holidays, rng)

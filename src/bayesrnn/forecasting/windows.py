@@ -19,14 +19,15 @@ class Shape:
     Args:
         context: steps T that are looked back on. horizon: steps H ahead.
         seasons: in steps, the strongest first; empty: none.
-        scaling: "mean_abs", "standard" or "robust". log: values are log(shift + y).
+        scaling: "mean_abs", "standard" or "robust".
+        log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
     """
 
     context: int
     horizon: int
     seasons: tuple[int, ...] = ()
     scaling: str = "standard"
-    log: bool = False
+    log: str = "none"
     shift: float = 0.0
 
     @property
@@ -38,19 +39,14 @@ class Shape:
         """Rows before the first window that is learnt from."""
         return min(self.context, max(2 * self.season if self.season <= 60 else self.season, self.horizon // 2, 4))
 
-    def forward(self, y: Array) -> Array:
-        return np.log(np.maximum(y + self.shift, 1e-300)) if self.log else y
-
-    def backward(self, x: Array) -> Array:
-        return np.exp(np.clip(x, -700, 700)) - self.shift if self.log else x
-
 
 @dataclass
 class Batch:
     """B windows. Context and targets are scaled: (transformed value - ``centre``) / ``scale``.
 
     ``context`` (B, T) has every gap filled from before it, ``known`` (B, T) says where it was not; ``target`` (B, H) is
-    NaN where unknown. ``spread`` (B,) is the mean absolute difference to the season before, in the same scale.
+    NaN where unknown. ``spread`` (B,) is the mean absolute difference to the season before, in the same scale. ``log``
+    (B,) says which windows are logarithms.
     """
 
     series: Array
@@ -66,11 +62,15 @@ class Batch:
     future: Array
     calendar: Array
     static: Array
+    log: Array
 
     def levels(self, shape: Shape, scaled: Array) -> Array:
         """Scaled values (B, ...) in the unit of the series."""
         axes = (slice(None),) + (None,) * (scaled.ndim - 1)
-        return shape.backward(self.centre[axes] + self.scale[axes] * scaled)
+        found = self.centre[axes] + self.scale[axes] * scaled
+        if self.log.any():
+            found[self.log] = np.exp(np.clip(found[self.log], -700, 700)) - shape.shift
+        return found
 
 
 def origins(
@@ -100,6 +100,7 @@ class Windows:
         if clock.unit == "time":  # one table for all phases of the grid
             self._start -= self._start % clock.every
         count = (int(last.max()) - self._start) // clock.every + 1
+        self.logs = _logs(panel, shape)
         self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays)
 
     def batch(self, series: Array, ends: Array) -> Batch:
@@ -110,7 +111,10 @@ class Windows:
         inside = (rows >= 0) & (rows < panel.lengths[series][:, None])
         at = np.where(inside, at, 0)
         y = np.where(inside, panel.y[at], np.nan)
-        values = shape.forward(y)
+        log = self.logs[series]
+        values = y.copy()
+        if log.any():
+            values[log] = np.log(np.maximum(y[log] + shape.shift, 1e-300))
         context, target = values[:, :size], values[:, size:]
         known = ~np.isnan(context)
         centre, scale = _scales(context, known, shape)
@@ -128,7 +132,26 @@ class Windows:
             series=series, ends=ends, centre=centre, scale=scale, spread=_spread(filled, known, shape.season),
             context=filled, known=known, target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:],
             past=np.nan_to_num(past), future=np.nan_to_num(future), calendar=calendar, static=panel.static[series],
+            log=log,
         )  # fmt: skip
+
+
+def _logs(panel: Panel, shape: Shape) -> Array:
+    """Which series are modelled as logarithms."""
+    if shape.log != "skewed":
+        return np.full(len(panel), shape.log == "all")
+    found = np.zeros(len(panel), bool)
+    for i, (a, b) in enumerate(zip(panel.offsets[:-1], panel.offsets[1:], strict=True)):
+        y = panel.y[a : a + max(2 * (b - a) // 3, 1)]  # not the rows that validation looks at
+        y = y[~np.isnan(y)]
+        found[i] = len(y) > 10 and abs(_skew(np.log(np.maximum(y + shape.shift, 1e-300)))) < abs(_skew(y)) - 0.5
+    return found
+
+
+def _skew(y: Array) -> float:
+    apart = y - y.mean()
+    size = np.sqrt((apart**2).mean())
+    return float((apart**3).mean() / size**3) if size > 0 else 0.0
 
 
 def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:

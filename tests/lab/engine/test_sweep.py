@@ -41,7 +41,7 @@ def swept(line_recipe, tmp_path):
     return made
 
 
-GRID = ["model.hidden=2,5,7", "train.lr=1e-3,0.01"]
+GRID = ["model.hidden=2,5", "train.lr=1e-3,0.01"]
 
 
 def points(record):
@@ -55,7 +55,7 @@ def figures(record):
 @pytest.mark.slow
 def test_a_grid_tries_every_point_and_keeps_the_best_validation_figure(swept, tmp_path):
     record, said = swept(grid=GRID)
-    assert points(record) == sorted(itertools.product((2, 5, 7), (0.001, 0.01)))
+    assert points(record) == sorted(itertools.product((2, 5), (0.001, 0.01)))
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == record
     values = [row["value"] for row in record["trials"]]
     assert values == sorted(values)

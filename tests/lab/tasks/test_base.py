@@ -152,6 +152,7 @@ def test_tasks_by_name(monkeypatch):
     assert task_class("mine") is Mine
 
 
+@pytest.mark.usefixtures("new_packages")
 def test_tasks_of_other_packages(monkeypatch):
     entry = importlib.metadata.EntryPoint("theirs", "bayesrnn.lab.tasks.base:Task", "bayesrnn.tasks")
     asked = []

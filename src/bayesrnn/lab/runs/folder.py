@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import re
 import socket
@@ -11,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import shown
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import Content, as_json, is_own, read_own, sync, unwritten, write_file
 from bayesrnn.lab.runs.record import EVALUATION, RECORD, Record
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.recipes import Recipe
 
 fcntl: ModuleType | None
 try:
@@ -40,6 +44,8 @@ KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", 
 """The keys of config.json; ``pruned`` only where pruned weights are trained again."""
 KINDS = ("recipe", "quickstart", "fast")
 """Keys of config.json that tell kinds of runs apart: of `train`, of `quickstart`, and of its earlier version."""
+Files = Mapping[str, bytes]
+"""What the data decides about a model (a vocabulary, a scale), by file name."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -194,6 +200,12 @@ class RunFolder:
             )
         return write_file(self.path / name, content)
 
+    def describe(self, config: Mapping[str, Any], files: Files) -> None:
+        """Write config.json and the files of the data."""
+        self.write(CONFIG, json.dumps(config, indent=2) + "\n")
+        for name, content in files.items():
+            self.write(name, content)
+
     def mark(self) -> None:
         """Mark the run as unfinished, with the process that owns it."""
         self.write(MARKER, f"{os.getpid()} {self._by}".rstrip() + "\n")
@@ -334,6 +346,19 @@ def identity(folder: Path) -> str:
     """Identity of the run in the folder, so that a checkpoint of another run is recognised."""
     path = folder / CONFIG
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
+def file_digests(files: Files) -> dict[str, str]:
+    """Digests by name: weights mean something only beside the files that they were trained with."""
+    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
+
+
+def config_of(recipe: "Recipe", *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
+    """The content of config.json, which must be the same when the run is resumed; ``digest`` is the data's."""
+    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
+    about |= {"data_digest": digest} if digest else {}
+    about |= {"files": list(files), "file_digests": file_digests(files)}
+    return {**about, "settings": recipe.model_dump(mode="json")}
 
 
 def check_format(config: dict[str, Any], folder: Path) -> None:

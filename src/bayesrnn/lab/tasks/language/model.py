@@ -105,10 +105,11 @@ def zero_state(m: Model, rows: int, device: torch.device) -> LSTMState:
 
 @contextmanager
 def activity(model: nn.Module, m: Model) -> Iterator[list[Tensor]]:
-    """Inside, each call of the model adds its penalty on activations per word: activation and temporal activation
-    regularisation of the last layer's output (arXiv 1708.02182, section 4.4), here as means over all units.
+    """Inside, each call of the model adds its penalty per word: activation and temporal activation regularisation.
 
-    activation * mean(d^2) + activation_change * mean((h_t - h_{t-1})^2), with h the output and d = h after dropout.
+    With h the last layer's output and m its dropout mask, arXiv 1708.01009 adds alpha * L2(m * h_t) and
+    beta * L2(h_t - h_{t+1}). As in the published code, L2 is the mean of squares over units, rows and steps:
+    activation * mean((m h)^2) + activation_change * mean((h_{t+1} - h_t)^2).
     """
     found: list[Tensor] = []
 

@@ -18,7 +18,7 @@ def picture(
     """
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-    matrices = {name: mask for name, mask in kept.items() if name.startswith("rnn.weight")}
+    matrices = {name: mask for name, mask in kept.items() if name.startswith("rnn.") and "weight_" in name}
     figure = canvas((7.2, 7.2 if matrices else 4), dpi=120)
     grid = figure.add_gridspec(2 if matrices else 1, max(len(matrices), 1))
     axes = figure.add_subplot(grid[0, :])

@@ -18,11 +18,11 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.progress import Reporter
-from bayesrnn.lab.engine.resume import describe, go_on
+from bayesrnn.lab.engine.resume import continues, go_on
 from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.folder import MARKER, RunFolder, identity
+from bayesrnn.lab.runs.folder import MARKER, RunFolder, config_of, identity
 from bayesrnn.lab.runs.opening import OpenedRun, check_files
 from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.base import weights_digest
@@ -202,7 +202,7 @@ def retrain(
     task = Retraining(recipe, given, device, whole=whole, plan=plan, fraction=fraction)
     check_files(task, run.files, advice=f"name the {task.source} it was trained on with --data")
     files = task.files()
-    config = provenance.config(
+    config = config_of(
         recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
     config["pruned"] = {
@@ -210,9 +210,11 @@ def retrain(
     }  # fmt: skip
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
+        provenance.commit()  # now: the checkout may have changed when the run ends
         names = (*engine.FILES, *files)
         with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
-            describe(folder, config, task, resume=resume)
+            if not (resume and continues(folder, config, task)):
+                folder.describe(config, files)
             started, held = time.time(), task.held(task.start)
             trained = _PruningRun(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=held)
             step = trained.step

@@ -69,6 +69,7 @@ class Language(Task):
     metrics, details, conditions = METRICS, DETAILS, CONDITIONS
     draw_options = ("samples", "entropy_samples", "drop_words", "test_only")
     commands = COMMANDS
+    panel = "bayesrnn.lab.tasks.language.panel:LanguagePanel"
     report_sections = (
         "bayesrnn.lab.report.uncertainty:reliability",
         "bayesrnn.lab.tasks.language.sections:entropy_gap",
