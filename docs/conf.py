@@ -19,7 +19,7 @@ copyright = "bayesrnn authors"
 release = version = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["build", "figures"]
+exclude_patterns = ["build", "figures", "static"]
 nitpicky = False
 suppress_warnings = ["misc.highlighting_failure"]
 
@@ -41,6 +41,8 @@ napoleon_custom_sections = [("Shapes", "notes_style")]
 html_math_renderer = "mathml"  # in the page itself: no script, no network
 html_theme = "furo"
 html_title = f"bayesrnn {__version__}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 
@@ -85,7 +87,14 @@ def _mathml(translator: Any, node: Any) -> None:
     raise SkipNode
 
 
+def _unsearched(app: Any, doctree: Any) -> None:
+    """The tree of modules has every word: it would be in every search."""
+    if app.env.docname == "architecture":
+        app.env.metadata["architecture"]["nosearch"] = "true"
+
+
 def setup(app: Any) -> None:
+    app.connect("doctree-read", _unsearched)
     app.add_html_math_renderer("mathml", (_mathml, None), (_mathml, None))
     app.connect("autodoc-process-docstring", _docstring, priority=400)
     app.connect("autodoc-skip-member", _skip)

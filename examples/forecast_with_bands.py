@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bayesrnn as br
-from bayesrnn.lab.tasks.forecast.series import mauna_loa
+from bayesrnn.forecasting.series import mauna_loa
 
 torch.manual_seed(0)
 series = torch.from_numpy(mauna_loa().target).float()

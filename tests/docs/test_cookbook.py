@@ -14,8 +14,8 @@ NOTEBOOKS = sorted(COOKBOOK.glob("*.ipynb"))
 
 
 def test_twelve_pages_five_of_them_notebooks():
-    assert len(NOTEBOOKS) <= 5
-    assert len(list(COOKBOOK.iterdir())) <= 12
+    assert len(NOTEBOOKS) == 5
+    assert len(list(COOKBOOK.iterdir())) == 12
 
 
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)

@@ -106,7 +106,7 @@ def series_inputs() -> Any:
 
 
 def read_series(given: tuple[bytes, str, str, str, int], folder: Path) -> object:
-    from bayesrnn.lab.tasks.forecast.series import read_csv
+    from bayesrnn.forecasting.series import read_csv
 
     data, target, covariates, date, gap = given
     series = read_csv(write(folder, "s.csv", data), target=target, covariates=covariates, date=date, max_gap=gap)

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def module(name):
     """One of the files beside this one, as a module of its own: those of the readers choose how inputs are made."""
-    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_saved", "fuzz_data"):
+    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_saved", "fuzz_data", "fuzz_requests"):
         sys.modules.pop(other, None)
     sys.path.insert(0, str(HERE))
     try:

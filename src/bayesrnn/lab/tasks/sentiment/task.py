@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bayesrnn.lab.recipes import Recipe
     from bayesrnn.lab.runs.opening import OpenedRun
 
-_WORDS = "words.json"
+WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
 _LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
 _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
@@ -85,6 +85,7 @@ class Sentiment(Task):
     metric, unit, source = "valid_rmse", "chunks", "reviews"
     metrics, details = METRICS, DETAILS
     card = CARD
+    panel = "bayesrnn.lab.tasks.sentiment.panel:SentimentPanel"
     report_sections = (
         "bayesrnn.lab.report.uncertainty:coverage",
         "bayesrnn.lab.report.uncertainty:selective",
@@ -124,7 +125,7 @@ class Sentiment(Task):
 
     @staticmethod
     def build(recipe: "Recipe", files: Files) -> nn.Module:
-        plain = RatingModel(len(json.loads(files[_WORDS])["words"]), recipe.model, recipe.data.length)
+        plain = RatingModel(len(json.loads(files[WORDS])["words"]), recipe.model, recipe.data.length)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="head.bias")
 
     def attach(self, model: nn.Module) -> None:
@@ -138,7 +139,7 @@ class Sentiment(Task):
 
     def files(self) -> dict[str, bytes]:
         about = {"mean": self.mean, "sd": self.sd, "words": self.parts.words}
-        return {_WORDS: json.dumps(about, indent=0).encode()}
+        return {WORDS: json.dumps(about, indent=0).encode()}
 
     def content(self) -> Iterator[Tensor | bytes]:
         yield json.dumps(self.parts.words).encode()
