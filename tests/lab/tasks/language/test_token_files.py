@@ -33,7 +33,7 @@ def joined(file, chunk):
     return [word for part in words_of(file, chunk=chunk) for word in part]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="ab é€😀\n\r\t\v\f\x1c\x1e\x1f\x85\u2028\u2029\u3000\ufeff", max_size=60), st.integers(1, 9))
 def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, chunk):
     file = tmp_path_factory.getbasetemp() / "text"

@@ -14,10 +14,10 @@ class Data(Section):
 
     batch_size: Count = Field(128, description="pieces per step")
     length: Count = Field(200, description="words per piece")
-    words: Count = Field(19_996, description="most frequent words that are known (the paper: ids below 20,000)")
     split: Literal["review", "chunk"] = Field(
         "review", description="divide whole reviews, or pieces as the authors did (a review is then on both sides)"
     )
+    words: Count = Field(19_996, description="most frequent words that are known (the paper: ids below 20,000)")
     valid: Share = Field(0.1, description="part of the training data for validation")
 
 
