@@ -1,11 +1,13 @@
 """The wheel holds the library and the lab alone, and the library needs nothing but torch and numpy."""
 
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import bayesrnn as br
 from tests import release
@@ -89,3 +91,11 @@ def test_the_command_says_what_to_install(bare):
     done = run(bare, "sys.argv = ['bayesrnn']\nimport runpy; runpy.run_module('bayesrnn', run_name='__main__')")
     assert done.returncode != 0
     assert done.stderr == "bayesrnn: the command needs more packages (no module typer); pip install 'bayesrnn[lab]'.\n"
+
+
+def test_a_model_of_the_lab_says_what_to_install(bare, tmp_path):
+    br.save(nn.Linear(3, 2), tmp_path / "m", builder="lab")
+    done = run(bare, f"import bayesrnn as br\nbr.load({str(tmp_path / 'm')!r})")
+    assert done.returncode
+    line = done.stderr.splitlines()[-1]
+    assert re.search(r"UserError: .*/m needs \w+ to build its module; pip install 'bayesrnn\[lab\]'$", line), line

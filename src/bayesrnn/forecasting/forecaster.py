@@ -93,7 +93,8 @@ class Forecaster:
         time_col: str = "ds",
         target_col: str = "y",
     ) -> None:
-        self.settings: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.settings: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
         self.horizon = check_whole("horizon", horizon, least=1, what="steps")
         check_choice("posterior", posterior, ("variational", "bbb", "none"))
         check_choice("likelihood", likelihood, ("auto", *LIKELIHOODS))

@@ -21,6 +21,7 @@ Array = np.ndarray
 _FEW = 300  # windows: with fewer, no network is trained
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID = 2_000
+_FLOOR = 0.8  # of the lowest value
 
 
 @dataclass
@@ -42,12 +43,21 @@ class Model:
         """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         used = np.flatnonzero(self.weights).tolist()
         parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
-        grid = sum(self.weights[k] * self.bounded(parts[k][0]) for k in used)
+        floor = self.floor(cuts[0].batch(series, ends))
+        grid = sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used)
         share = sum(self.weights[k] * parts[k][1] for k in used)
-        return self.bounded(self.calibration.apply(grid)), share  # type: ignore[return-value, arg-type]
+        return np.maximum(self.calibration.apply(grid), floor), share  # type: ignore[return-value, arg-type]
 
     def bounded(self, grid: Array) -> Array:
         return np.maximum(grid, self.lower)
+
+    def floor(self, batch: Batch) -> Array:
+        """What forecasts (B, H, Q) of quantities that are never negative do not fall below: near the lowest value of
+        the context, since a sum of errors of both signs does not know that such quantities have a lower end."""
+        if not math.isfinite(self.lower):
+            return np.full((len(batch.ends), 1, 1), -math.inf)
+        levels = np.where(batch.known, batch.levels(self.shape, batch.context), math.inf)
+        return np.maximum(_FLOOR * levels.min(1), self.lower)[:, None, None]
 
 
 def _parts(
@@ -66,11 +76,13 @@ def _parts(
         member = members[k - len(bases)] if k >= len(bases) else None
         i = k if member is None else member.base
         base, batch, windows = bases[i], batches[i], cuts[i]
+        doubt = np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
         if member is not None:
-            found[k] = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+            levels, share = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+            found[k] = levels, 1 - (1 - share) * (1 - doubt)
             continue
         levels = batch.levels(base.shape, base.grid(base.point(batch), base.unit(windows, batch)))
-        found[k] = levels, np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
+        found[k] = levels, doubt
     return found
 
 
@@ -128,8 +140,10 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     count = len(bases) + len(model.members)
     parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
 
+    floor = model.floor(held)
+
     def mixed(weights: Array) -> Array:
-        return sum(weights[k] * model.bounded(parts[k][0]) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
+        return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
     allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
     model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)

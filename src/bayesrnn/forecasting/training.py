@@ -102,7 +102,7 @@ class Member:
                             group["lr"] /= 2
                 passed = time.monotonic() - started
                 report(steps=steps, score=best, share=min(1.0, max(passed / seconds, since / _PATIENCE)))
-                if since >= _PATIENCE or passed > seconds:
+                if since >= _PATIENCE or (passed > seconds and steps):
                     break
             self._step(elbo, optimizer, base, windows, draw(size))
             steps += 1

@@ -109,9 +109,9 @@ class Panel:
         """The run's task with its data, which is read at the first use."""
         return self.run.task(self.options.data, self.device)
 
-    @cached_property
+    @property
     def why_no_data(self) -> str:
-        """Why :attr:`task` cannot be had, in one line; empty: it can."""
+        """Why :attr:`task`, which :meth:`score` needs, cannot be had, in one line; empty: it can."""
         try:
             _ = self.task
         except UserError as error:

@@ -69,12 +69,13 @@ class CaptioningPanel(Panel):
         """
         stored: dict[str, Tensor] = {}
         given = self.options.images
-        if not self.why_no_data:
+        missing = self.why_no_data
+        if not missing:
             task: Any = self.task
             splits = [task.splits["test"]] if given is None else task.splits.values()
             stored = {name: row for split in splits for name, row in zip(split.names, split.features, strict=True)}
         elif given is None:
-            raise UserError(self.why_no_data)
+            raise UserError(missing)
         files = (
             image_files(given) if given is not None else {k: v for k, v in task.references.files.items() if k in stored}
         )

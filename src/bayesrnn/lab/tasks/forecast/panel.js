@@ -9,6 +9,7 @@ export function mount(root, page) {
   const tables = page.runs.map(() => h("div"));
   const edits = new Map();
   const found = [];
+  first.labels = first.labels.map((label) => label.replace(/( \d\d:\d\d):00$/, "$1"));
   const date = (step) => first.labels[step - first.first];
   const origin = slider({ label: "Forecast made at", min: first.origins[0], max: first.origins[1], value: Math.max(first.origins[0], first.origins[1] - 2 * first.horizon), format: date, change: () => moved() });
   const draws = slider({ label: "Draws of the weights", min: 1, max: 64, value: 32, disabled: !page.runs.some((run) => run.about.random), change: () => soon() });
@@ -41,7 +42,7 @@ export function mount(root, page) {
     fans[run].replaceChildren(page.runs.length > 1 ? h("h3", { text: name }) : "", draw(fans[run], about, fan), spread(fans[run], about, fan),
       h("figcaption", { text: `${about.name}. Black: the series. Blue: forecast with its ${percent(fan.level)} interval; orange: the part of it that comes from not knowing the weights (epistemic). Thin: sampled paths. Drag the dashed line, or use the slider. Below: standard deviation of the noise in the data (blue, aleatoric) and of the draws' means (orange, epistemic).` }));
     tables[run].replaceChildren(numbers("All numbers", ["date", "mean", "low", "high", "aleatoric sd", "epistemic sd"],
-      fan.mean.map((mean, k) => [about.labels[fan.origin + 1 + k - about.first], ...[mean, fan.low[k], fan.high[k], fan.aleatoric_std[k], fan.epistemic_std[k]].map(short)])));
+      fan.mean.map((mean, k) => [date(fan.origin + 1 + k), ...[mean, fan.low[k], fan.high[k], fan.aleatoric_std[k], fan.epistemic_std[k]].map(short)])));
   });
 
   const draw = (into, about, fan) => {
@@ -49,11 +50,11 @@ export function mount(root, page) {
     const own = fan.epistemic_std.map((sd, k) => [fan.mean[k] - fan.reach * sd, fan.mean[k] + fan.reach * sd]);
     const xs = [about.first + from, about.first + from + shown - 1];
     const known = pieces(about.values, from, from + shown);
-    const all = [...known.flat().map(([, value]) => value), ...fan.low, ...fan.high].filter(Number.isFinite);
+    const all = [...known.flat().map(([, value]) => value), ...fan.low, ...fan.high, ...(paths.checked ? fan.paths.flat() : [])].filter(Number.isFinite);
     const pad = 0.05 * (Math.max(...all) - Math.min(...all));
     const mean = short(fan.mean.at(-1));
-    const made = chart({ into, height: 320, xs, ys: [Math.min(...all) - pad, Math.max(...all) + pad], xText: (step) => about.labels[step - about.first] ?? "",
-      xTicks: labelled(xs, into.clientWidth), label: `${about.name}: forecast made at ${date(fan.origin)} for ${about.horizon} steps, ending at ${mean}, ${percent(fan.level)} between ${short(fan.low.at(-1))} and ${short(fan.high.at(-1))}.`,
+    const made = chart({ into, height: 320, xs, ys: [Math.min(...all) - pad, Math.max(...all) + pad], xText: (step) => date(step) ?? "",
+      xTicks: labelled(xs, Math.floor(into.clientWidth / (7 * first.labels[0].length + 24))), label: `${about.name}: forecast made at ${date(fan.origin)} for ${about.horizon} steps, ending at ${mean}, ${percent(fan.level)} between ${short(fan.low.at(-1))} and ${short(fan.high.at(-1))}.`,
       draw: ({ x, y }) => [
         s("path", { class: "band", d: area(steps.map((t, k) => [x(t), y(fan.low[k])]), steps.map((t, k) => [x(t), y(fan.high[k])])) }),
         s("path", { class: "inner", d: area(steps.map((t, k) => [x(t), y(own[k][0])]), steps.map((t, k) => [x(t), y(own[k][1])])) }),
@@ -108,9 +109,9 @@ function spread(into, about, { aleatoric_std: noise, epistemic_std: own }) {
       s("rect", { class: "own", x: x(k + 1), width: x(k + 1.3) - x(k + 1), y: y(own[k]), height: y(0) - y(own[k]) })]) }).box;
 }
 
-/** Places of whole labels, as many as fit. */
-function labelled([low, high], width) {
-  const step = Math.ceil((high - low) / Math.max(2, Math.floor(width / 110)));
+/** Places of so many labels. */
+function labelled([low, high], count) {
+  const step = Math.ceil((high - low) / Math.max(2, count));
   return Array.from({ length: Math.floor((high - low) / step) + 1 }, (_, k) => low + k * step).slice(0, -1);
 }
 

@@ -43,6 +43,11 @@ class ForecastPanel(Panel):
     title = "Forecast"
     score_label = "validation CRPS"
 
+    @property
+    def why_no_data(self) -> str:
+        """The run folder has the series itself."""
+        return ""
+
     @cached_property
     def plan(self) -> Plan:
         return Plan.from_json(self.run.files[FRAME])
