@@ -38,7 +38,7 @@ def test_it_reads_or_refuses(name):
     base = Path(tempfile.mkdtemp())
     told = {"read": 0, "refused": 0}
 
-    @settings(max_examples=80, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(reader.inputs())
     def one(value):
         folder = base / "input"

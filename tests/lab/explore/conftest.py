@@ -150,7 +150,8 @@ def captions(tmp_path_factory):
 @pytest.fixture(scope="session")
 def captioning(train, captions):
     settings = ["model.hidden=16", "data.min_count=1", "batch_size=20", "evaluate.max_words=8", "lr=0.01"]
-    settings.append("epochs=200" if "SCREENSHOTS" in os.environ else "epochs=20")
+    settings += ["image_dropout=0.05", "input_dropout=0.05", "recurrent_dropout=0.05", "output_dropout=0.1"]
+    settings += ["word_dropout=0", "patience=150", "epochs=150" if "SCREENSHOTS" in os.environ else "epochs=5"]
     return train("caption-variational", captions, settings)
 
 

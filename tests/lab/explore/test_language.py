@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bayesrnn.lab.tasks.language import panel
-from bayesrnn.lab.tasks.language.prediction import scored
+from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.prediction.weights import HeldDraws
 
 TEXT = "w1 w2\nW3, strange w4"

@@ -80,9 +80,8 @@ def patterns(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
         share = float(share) if isinstance(share, (int, float)) and 0 < share < 1 else 0.8
         kept = kept_of(one.ratios, share)
         gates = {n: gate_names(group.first.settings, n) for n in matrices}
-        some = dict(list({n: kept[n] for n in matrices}.items())[:8])
-        short = {n.rpartition(".")[2] if "weight_" in n else n: mask for n, mask in some.items()}
-        png = plots.patterns(short, {n.rpartition(".")[2] if "weight_" in n else n: g for n, g in gates.items()})
+        short = {n.removeprefix("rnn."): kept[n] for n in list(matrices)[:8]}
+        png = plots.patterns(short, {n.removeprefix("rnn."): g for n, g in gates.items()})
         left = ", ".join(f"{name} {mask.float().mean().item():.0%}" for name, mask in short.items())
         shown.append(
             page.figure(

@@ -1,8 +1,7 @@
 """A run folder, opened: its recipe, the files of its data, and the model with the best weights."""
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,11 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.reading import MB, counted, printable, read_bytes, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import CONFIG, MARKER, briefly_locked, check_format, identity
+from bayesrnn.lab.runs.folder import CONFIG, MARKER, Files, briefly_locked, check_format, file_digests, identity
 
 if TYPE_CHECKING:
     from bayesrnn.lab.registry import Task
 
-Files = Mapping[str, bytes]
-"""What the data decides about a model (a vocabulary, a scale), by file name."""
 _MOST = 512 * MB  # of a file beside the weights: a series has up to 200
 
 
@@ -76,16 +73,11 @@ class OpenedRun:
         return there
 
     def other_data(self, task: "Task") -> str:
-        """A sentence if the task's data are not those of the run; empty: they are, or nobody knows."""
+        """A sentence if the task's data are not those of the run; empty: they are, or the run has no digest."""
         known = self.config.get("data_digest")
         if known is None or task.digest() == known:
             return ""
         return f"The {task.source} given is not that of the run in {self.path}: config.json has another digest."
-
-
-def file_digests(files: Files) -> dict[str, str]:
-    """Digests by name: weights mean something only beside the files that they were trained with."""
-    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
 
 
 def check_files(task: "Task", before: Files, *, advice: str) -> None:

@@ -14,10 +14,10 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Draws, Handler, Options, Panel, Part, Request
 from bayesrnn.lab.modules import drawn
 from bayesrnn.lab.tasks.base import is_random
-from bayesrnn.lab.tasks.language.prediction import scored
 from bayesrnn.lab.tasks.language.scoring import draws_weights, log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
 from bayesrnn.lab.tasks.language.streams import evaluation_window, perplexity, reset_of
+from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
 from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
 

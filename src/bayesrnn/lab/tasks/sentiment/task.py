@@ -174,7 +174,7 @@ class Sentiment(Task):
         return self.mean + self.sd * torch.cat(made, 1)
 
     def with_all_words(self, samples: int, seed: int = _SEED) -> Tensor:
-        """Draws like those of :meth:`predictions` that drop no words, (samples, N); (0, N) where none ever are."""
+        """Draws like those of :meth:`predictions` that keep all words, (samples, N); (0, N) without word dropout."""
         if not (samples and self.recipe.model.word_dropout):
             return self.at_end[:0]
         with word_dropout(self.model, on=False):
@@ -193,7 +193,8 @@ class Sentiment(Task):
 
     def _errors(self, predicted: Tensor, way: str) -> dict[str, float | None]:
         """RMSE and slope of predictions (N,) on both splits; ``way`` ends their names."""
-        n, found = len(self.parts.valid), {}
+        n = len(self.parts.valid)
+        found: dict[str, float | None] = {}
         for split, part in (("valid", slice(0, n)), ("test", slice(n, None))):
             found[f"{split}_rmse{way}"] = regression.rmse(predicted[part], self.ratings[part])
             found[f"{split}_slope{way}"] = regression.slope(predicted[part], self.ratings[part])
@@ -240,7 +241,7 @@ class Sentiment(Task):
         return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_metrics(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
-        """Metrics of the best epoch's weights and, under ``end``, of the last epoch's: the paper never stops."""
+        """Metrics of the best epoch's weights and, under ``end``, the last epoch's: the paper does not stop early."""
         samples = len(self.at_end) - 1
         best = self.measures(self.predictions(samples), self.with_all_words(samples))
         end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
