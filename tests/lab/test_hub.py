@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.series import mauna_loa
 from bayesrnn.lab import hub, recipes
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.opening import OpenedRun, open_run
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast.plan import Plan
-from bayesrnn.lab.tasks.forecast.series import mauna_loa
 
 CPU = torch.device("cpu")
 WORDS = b"<unk>\n<eos>\na\nb\nc\n"

@@ -87,12 +87,12 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
         begin = max(
             begin, min(known.get(name, 0), int(both.lengths[series])) if begin == 0 and name in known else begin
         )
-        start = max(begin, windows.shape.least)
+        start = max(begin, windows[0].shape.least)
         end = begin + int(new.lengths[i])
         if start >= end:
             raise UserError(
-                f"Series {name!r} has {new.lengths[i]} rows and none before them; at least {windows.shape.least + 1} "
-                "are needed to score the last."
+                f"Series {name!r} has {new.lengths[i]} rows and none before them; at least "
+                f"{windows[0].shape.least + 1} are needed to score the last."
             )
         ends = np.arange(start, end, horizon)
         grid, _ = forecaster._grid(windows, np.full(len(ends), series), ends)
@@ -115,7 +115,7 @@ def scores_at(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) 
     """Normal scores (n, H) of what came after these rows; NaN where nothing has."""
     windows = forecaster._windows(panel)
     grid, _ = forecaster._grid(windows, series, ends)
-    actual = windows.batch(series, ends).actual
+    actual = windows[0].batch(series, ends).actual
     return grids.scores_of(grid, actual)
 
 
@@ -137,7 +137,7 @@ def walk_forward(
         series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
         grid, share = forecaster._grid(windows, series, ends)
         actual = np.concatenate([
-            windows.batch(series[i : i + 4096], ends[i : i + 4096]).actual for i in range(0, len(ends), 4096)
+            windows[0].batch(series[i : i + 4096], ends[i : i + 4096]).actual for i in range(0, len(ends), 4096)
         ])  # fmt: skip
         for j, k in enumerate(block):
             rows = slice(j * total, (j + 1) * total)

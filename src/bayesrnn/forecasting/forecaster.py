@@ -93,7 +93,8 @@ class Forecaster:
         time_col: str = "ds",
         target_col: str = "y",
     ) -> None:
-        self.settings: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.settings: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
         self.horizon = check_whole("horizon", horizon, least=1, what="steps")
         check_choice("posterior", posterior, ("variational", "bbb", "none"))
         check_choice("likelihood", likelihood, ("auto", *LIKELIHOODS))
@@ -322,23 +323,24 @@ class Forecaster:
             return own if data is None else data
         return panel_of(data, self.columns, freq=None, clock=own.clock, resample=self.settings["resample"])
 
-    def _windows(self, panel: Panel, ahead: Array | None = None) -> Windows:
-        return Windows(panel, self._fitted.base.shape, holidays=self.settings["holidays"], ahead=ahead)
+    def _windows(self, panel: Panel, ahead: Array | None = None) -> list[Windows]:
+        """Those of each base."""
+        holidays = self.settings["holidays"]
+        return [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
 
-    def _grid(self, windows: Windows, series: Array, ends: Array) -> tuple[Array, Array]:
+    def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
         model = self._fitted
         parts = []
         for i in range(0, len(series), _SERIES):
-            batch = windows.batch(series[i : i + _SERIES], ends[i : i + _SERIES])
-            empty = np.flatnonzero(~batch.known.any(1))
+            some, until = series[i : i + _SERIES], ends[i : i + _SERIES]
+            empty = np.flatnonzero(~cuts[0].batch(some, until).known.any(1))
             if len(empty):
-                name = windows.panel.ids[int(batch.series[empty[0]])]
                 raise UserError(
-                    f"Series {name!r} has no value in the {windows.shape.context} rows before its forecast; give it "
-                    "newer rows, or drop it."
+                    f"Series {cuts[0].panel.ids[some[empty[0]]]!r} has no value in the {model.shape.context} rows "
+                    "before its forecast; give it newer rows, or drop it."
                 )
-            grid, share = model.grid(windows, batch, seed=self.settings["seed"])
+            grid, share = model.grid(cuts, some, until, seed=self.settings["seed"])
             middle = grid[..., grids.MEDIAN : grids.MEDIAN + 1]
             parts.append((model.bounded(middle + self._width[:, None] * (grid - middle)), share))
         return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])

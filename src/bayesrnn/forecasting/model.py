@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.network import patch_of
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, score, validation
 from bayesrnn.forecasting.training import Member, Settings, combine, windows_before
@@ -20,43 +21,69 @@ Array = np.ndarray
 _FEW = 300  # windows: with fewer, no network is trained
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID = 2_000
+_FLOOR = 0.8  # of the lowest value
 
 
 @dataclass
 class Model:
-    """Everything a forecast needs but the series."""
+    """Everything a forecast needs but the series: bases first, then networks, in the order of ``weights``."""
 
-    base: Base
+    bases: list[Base]
     members: list[Member]
     weights: Array
     calibration: grids.Calibration
     correlation: Array
     lower: float
-    notes: list[str] = field(default_factory=list)
 
-    def grid(self, windows: Windows, batch: Batch, *, seed: int) -> tuple[Array, Array]:
+    @property
+    def shape(self) -> Shape:
+        return self.bases[0].shape
+
+    def grid(self, cuts: list[Windows], series: Array, ends: Array, *, seed: int) -> tuple[Array, Array]:
         """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
-        found, share = _mixed(self, windows, batch, seed)
-        return self.bounded(self.calibration.apply(found)), share
+        used = np.flatnonzero(self.weights).tolist()
+        parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
+        floor = self.floor(cuts[0].batch(series, ends))
+        grid = sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used)
+        share = sum(self.weights[k] * parts[k][1] for k in used)
+        return np.maximum(self.calibration.apply(grid), floor), share  # type: ignore[return-value, arg-type]
 
     def bounded(self, grid: Array) -> Array:
         return np.maximum(grid, self.lower)
 
+    def floor(self, batch: Batch) -> Array:
+        """What forecasts (B, H, Q) of quantities that are never negative do not fall below: near the lowest value of
+        the context, since a sum of errors of both signs does not know that such quantities have a lower end."""
+        if not math.isfinite(self.lower):
+            return np.full((len(batch.ends), 1, 1), -math.inf)
+        levels = np.where(batch.known, batch.levels(self.shape, batch.context), math.inf)
+        return np.maximum(_FLOOR * levels.min(1), self.lower)[:, None, None]
 
-def _parts(base: Base, members: list[Member], windows: Windows, batch: Batch, seed: int) -> list[tuple[Array, Array]]:
-    """Quantiles and epistemic shares of the base and of each network."""
-    point = base.point(batch)
-    levels = batch.levels(base.shape, base.grid(point, base.unit(windows, batch)))
-    doubt = np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
-    return [(levels, doubt), *(m.levels(base, windows, batch, seed=seed, draws=m.draws) for m in members)]
 
-
-def _mixed(model: Model, windows: Windows, batch: Batch, seed: int) -> tuple[Array, Array]:
-    used = [m for m, w in zip(model.members, model.weights[1:], strict=True) if w > 0]
-    weights = [model.weights[0], *(w for w in model.weights[1:] if w > 0)]
-    parts = _parts(model.base, used, windows, batch, seed)
-    pairs = [(w, g, s) for w, (g, s) in zip(weights, parts, strict=True) if w > 0]
-    return sum(w * g for w, g, _ in pairs), sum(w * s for w, _, s in pairs)  # type: ignore[return-value]
+def _parts(
+    bases: list[Base],
+    members: list[Member],
+    cuts: list[Windows],
+    series: Array,
+    ends: Array,
+    seed: int,
+    used: list[int],
+) -> dict[int, tuple[Array, Array]]:
+    """Quantiles and epistemic shares of bases and networks, by their numbers."""
+    found = {}
+    batches = [windows.batch(series, ends) for windows in cuts]
+    for k in used:
+        member = members[k - len(bases)] if k >= len(bases) else None
+        i = k if member is None else member.base
+        base, batch, windows = bases[i], batches[i], cuts[i]
+        doubt = np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
+        if member is not None:
+            levels, share = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+            found[k] = levels, 1 - (1 - share) * (1 - doubt)
+            continue
+        levels = batch.levels(base.shape, base.grid(base.point(batch), base.unit(windows, batch)))
+        found[k] = levels, doubt
+    return found
 
 
 def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
@@ -90,53 +117,56 @@ def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
 def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,
               calibrate: bool, holidays: str | None, seconds: float, seed: int, say: Callable[[str], None],
               progress: Callable[[str, float], None]) -> Model:  # fmt: skip
-    """Choose the base, train networks in the time that is left, and keep what helps on validation."""
+    """Choose bases, train networks in the time that is left, and keep what helps on validation."""
     started, rng = time.monotonic(), np.random.default_rng(seed)
     known = panel.y[~np.isnan(panel.y)]
-    base, before, fold = choose(panel, shapes, holidays=holidays, rng=rng, say=say)
+    bases, before, fold = choose(panel, shapes, holidays=holidays, rng=rng, say=say)
+    horizon = bases[0].shape.horizon
     model = Model(
-        base, [], np.ones(1), grids.Calibration.identity(base.shape.horizon), np.eye(base.shape.horizon),
+        bases, [], np.ones(1), grids.Calibration.identity(horizon), _decaying(horizon, 0.7),
         0.0 if known.min() >= 0 else -math.inf,
     )  # fmt: skip
     if fold is None:
-        model.correlation = _decaying(base.shape.horizon, 0.7)
         return model
-    windows = Windows(panel, base.shape, holidays=holidays)
-    held = validation(windows, fold, _VALID, np.random.default_rng(1))
+    cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
+    held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
     assert held is not None
-    if windows_before(windows, fold) >= _FEW and members != 0:
+    if windows_before(cuts[0], fold) >= _FEW and members != 0:
         counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
         left = seconds - (time.monotonic() - started)
-        model.members = _trained(before, windows, fold, settings, names, members, left, seed, progress)
-    parts = _parts(before, model.members, windows, held, seed)
-    model.weights = combine(lambda w: score(np.maximum(_weighted(w, parts), model.lower), held, base.shape), len(parts))
-    if likelihood != "auto" and model.members:
-        model.weights[0] = 0.0 if model.weights[1:].any() else 1.0
-        model.weights = model.weights / model.weights.sum()
-    named = ["base", *(m.likelihood for m in model.members)]
-    mixed = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
-    say(f"weights: {mixed}; validation CRPS {score(_weighted(model.weights, parts), held, base.shape):.4f}")
-    _calibrated(model, _weighted(model.weights, parts), held, calibrate and bool(model.weights[1:].any()), say)
+        model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
+    count = len(bases) + len(model.members)
+    parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
+
+    floor = model.floor(held)
+
+    def mixed(weights: Array) -> Array:
+        return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
+
+    allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
+    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
+    named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
+    shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
+    say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
+    _calibrated(model, mixed(model.weights), held, calibrate and int((model.weights > 0).sum()) > 0, say)
     return model
 
 
-def _weighted(weights: Array, parts: list[tuple[Array, Array]]) -> Array:
-    return sum(w * grid for w, (grid, _) in zip(weights, parts, strict=True) if w > 0)  # type: ignore[return-value]
-
-
 def _trained(
-    base: Base, windows: Windows, fold: Fold, settings: Settings, names: list[str], members: int | None, seconds: float,
-    seed: int, progress: Callable[[str, float], None],
+    bases: list[Base], cuts: list[Windows], fold: Fold, settings: Settings, names: list[str], members: int | None,
+    seconds: float, seed: int, progress: Callable[[str, float], None],
 ) -> list[Member]:  # fmt: skip
-    batch = windows.batch(np.zeros(1, int), np.full(1, base.shape.least))
-    probe = Member(names[0], (1, 1, 1), base, replace(settings, hidden=4))
-    patch = probe.patch
-    about = 4 + batch.static.shape[1] + batch.calendar.shape[2]
-    ahead = batch.calendar.shape[2] + batch.future.shape[2] + 1
-    sizes = (patch * (2 + batch.past.shape[2]), about, ahead)
-    wanted = members if members is not None else max(2, len(names)) * 2
+    shape = bases[0].shape
+    batch = cuts[0].batch(np.zeros(1, int), np.full(1, shape.least))
+    patch, calendar = patch_of(shape.context, shape.season), batch.calendar.shape[2]
+    sizes = (
+        patch * (2 + batch.past.shape[2]),
+        4 + batch.static.shape[1] + calendar,
+        calendar + batch.future.shape[2] + 1,
+    )
+    wanted = members if members is not None else max(4, 2 * len(names))
     found: list[Member] = []
     ends = time.monotonic() + seconds
     for k in range(wanted):
@@ -145,10 +175,11 @@ def _trained(
             break
         with torch.random.fork_rng([]):
             torch.manual_seed(seed * 1009 + k)
-            member = Member(names[k % len(names)], sizes, base, settings)
+            number = (k + k // len(names)) % len(bases)
+            member = Member(names[k % len(names)], sizes, shape, settings, number)
             label = f"network {k + 1} of {wanted}"
             member.train(
-                base, windows, fold, seconds=max(left, 1.0) / (wanted - k), seed=seed + k,
+                bases[number], cuts[number], fold, seconds=max(left, 1.0) / (wanted - k), seed=seed + k,
                 report=lambda steps, score, share, label=label: progress(
                     f"{label}: step {steps}, validation CRPS {score:.4f}", share
                 ),
@@ -159,7 +190,7 @@ def _trained(
 
 def _calibrated(model: Model, grid: Array, held: Batch, wanted: bool, say: Callable[[str], None]) -> None:
     """Recalibrate where scores on the other half of the windows improve; and the dependence across steps."""
-    shape, count = model.base.shape, apart([held], model.base.shape)
+    count = apart([held], model.shape)
     z = grids.scores_of(grid, held.actual)
     if wanted and count >= 10:
         order = np.argsort(held.ends / np.maximum(held.ends.max(), 1) if len(set(held.series)) == 1 else held.series,
@@ -177,7 +208,6 @@ def _calibrated(model: Model, grid: Array, held: Batch, wanted: bool, say: Calla
             grid = model.calibration.apply(grid)
             z = grids.scores_of(grid, held.actual)
     model.correlation = correlation_of(z, count)
-    assert model.correlation.shape == (shape.horizon, shape.horizon)
 
 
 def correlation_of(z: Array, count: float) -> Array:

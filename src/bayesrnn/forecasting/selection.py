@@ -17,6 +17,7 @@ Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
 _BLOCK = 4_096
 _ENOUGH = 20_000  # windows with which one fold is enough
+_BASES, _ABOUT = 2, 1.1  # bases that are kept, and how much worse than the best the second may be
 
 
 @dataclass(frozen=True)
@@ -91,32 +92,29 @@ def unit_of(batch: Batch, shape: Shape) -> Array:
 
 
 def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: np.random.Generator,
-           say: Callable[[str], None]) -> tuple[Base, Base, Fold | None]:  # fmt: skip
-    """The best base, fitted on all rows; the same, fitted on rows before the last fold; and that fold or None."""
-    best: tuple[float, Base] | None = None
+           say: Callable[[str], None]) -> tuple[list[Base], list[Base], Fold | None]:  # fmt: skip
+    """The best base and, if it is about as good, the second; fitted on all rows, and on rows before the last fold; and
+    that fold."""
+    found: list[tuple[float, Base]] = []
     shapes = list(shapes)
-    first = shapes[0]
     for shape in shapes:
         windows = Windows(panel, shape, holidays=holidays)
-        found = _walk(windows, folds(panel, shape), rng)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
-        if found is not None:
-            base = found[1]
-            say(f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}, "
-                f"validation CRPS {found[0]:.4f}")  # fmt: skip
-    if best is None:
-        base = _untrained(panel, first, holidays, rng)
-        return base, base, None
-    base = best[1]
-    windows = Windows(panel, base.shape, holidays=holidays)
-    fitted = _regression(windows, panel.lengths, rng)
-    assert fitted is not None
-    return (
-        replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty)),
-        base,
-        folds(panel, base.shape)[-1],
-    )
+        one = _walk(windows, folds(panel, shape), rng)
+        if one is not None:
+            named = f"log {shape.log}, {shape.scaling}: {one[1].linear.anchor}, ridge {one[1].linear.penalty:g}"
+            say(f"{named}, validation CRPS {one[0]:.4f}")
+            found.append(one)
+    if not found:
+        base = _untrained(panel, shapes[0], holidays, rng)
+        return [base], [base], None
+    found.sort(key=lambda pair: pair[0])
+    before = [base for value, base in found[:_BASES] if value < _ABOUT * found[0][0]]
+    after = []
+    for base in before:
+        fitted = _regression(Windows(panel, base.shape, holidays=holidays), panel.lengths, rng)
+        assert fitted is not None
+        after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty)))
+    return after, before, folds(panel, shapes[0])[-1]
 
 
 def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:

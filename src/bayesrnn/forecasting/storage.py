@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,9 @@ class _Arrays(nn.Module):
 def write(forecaster: Forecaster, folder: Path) -> Path:
     model, panel = forecaster._fitted, forecaster._panel
     arrays = {f"panel_{key}": getattr(panel, key) for key in _PANEL}
-    arrays |= {"linear_weights": model.base.linear.weights, "linear_root": model.base.linear.root}
-    for name, part in (("base", model.base.calibration), ("model", model.calibration)):
+    for k, base in enumerate(model.bases):
+        arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
+    for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration)):
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
     arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
     arrays |= {f"start_{k}": member.head.start.numpy() for k, member in enumerate(model.members)}
@@ -56,11 +57,11 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
         "ids": panel.ids,
         "clock": asdict(panel.clock),
         "columns": asdict(panel.columns),
-        "shape": asdict(model.base.shape),
-        "linear": {"anchor": model.base.linear.anchor, "penalty": str(model.base.linear.penalty)},
-        "spread": model.base.spread,
+        "bases": [{
+            "shape": asdict(b.shape), "anchor": b.linear.anchor, "penalty": str(b.linear.penalty), "spread": b.spread,
+        } for b in model.bases],
         "lower": str(model.lower),
-        "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings)}
+        "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
         "trained": forecaster._trained,
         "arrays": {k: [list(v.shape), str(v.dtype).removeprefix("torch.")] for k, v in module.named_buffers()
@@ -83,11 +84,12 @@ def read(kind: type[Forecaster], folder: Path) -> Forecaster:
 
 def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forecaster:
     forecaster = kind(**about["settings"])
-    shape = Shape(**{**about["shape"], "seasons": tuple(about["shape"]["seasons"])})
+    shapes = [Shape(**{**b["shape"], "seasons": tuple(b["shape"]["seasons"])}) for b in about["bases"]]
     empty = {k: torch.zeros(size, dtype=getattr(torch, dtype)) for k, (size, dtype) in about["arrays"].items()}
-    nothing = Linear(about["linear"]["anchor"], float(about["linear"]["penalty"]), np.zeros((1, 1)), np.zeros((1, 1)))
-    base = Base(shape, nothing, about["spread"], Calibration.identity(shape.horizon))
-    members = [Member(m["likelihood"], tuple(m["sizes"]), base, Settings(**m["settings"])) for m in about["members"]]
+    members = [
+        Member(m["likelihood"], tuple(m["sizes"]), shapes[0], Settings(**m["settings"]), int(m["base"]))
+        for m in about["members"]
+    ]
     module = _Arrays(empty, [m.model for m in members])
     br.load(folder, module)
     found = {name: value.numpy() for name, value in module.named_buffers() if "." not in name}
@@ -98,8 +100,10 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     def calibration(name: str) -> Calibration:
         return Calibration(*(found[f"{name}_{key}"] for key in ("centre", "spread", "shape")))
 
-    linear = replace(nothing, weights=found["linear_weights"], root=found["linear_root"])
-    base = replace(base, linear=linear, calibration=calibration("base"))
+    bases = []
+    for k, (shape, part) in enumerate(zip(shapes, about["bases"], strict=True)):
+        linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
+        bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}")))
     raw = about["columns"]
     columns = Columns(**{
         **raw, **{k: tuple(raw[k]) for k in ("past", "future", "static")},
@@ -109,7 +113,7 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     forecaster.panel = Panel([str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns, **arrays)
     forecaster.columns = columns
     forecaster.model = Model(
-        base, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"])
+        bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"])
     )
     forecaster._width = found["width"]
     forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}

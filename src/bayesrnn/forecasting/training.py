@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.forecasting.network import Encoder, Head, make, patch_of, tensors
 from bayesrnn.forecasting.selection import Base, Fold, score, validation
-from bayesrnn.forecasting.windows import Batch, Windows, origins
+from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
 _VALID = 1_500  # validation windows
-_EVERY = 25  # steps between looks at validation
+_EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
 
 
@@ -36,11 +36,12 @@ class Settings:
 
 
 class Member:
-    """One trained network; its quantiles are around a base forecast."""
+    """One trained network; its quantiles are around the forecast of base number ``base``."""
 
-    def __init__(self, likelihood: str, sizes: tuple[int, int, int], base: Base, settings: Settings) -> None:
-        shape = base.shape
-        self.sizes, self.settings, self.likelihood = sizes, settings, likelihood
+    def __init__(
+        self, likelihood: str, sizes: tuple[int, int, int], shape: Shape, settings: Settings, base: int
+    ) -> None:
+        self.sizes, self.settings, self.likelihood, self.base = sizes, settings, likelihood, base
         self.head = Head(likelihood, shape.horizon)
         self.patch = patch_of(shape.context, shape.season)
         rate = settings.dropout if settings.posterior == "variational" else 0.0
@@ -83,11 +84,11 @@ class Member:
         draw = _Sampler(base, windows, fold, rng)
         batch = draw(2048)
         self.head.learn_start((batch.target - base.point(batch)) / base.unit(windows, batch)[:, None])
-        size = int(np.clip(draw.total // 8, 32, 256))
+        size = int(np.clip(draw.total // 8, 32, 128))
         elbo = br.ELBO(
             self.model, self.head.likelihood, num_data=draw.total * windows.shape.horizon, check_finite=False
         )
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
         best, kept, since, steps = np.inf, deepcopy(self.model.state_dict()), 0, 0
         while True:
             if steps % _EVERY == 0:
@@ -101,7 +102,7 @@ class Member:
                             group["lr"] /= 2
                 passed = time.monotonic() - started
                 report(steps=steps, score=best, share=min(1.0, max(passed / seconds, since / _PATIENCE)))
-                if since >= _PATIENCE or passed > seconds:
+                if since >= _PATIENCE or (passed > seconds and steps):
                     break
             self._step(elbo, optimizer, base, windows, draw(size))
             steps += 1
@@ -144,17 +145,17 @@ def windows_before(windows: Windows, fold: Fold) -> int:
     return int(np.maximum(fold.cut - windows.shape.horizon - windows.shape.least + 1, 0).sum())
 
 
-def combine(scores_of: Callable[[Array], float], count: int, rounds: int = 6) -> Array:
-    """Weights (count,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
+def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:
+    """Weights (n,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
 
-    ``scores_of`` takes weights. The first forecast is the base; a network that does not help has weight 0.
+    ``score_of`` takes weights; lower is better. What does not help has weight 0.
     """
-    chosen, best, weights = np.zeros(count), np.inf, np.zeros(count)
+    chosen, best = np.zeros(len(allowed)), np.inf
     for _ in range(rounds):
-        tries = [scores_of((chosen + np.eye(count)[k]) / (chosen.sum() + 1)) for k in range(count)]
-        k = int(np.argmin(tries))
+        tries = {k: score_of((chosen + np.eye(len(allowed))[k]) / (chosen.sum() + 1)) for k in np.flatnonzero(allowed)}
+        k = min(tries, key=lambda k: tries[k])
         if tries[k] >= best - 1e-6 and chosen.sum():
             break
         chosen[k] += 1
-        best, weights = tries[k], chosen / chosen.sum()
-    return weights
+        best = tries[k]
+    return chosen / chosen.sum()

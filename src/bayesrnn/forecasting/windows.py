@@ -63,6 +63,7 @@ class Batch:
     calendar: Array
     static: Array
     log: Array
+    features: Array | None = None
 
     def levels(self, shape: Shape, scaled: Array) -> Array:
         """Scaled values (B, ...) in the unit of the series."""

@@ -608,7 +608,7 @@ def test_predict_in_colour_and_bad_text(runs, tmp_path):
 def test_predict_without_stdin(runs, monkeypatch):
     import sys
 
-    from bayesrnn.lab.tasks.language import prediction
+    from bayesrnn.lab.tasks.language import words as prediction
 
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match=r"^stdin is closed; send a text to it, or name a file"):
@@ -621,7 +621,7 @@ def test_predict_from_a_stdin_without_end(runs, monkeypatch):
     import sys
     from types import SimpleNamespace
 
-    from bayesrnn.lab.tasks.language import prediction
+    from bayesrnn.lab.tasks.language import words as prediction
 
     class Endless(io.RawIOBase):
         def __init__(self, content):
@@ -632,7 +632,7 @@ def test_predict_from_a_stdin_without_end(runs, monkeypatch):
             self.taken += size
             return self.content * size
 
-    monkeypatch.setattr("bayesrnn.lab.tasks.language.prediction.MAX_BYTES", 3 << 20)
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.words.MAX_BYTES", 3 << 20)
     for content, said, most in ((b"a", "stdin has more than", 4 << 20), (b"\0", None, 1 << 20)):
         source = Endless(content)
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source))
@@ -737,8 +737,8 @@ def test_a_run_is_used_from_another_folder(text_folder, tmp_path, monkeypatch):
 
 def test_a_folder_by_the_name_of_the_own_text(text_folder, tmp_path, monkeypatch):
     """It goes first in every command; a run on the task's own text is not led astray by it."""
-    words = [f"own{k * k % 19}" for k in range(300)]
-    monkeypatch.setattr("bayesrnn.lab.tasks.language.task.python_docs", lambda: Corpus(words, words[:80], words[40:]))
+    text = [f"own{k * k % 19}" for k in range(300)]
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.task.python_docs", lambda: Corpus(text, text[:80], text[40:]))
     monkeypatch.chdir(tmp_path)
     assert invoke("train", "brnn-medium", "--out", "docs", "--device", "cpu", *TINY).exit_code == 0
     shutil.copytree(text_folder, tmp_path / "python-docs")

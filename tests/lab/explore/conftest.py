@@ -1,11 +1,15 @@
 """Tiny runs of the tasks, and a client that asks the page's questions about them."""
 
 import json
+import random
+import struct
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("starlette", reason="the page needs starlette: pip install 'bayesrnn[explore]'")
 pytest.importorskip("httpx", reason="Starlette's test client needs httpx")
@@ -18,6 +22,8 @@ from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.explore.application import application
 from bayesrnn.lab.explore.panel import Options
 from bayesrnn.lab.runs.opening import open_run
+from bayesrnn.lab.tasks.digits.images import FILES
+from bayesrnn.lab.tasks.sentiment.reviews import AUTHORS
 
 TOKEN, PORT = "t" * 43, 8123
 SMALL_TEXT = ["model.embedding=5", "model.hidden=7", "data.batch_size=3", "data.window=4", "train.epochs=1"]
@@ -85,3 +91,68 @@ def client(language_runs):
 @pytest.fixture
 def client_of():
     return Client
+
+
+@pytest.fixture(scope="session")
+def digits(train, tmp_path_factory):
+    folder, source = tmp_path_factory.mktemp("digits"), torch.Generator().manual_seed(0)
+    for split, count in (("train", 120), ("test", 30)):
+        labels = torch.arange(count) % 10
+        images = torch.rand(count, 28, 28, generator=source) * 90
+        for image, label in zip(images, labels, strict=True):
+            image[2 + 2 * label : 8 + 2 * label, 6:22] += 150
+        for part, entries in ((f"{split}_images", images), (f"{split}_labels", labels)):
+            header = struct.pack(f">BBBB{entries.ndim}I", 0, 0, 8, entries.ndim, *entries.shape)
+            (folder / FILES[part][0]).write_bytes(header + entries.to(torch.uint8).numpy().tobytes())
+    return train("digits-bbb-400", folder, ["hidden=8", "data.valid=40", "batch_size=16", "epochs=2"])
+
+
+@pytest.fixture(scope="session")
+def sentiment(train, tmp_path_factory):
+    folder, source = tmp_path_factory.mktemp("reviews"), random.Random(0)
+    for author in AUTHORS:
+        ratings = [source.choice([0.1, 0.5, 0.9]) for _ in range(25)]
+        texts = [" ".join("good" if source.random() < rating else "bad" for _ in range(20)) for rating in ratings]
+        (folder / author).mkdir()
+        (folder / author / f"subj.{author}").write_text("".join(f"{text} \n" for text in texts))
+        (folder / author / f"rating.{author}").write_text("".join(f"{rating}\n" for rating in ratings))
+    settings = ["model.hidden=8", "model.embedding=6", "data.length=24", "epochs=1", "batch_size=16"]
+    return train("sentiment-lstm-variational", folder, settings)
+
+
+@pytest.fixture(scope="session")
+def captions(tmp_path_factory):
+    """Images in Flickr8k's layout, whose features say what is in them; every second has a picture."""
+    folder, source = tmp_path_factory.mktemp("flickr8k"), np.random.default_rng(0)
+    lines, names = [], []
+    for split, count in (("train", 20), ("dev", 6), ("test", 6)):
+        own = [f"{split}{k}.jpg" for k in range(count)]
+        (folder / f"Flickr_8k.{split}Images.txt").write_text("".join(f"{name}\n" for name in own))
+        lines += [f"{name}#0\tA {('red', 'blue')[k % 2]} dog on the grass .\n" for k, name in enumerate(own)]
+        names += own
+    (folder / "Flickr8k.token.txt").write_text("".join(lines))
+    np.save(folder / "features.npy", source.normal(size=(len(names), 12)).astype(np.float32))
+    (folder / "filenames.json").write_text(json.dumps(names))
+    (folder / "images").mkdir()
+    for k in (1, 3):
+        Image.new("RGB", (60, 40), (200, 20 * k, 0)).save(folder / "images" / f"test{k}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def captioning(train, captions):
+    settings = ["model.hidden=8", "data.min_count=1", "epochs=1", "batch_size=8", "evaluate.max_words=6"]
+    return train("caption-variational", captions, settings)
+
+
+@pytest.fixture(scope="session")
+def forecast(train, tmp_path_factory):
+    """With a covariate."""
+    file = tmp_path_factory.mktemp("series") / "series.csv"
+    steps = np.arange(160)
+    heat = np.sin(steps / 5)
+    level = 10 + np.roll(heat, 1) + 0.05 * np.random.default_rng(0).normal(size=len(steps))
+    rows = [f"{2000 + t // 12}-{t % 12 + 1:02},{y:.4f},{x:.4f}" for t, y, x in zip(steps, level, heat, strict=True)]
+    file.write_text("\n".join(["date,level,heat", *rows]) + "\n")
+    settings = ["model.hidden=6", "data.covariates=all", "data.window=12", "data.horizon=3", "epochs=2"]
+    return train("forecast-bbb", file, settings)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bayesrnn.lab.tasks.language.prediction import scored
+from bayesrnn.lab.tasks.language.words import scored
 
 TEXT = "w1 w2\nW3, strange w4"
 

@@ -23,12 +23,11 @@ class _GRU(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         gx, h0, w_hh, b_hn, z_h, batch_sizes, reverse = given
         layer = recurrent.Layer("gru", h0, z_h, None, batch_sizes, reverse)
-        gates = gx.contiguous()
-        out, inner = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
+        out, inner = gx.new_empty(gx.shape[0], h0.shape[1]), gx.new_empty(gx.shape[0], h0.shape[1])
         h = recurrent.own_copy(h0, h0)
-        layer.forward(gates, w_hh, h, None, out, inner, b_hn)
+        layer.forward(gx, w_hh, h, None, out, inner, b_hn)
         h_prev = previous_rows(out, h0, batch_sizes, reverse=reverse) if any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(gates, h0, w_hh, z_h, h_prev, inner)
+        ctx.save_for_backward(gx, h0, w_hh, z_h, h_prev, inner)
         ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h
@@ -55,7 +54,7 @@ def gru(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tup
     gx, h, w_hh, b_hn, z_h = tensors = with_nones(tensors, 5)
     return recurrent.run(
         "gru", (gx, h, None, w_hh, b_hn), (z_h,), batch_sizes, reverse,
-        fast=lambda: _GRU.apply(*tensors, batch_sizes, reverse),
+        fast=lambda: _GRU.apply(gx.contiguous(), *tensors[1:], batch_sizes, reverse),
         loop=partial(loop.gru, *tensors, batch_sizes=batch_sizes, reverse=reverse),
         reference=partial(reference.gru, *tensors, batch_sizes=batch_sizes, reverse=reverse),
     )  # fmt: skip

@@ -23,12 +23,11 @@ class _LSTM(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         gx, h0, c0, w_hh, z_h, z_c, sizes, reverse = given
         layer = recurrent.Layer("lstm", h0, z_h, z_c, sizes, reverse)
-        gates = gx.contiguous()
-        out, cells = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
+        out, cells = gx.new_empty(gx.shape[0], h0.shape[1]), gx.new_empty(gx.shape[0], h0.shape[1])
         h, c = recurrent.own_copy(h0, h0), recurrent.own_copy(c0, c0)
-        layer.forward(gates, w_hh, h, c, out, cells, None)
+        layer.forward(gx, w_hh, h, c, out, cells, None)
         h_prev = previous_rows(out, h0, sizes, reverse=reverse) if ctx.needs_input_grad[3] else None
-        ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, h_prev, cells)
+        ctx.save_for_backward(gx, h0, c0, w_hh, z_h, z_c, h_prev, cells)
         ctx.batch_sizes, ctx.reverse = sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h, c
@@ -50,7 +49,7 @@ def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tu
     gx, h, c, w_hh, w_hr, z_h, z_c = tensors = with_nones(tensors, 7)
     return recurrent.run(
         "lstm", (gx, h, c, w_hh, None), (w_hr, z_h, z_c), batch_sizes, reverse,
-        fast=lambda: _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse) if w_hr is None else None,
+        fast=lambda: _LSTM.apply(gx.contiguous(), h, c, w_hh, z_h, z_c, batch_sizes, reverse) if w_hr is None else None,
         loop=partial(loop.lstm, *tensors, batch_sizes=batch_sizes, reverse=reverse),
         reference=partial(reference.lstm, *tensors, batch_sizes=batch_sizes, reverse=reverse),
     )  # fmt: skip

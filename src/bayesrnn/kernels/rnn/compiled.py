@@ -23,10 +23,9 @@ class _RNN(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         gx, h0, w_hh, z_h, nonlinearity, batch_sizes, reverse = given
         layer = recurrent.Layer(nonlinearity, h0, z_h, None, batch_sizes, reverse)
-        kept = gx.contiguous()  # becomes a second `out`, since the caller may change the first
-        out, h = torch.empty_like(kept), recurrent.own_copy(h0, h0)
-        layer.forward(kept, w_hh, h, None, out, None, None)
-        ctx.save_for_backward(h0, w_hh, z_h, kept)
+        out, h = torch.empty_like(gx), recurrent.own_copy(h0, h0)
+        layer.forward(gx, w_hh, h, None, out, None, None)
+        ctx.save_for_backward(h0, w_hh, z_h, gx)  # a second `out` by now, since the caller may change the first
         ctx.nonlinearity, ctx.batch_sizes, ctx.reverse = nonlinearity, batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h
@@ -53,7 +52,7 @@ def rnn(
     options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
     return recurrent.run(
         nonlinearity, (gx, h, None, w_hh, None), (z_h,), batch_sizes, reverse,
-        fast=lambda: _RNN.apply(*tensors, nonlinearity, batch_sizes, reverse),
+        fast=lambda: _RNN.apply(gx.contiguous(), *tensors[1:], nonlinearity, batch_sizes, reverse),
         loop=partial(loop.rnn, *tensors, **options),
         reference=partial(reference.rnn, *tensors, **options),
     )  # fmt: skip

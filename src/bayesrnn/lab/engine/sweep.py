@@ -282,17 +282,12 @@ class _Work:
         if differs:
             key = differs[0]
             wrong = f"with {key}={as_given(old.get(key))}, not {as_given(new[key])}"
-        elif self._other_data(before, recipe):
+        else:  # earlier versions recorded only the name of the data
+            known, digest = data_name(str(before.get("data", ""))), before.get("data_digest")
+            if known == self.about["data"] if digest is None else digest == _digest(recipe, self.options["data"]):
+                return
             wrong = "on other data"
-        else:
-            return
         raise UserError(f"{folder} holds a run of another sweep ({wrong}); choose another --out.")
-
-    def _other_data(self, before: dict[str, Any], recipe: recipes.Recipe) -> bool:
-        """Whether a run has other data; earlier versions recorded only its name."""
-        if "data_digest" not in before:
-            return data_name(str(before.get("data", ""))) != self.about["data"]
-        return bool(before["data_digest"] != _digest(recipe, self.options["data"]))
 
     def write(self) -> dict[str, Any]:
         """Write the current table of the study."""

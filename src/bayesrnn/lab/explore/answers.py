@@ -6,6 +6,7 @@ import math
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -41,10 +42,10 @@ class Answer(Response):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, worker: Worker, parts: "Callable[[], Iterator[Part]]") -> None:
+    def __init__(self, worker: Worker, parts: "Callable[[], Iterator[Part]]", *, background: bool = False) -> None:
         super().__init__()
         del self.headers["content-length"]
-        self.worker, self.parts = worker, parts
+        self.worker, self.parts, self.yields_turns = worker, parts, background
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         self.worker.waiting += 1
@@ -58,15 +59,21 @@ class Answer(Response):
             self.worker.waiting -= 1
 
     async def _send_parts(self, send: "Send") -> None:
-        async with self.worker.turn:
+        whole, each = (nullcontext(), self.worker.turn) if self.yields_turns else (self.worker.turn, nullcontext())
+        async with whole:
             lines = _lines(self.parts)
             try:
-                while (line := await self.worker.run(next, lines, None)) is not None:
+                while (line := await self._next(lines, each)) is not None:
                     await send({"type": "http.response.body", "body": line, "more_body": True})
             finally:
                 with anyio.CancelScope(shield=True):  # behind the part that is being computed
                     await self.worker.run(lines.close)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self, lines: Iterator[bytes], turn: AbstractAsyncContextManager[Any]) -> bytes | None:
+        async with turn:
+            line: bytes | None = await self.worker.run(next, lines, None)
+        return line
 
 
 async def _wait_for_end(receive: "Receive", scope: anyio.CancelScope) -> None:

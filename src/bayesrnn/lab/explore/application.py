@@ -77,7 +77,7 @@ def application(runs: "Sequence[OpenedRun]", options: Options, *, token: str, po
             return PlainTextResponse(_wrong(error), 422)
         if worker.waiting >= WAITING:
             return PlainTextResponse("Too many questions are waiting.\n", 429)
-        return Answer(worker, lambda: handler.answer(asked))
+        return Answer(worker, lambda: handler.answer(asked), background=handler.background)
 
     made = Starlette(
         routes=[

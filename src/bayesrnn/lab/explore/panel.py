@@ -54,11 +54,13 @@ class Handler:
     """A question that the page may ask.
 
     ``answer`` gives parts. It runs in a thread of its own, one question at a time. It is closed between two parts if
-    the page no longer waits, so it should yield several times a second.
+    the page no longer waits, so it should yield several times a second. ``background``: others may be answered between
+    two of its parts, which therefore must not lie inside a draw or a changed model.
     """
 
     request: type[Request]
     answer: Callable[[Any], Iterator[Part]]
+    background: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,9 @@ class Panel:
         """The run's task with its data, which is read at the first use."""
         return self.run.task(self.options.data, self.device)
 
-    @cached_property
+    @property
     def why_no_data(self) -> str:
-        """Why :attr:`task` cannot be had, in one line; empty: it can."""
+        """Why :attr:`task`, which :meth:`score` needs, cannot be had, in one line; empty: it can."""
         try:
             _ = self.task
         except UserError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bayesrnn.lab.runs.opening import OpenedRun
 
 HOST = "127.0.0.1"
-_SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "http": "h11", "ws": "none", "lifespan": "off", "log_level": "error", "access_log": False, "server_header": False,
     "proxy_headers": False, "limit_concurrency": 64, "timeout_keep_alive": 20, "timeout_graceful_shutdown": 1,
     "h11_max_incomplete_event_size": 1 << 14,
@@ -49,7 +49,7 @@ def serve(
     with listen(port) as listening:
         port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
         app = application(runs, options, token=token, port=port)
-        server = uvicorn.Server(uvicorn.Config(app, **_SETTINGS))
+        server = uvicorn.Server(uvicorn.Config(app, **SETTINGS))
         address = f"http://{HOST}:{port}/#{token}"
         say(f"{address}\nOnly this machine can open it. Ctrl-C ends it.")
         if browser:

@@ -65,7 +65,7 @@ class WeightsPanel(Panel):
 
     def handlers(self) -> Mapping[str, Handler]:
         questions = {"overview": Handler(Request, self.overview), "picture": Handler(Picture, self.picture)}
-        return {**questions, "prune": Handler(Prune, self.prune)} if self.posterior else questions
+        return {**questions, "prune": Handler(Prune, self.prune, background=True)} if self.posterior else questions
 
     @cached_property
     def sizes(self) -> dict[str, Tensor]:

@@ -46,6 +46,7 @@ KINDS = ("recipe", "quickstart", "fast")
 """Keys of config.json that tell kinds of runs apart: of `train`, of `quickstart`, and of its earlier version."""
 Files = Mapping[str, bytes]
 """What the data decides about a model (a vocabulary, a scale), by file name."""
+_NO_RUN = "holds no run to resume; start one without --resume."
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -79,7 +80,7 @@ class RunFolder:
         """What the user should know about the folder; may be empty."""
         own = [*files, RECORD, MARKER, *DERIVED]
         if resume and not self.path.is_dir():
-            raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
+            raise UserError(f"{self.path} {_NO_RUN}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             denied = self._lock()
@@ -99,9 +100,10 @@ class RunFolder:
         written = (*(f".{name}." for name in (*own, *artifacts)), ".evaluation-")
         torn = {name for name in found if name.endswith(".tmp") and name.startswith(written)}
         present = found - torn
-        if resume:
-            self._check_unfinished()
-        elif present:
+        if resume and not (self.path / MARKER).exists():
+            nothing = "holds a finished run; there is nothing to resume."
+            raise UserError(f"{self.path} {nothing if is_own(self.path / RECORD) else _NO_RUN}")
+        if present and not resume:
             self._check(present, own, force)
         if denied is not None:  # only now: the contents of the folder matter more to the user
             raise denied
@@ -158,13 +160,6 @@ class RunFolder:
 
     def __exit__(self, *unused: object) -> None:
         self.release()
-
-    def _check_unfinished(self) -> None:
-        if (self.path / MARKER).exists():
-            return
-        if is_own(self.path / RECORD):
-            raise UserError(f"{self.path} holds a finished run; there is nothing to resume.")
-        raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
 
     def _check(self, present: set[str], own: list[str], force: bool) -> None:
         unfinished, finished = MARKER in present, is_own(self.path / RECORD)
@@ -237,15 +232,12 @@ _RETRAINING = re.compile(r"pruned-[0-9.e+-]+")
 def _retrainings(folder: Path) -> Iterator[Path]:
     """Runs inside a run that trained its pruned weights again, innermost first. They are removed with the run."""
     for path in sorted(folder.iterdir()):
-        if _RETRAINING.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and _is_retraining(path):
+        if not (_RETRAINING.fullmatch(path.name) and path.is_dir()) or path.is_symlink():
+            continue
+        killed = not (path / CONFIG).exists() and (path / MARKER).exists()  # before it wrote what it is
+        if killed or "pruned" in read_own(path / CONFIG):
             yield from _retrainings(path)
             yield path
-
-
-def _is_retraining(folder: Path) -> bool:
-    if not (folder / CONFIG).exists():
-        return (folder / MARKER).exists()  # killed before it wrote what it is
-    return "pruned" in read_own(folder / CONFIG)
 
 
 def _derived(folder: Path) -> list[str]:

@@ -73,7 +73,7 @@ class OpenedRun:
         return there
 
     def other_data(self, task: "Task") -> str:
-        """A sentence if the task's data are not those of the run; empty: they are, or nobody knows."""
+        """A sentence if the task's data are not those of the run; empty: they are, or the run has no digest."""
         known = self.config.get("data_digest")
         if known is None or task.digest() == known:
             return ""

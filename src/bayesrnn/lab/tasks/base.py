@@ -40,7 +40,7 @@ from bayesrnn.lab.metrics import Metric
 from bayesrnn.lab.modules import evaluating as evaluating
 from bayesrnn.lab.modules import weights_digest as weights_digest
 from bayesrnn.lab.reading import counted, is_number
-from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
+from bayesrnn.lab.recipes.schema import PosteriorSettings, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
 from bayesrnn.lab.runs.folder import Files as Files
@@ -297,7 +297,11 @@ class Task:
 
 
 def posterior(
-    plain: nn.Module, settings: Posterior, *, recurrent: str | None = None, exclude: str | list[str] | None = None
+    plain: nn.Module,
+    settings: PosteriorSettings,
+    *,
+    recurrent: str | None = None,
+    exclude: str | list[str] | None = None,
 ) -> nn.Module:
     """The module with the posterior of a recipe; the module itself if its kind is "none".
 
@@ -323,7 +327,7 @@ def posterior(
 
 
 def recipe_elbo(
-    model: nn.Module, likelihood: "Likelihood", settings: Posterior, *, num_data: float, **options: Any
+    model: nn.Module, likelihood: "Likelihood", settings: PosteriorSettings, *, num_data: float, **options: Any
 ) -> "ELBO":
     """The :class:`bayesrnn.ELBO` of a model that :func:`posterior` made; ``settings`` is ``recipe.posterior``.
 

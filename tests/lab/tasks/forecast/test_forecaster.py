@@ -8,18 +8,10 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.mixture import Mixture, by_horizon, measures, reliability
 from bayesrnn.lab.tasks.forecast import forecaster
-from bayesrnn.lab.tasks.forecast.forecaster import (
-    Forecaster,
-    _summary,
-    by_horizon,
-    is_random,
-    measures,
-    one_draw_for_the_batch,
-    reliability,
-)
+from bayesrnn.lab.tasks.forecast.forecaster import Forecaster, _summary, is_random, one_draw_for_the_batch
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame
-from bayesrnn.lab.tasks.forecast.mixture import Mixture
 from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads
 from bayesrnn.lab.tasks.forecast.settings import Model
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.series import mauna_loa
 from bayesrnn.lab.tasks.forecast.frames import (
     Cut,
     Frame,
@@ -18,7 +19,6 @@ from bayesrnn.lab.tasks.forecast.frames import (
     ridge_weights,
     season_of,
 )
-from bayesrnn.lab.tasks.forecast.series import mauna_loa
 
 
 def values(n=120, columns=2, seed=0):

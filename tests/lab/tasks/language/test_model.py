@@ -8,7 +8,7 @@ from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.language import task as language
-from bayesrnn.lab.tasks.language.model import LanguageModel, Stack, activity, zero_state
+from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMStack, activity, zero_state
 from bayesrnn.lab.tasks.language.settings import Model
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def test_widths_of_layers_are_those_of_torch_layers_in_a_row(tied):
 def test_rates_of_their_own():
     m = Model(embedding=5, hidden=7, layers=3, input_dropout=0.4, between_dropout=0.25, weight_dropout=0.5)
     rnn = LanguageModel(11, m).rnn
-    assert isinstance(rnn, Stack)
+    assert isinstance(rnn, LSTMStack)
     assert [layer.input_dropout for layer in rnn] == [0.4, 0.25, 0.25]
     assert [layer.weight_dropout for layer in rnn] == [0.5] * 3
     assert isinstance(LanguageModel(11, Model(hidden=7, input_dropout=0.4)).rnn, br.LSTM)  # as before

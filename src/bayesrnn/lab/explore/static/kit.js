@@ -8,7 +8,7 @@ function fill(node, attributes, children) {
     else if (name === "text") node.textContent = value;
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 
@@ -136,4 +136,31 @@ export function picture(label, { rows, columns, data }) {
   });
   context.putImageData(image, 0, 0);
   return canvas;
+}
+
+/** Accept or reject at a chosen risk; `curve` has threshold, coverage and risk, rising in coverage. */
+export function riskChooser({ curve, noun, name, format, uncertainty }) {
+  const verdict = h("p", { "aria-live": "polite" });
+  const told = h("p", { class: "note" });
+  const figure = h("figure");
+  const [low, high] = [Math.min(...curve.risk), Math.max(...curve.risk)];
+  let asked = null;
+  const show = () => {
+    const k = curve.risk.findLastIndex((risk) => risk <= choice.value + 1e-9);
+    const threshold = k < 0 ? -Infinity : curve.threshold[k];
+    told.textContent = k < 0 ? `No part of the ${curve.count} validation ${noun} has so low a ${name}.`
+      : `${percent(curve.coverage[k])} of ${curve.count} validation ${noun} are accepted; their ${name} is ${format(curve.risk[k])}.`;
+    figure.replaceChildren(chart({ into: figure, height: 170, label: `${name} against the share accepted. ${told.textContent}`, xs: [0, 1], ys: [0, high || 1],
+      xText: (at) => percent(at), yText: format, across: "share accepted, surest first",
+      draw: ({ x, y }) => [s("path", { class: "main", d: line(curve.coverage.map((at, i) => [x(at), y(curve.risk[i])])) }),
+        k < 0 ? null : s("circle", { cx: x(curve.coverage[k]), cy: y(curve.risk[k]), r: 5, class: "dot" })].filter(Boolean) }).box);
+    if (asked === null) return;
+    const yes = asked <= threshold;
+    verdict.replaceChildren(h("span", { class: `verdict ${yes ? "accept" : "reject"}`, text: yes ? "Accepted" : "Rejected" }),
+      ` at this risk: ${uncertainty} ${short(asked)}, and at most ${k < 0 ? "none" : short(threshold)} is accepted.`);
+  };
+  const choice = slider({ label: `Acceptable ${name}`, min: low, max: Math.max(high, low + 1e-6), step: (high - low) / 50 || 1e-6, value: low + (high - low) / 2, format, change: show });
+  const box = h("div", {}, h("div", { class: "row" }, choice.box), verdict, figure, told);
+  requestAnimationFrame(show);
+  return { box, judge(value) { asked = value; show(); } };
 }

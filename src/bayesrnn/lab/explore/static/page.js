@@ -12,6 +12,9 @@ function readToken() {
 }
 
 const token = readToken();
+const main = document.getElementById("main");
+let asked = 0;
+const busy = (more) => { asked += more; main.setAttribute("aria-busy", String(asked > 0)); };
 
 /** Ask, and hand over every part of the answer as it comes. */
 async function ask(path, body, part, signal) {
@@ -54,6 +57,7 @@ function section(panel, about) {
       const control = new AbortController();
       open.set(key, control);
       error.textContent = "";
+      busy(1);
       const slow = setTimeout(() => status.replaceChildren(bar, stop, said), 300);
       try {
         await ask(`/ask/${key}`, body, (found) => {
@@ -65,6 +69,7 @@ function section(panel, about) {
         if (!control.signal.aborted) error.textContent = fault.message;
         return false;
       } finally {
+        busy(-1);
         clearTimeout(slow);
         if (open.get(key) === control) open.delete(key);
         if (!open.size) { bar.value = 0; status.replaceChildren(said); }
@@ -77,7 +82,6 @@ function section(panel, about) {
 }
 
 async function start() {
-  const main = document.getElementById("main");
   const runs = document.getElementById("runs");
   let about;
   try {

@@ -34,7 +34,7 @@ function weights(box, page, { about }, run) {
     let gone = 0;
     const label = `Histogram of ${what}, median ${short(median)}.`;
     const drawn = chart({ into: top, label, xs: [edges[from], edges[to]], ys: [0, Math.max(...shares)], height: 220, across: `${what}, on a log scale`,
-      xText: (at) => short(10 ** at), yText: (at) => percent(at, at && at < 0.01 ? 1 : 0),
+      xText: (at) => short(10 ** at), xTicks: [-4, -3, -2, -1, 0, 1, 2, 3, 4].filter((at) => at >= edges[from] && at <= edges[to]), yText: (at) => percent(at, at && at < 0.01 ? 1 : 0),
       draw: ({ x, y }) => shares.slice(from, to).map((each, k) => {
         gone += each;
         const left = about.posterior && gone <= share.value + 1e-9;

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.mixture import Mixture, running_scale
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs.sizes import memory as machine_memory
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, carried, gather
-from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale
 from bayesrnn.lab.tasks.forecast.model import Components
 from bayesrnn.nn.base import NoisyLayer
 from bayesrnn.nn.dropout import SequenceDropout
@@ -286,41 +286,3 @@ def one_draw_for_the_batch(model: nn.Module) -> Iterator[None]:
     finally:
         for part, share in zip(parts, before, strict=True):
             part.share = share
-
-
-def measures(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, float]:
-    """Scores of forecasts (S, N, H), averaged over the actual values (N, H) that are known (not NaN)."""
-    low, high = forecast.interval(level)
-    error = forecast.mean - actual
-    return {
-        "crps": float(forecast.crps(actual).nanmean()),
-        "coverage": float(_inside(actual, low, high).nanmean()),
-        "width": float((high - low).mean()),
-        "mae": float((forecast.quantile(0.5) - actual).abs().nanmean()),
-        "rmse": float(error.square().nanmean().sqrt()),
-        "nll": float(-forecast.log_density(actual).nanmean()),
-    }
-
-
-def _inside(actual: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """1 where a value lies between two others, 0 where not, NaN where it is not known."""
-    return ((actual >= low) & (actual <= high)).double().masked_fill(actual.isnan(), math.nan)
-
-
-def by_horizon(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, list[float]]:
-    """CRPS, coverage and mean width for each step ahead."""
-    low, high = forecast.interval(level)
-    return {
-        "crps": forecast.crps(actual).nanmean(0).tolist(),
-        "coverage": _inside(actual, low, high).nanmean(0).tolist(),
-        "width": (high - low).mean(0).tolist(),
-    }
-
-
-def reliability(forecast: Mixture, actual: Tensor) -> dict[str, list[float]]:
-    """The histogram of probability integral transforms, and how much intervals of other levels cover."""
-    pit = forecast.cdf(actual)
-    pit = pit[~pit.isnan()]
-    levels = [0.5, 0.8, 0.9, 0.95]
-    inside = [float(((pit >= (1 - p) / 2) & (pit <= (1 + p) / 2)).double().mean()) for p in levels]
-    return {"pit": histogram(pit), "levels": levels, "coverage": inside}

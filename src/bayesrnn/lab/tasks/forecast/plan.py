@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.series import Series, parse_csv
 from bayesrnn.lab.reading import counted, is_number, parse_json, shown
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, choose_lag, season_of
-from bayesrnn.lab.tasks.forecast.series import Series, parse_csv
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Files

@@ -3,24 +3,31 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bayesrnn.draws import Draw, mix
 from bayesrnn.errors import UserError
-from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
+from bayesrnn.lab.explore.panel import Draws, Handler, Options, Panel, Part, Request
+from bayesrnn.lab.modules import drawn
 from bayesrnn.lab.tasks.base import is_random
-from bayesrnn.lab.tasks.language.prediction import scored
-from bayesrnn.lab.tasks.language.scoring import log_probabilities
+from bayesrnn.lab.tasks.language.scoring import draws_weights, log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
 from bayesrnn.lab.tasks.language.streams import evaluation_window, perplexity, reset_of
+from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
+from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.runs.opening import OpenedRun
 
 _WORDS = 1000  # of a text
 _SCORED = 2000  # words of the validation text, to score a pruned model
 _LIKELY = 8
+_HELD = 1 << 29  # parameters of all held draws; they take half as many floats
 _EXAMPLE = "the value of the expression is the name of a class"
 
 
@@ -41,6 +48,11 @@ class LanguagePanel(Panel):
     title = "Words"
     score_label = "validation perplexity"
 
+    def __init__(self, run: "OpenedRun", options: Options) -> None:
+        super().__init__(run, options)
+        self.models: list[nn.Module] = []
+        """The first draws of the weights, as plain modules, where that is faster."""
+
     def about(self) -> dict[str, Any]:
         return {
             "random": is_random(self.run.recipe),
@@ -56,10 +68,26 @@ class LanguagePanel(Panel):
     def vocabulary(self) -> Any:
         return vocabulary_of(self.run.files)
 
+    def _draw(self, count: int) -> Iterator[Part]:
+        """Make the weights of the first draws, once: drawing a large model takes longer than running it.
+
+        Models whose draws run all at once, with noise besides the weights', or too large to hold, are drawn each time.
+        """
+        model = self.run.model
+        weights = sum(p.numel() for p in model.parameters())
+        if not draws_weights(model) or has_unit_noise(model) or HeldDraws.serve(model) or count * weights > _HELD:
+            self.models.clear()
+            return
+        while len(self.models) < count:
+            self.models.append(drawn(model, Draw(mix(1, len(self.models)))))
+            yield {"progress": len(self.models) / count}
+
     def words(self, asked: Text) -> Iterator[Part]:
         """Every word with its surprisal, and entropy and mutual information of the prediction, in nats."""
         shown, known = self._tokens(asked.text)
-        lines = scored(self.run, known, samples=self._draws(asked), seed=1) if known else iter(())
+        draws = self._draws(asked)
+        yield from self._draw(draws)
+        lines = scored(self.run, known, samples=draws, seed=1, models=self.models[:draws]) if known else iter(())
         done = 0
         while part := list(islice(lines, 16)):
             texts = shown[done : done + len(part)]
@@ -73,6 +101,7 @@ class LanguagePanel(Panel):
         if asked.place > len(known):
             raise UserError(f"The text has only {len(known)} words.")
         before, draws = known[: asked.place], self._draws(asked)
+        yield from self._draw(draws)
         mean = self._probabilities(before, 0)[0]
         each = self._probabilities(before, draws) if draws else mean[None]
         average = each.mean(0)
@@ -123,8 +152,9 @@ class LanguagePanel(Panel):
         stream = self.vocabulary.encode([EOS, *before, UNK]).unsqueeze(1).to(self.device)
         with word_dropout(self.run.model, on=False), torch.no_grad():
             for _, logs in log_probabilities(
-                self.run.model, stream, samples=draws, seed=1, reset=reset_of(self.run.recipe)
-            ):
+                self.run.model, stream, samples=draws, seed=1, reset=reset_of(self.run.recipe),
+                models=self.models[:draws],
+            ):  # fmt: skip
                 last = logs[:, -1]
         return last.exp()
 

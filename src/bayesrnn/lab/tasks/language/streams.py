@@ -23,7 +23,7 @@ _LOGITS = 1 << 25  # numbers in one evaluation window's logits
 class Streams:
     """A corpus as ids: training text in ``batch_size`` streams (L, B), the other splits as one, (N, 1).
 
-    Of token files the training text stays on disk.
+    The training text of token files stays on disk.
     """
 
     vocabulary: Vocabulary
@@ -45,7 +45,7 @@ class Streams:
 
     @property
     def valid_streams(self) -> Tensor:
-        """The validation text in several streams, for the quick figure after each epoch."""
+        """The validation text in several streams, for the quick value after each epoch."""
         return batchify(self.valid[:, 0], max(1, min(EPOCH_STREAMS, len(self.valid) // (self.window + 1))))
 
     def to(self, device: torch.device) -> "Streams":

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.tasks.forecast import dates, series
-from bayesrnn.lab.tasks.forecast.series import mauna_loa, parse_csv, read_csv
+from bayesrnn.forecasting import dates, series
+from bayesrnn.forecasting.series import mauna_loa, parse_csv, read_csv
 
 
 def write(folder, text, name="data.csv", encoding="utf-8"):

@@ -1,14 +1,18 @@
 """The column of dates, read by pandas, and the even grid of time steps they lie on."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from bayesrnn.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CELL = (
     r"^(?P<date>.*?\d.*?)(?:(?: *T *|(?<=\d-\d\d) +|(?<=\d-\d) +| +(?=\d{1,2}:| *\d{1,2} ?[AaPp]))"
@@ -40,7 +44,7 @@ def dates_of(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.
     whole = any(c.lower() in _NAMES and c not in parts.values() for c in table)
     if not (given or form or whole) and "year" in parts and {"month", "quarter"} & parts.keys():
         return _together(table[list(parts.values())].set_axis(list(parts), axis=1)), table.drop(columns=parts.values())
-    name = given or _date_column(table, form)
+    name = given or date_column(table, form)
     if not name:
         notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
         return None, table
@@ -58,6 +62,9 @@ def dates_of(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.
 
 def _together(parts: Table) -> pd.DatetimeIndex:
     """Dates whose year, month or quarter, day, hour, ... have a column each."""
+
+    import pandas as pd
+
     whole = parts.apply(pd.to_numeric, errors="coerce")
     if "quarter" in whole:
         whole["month"] = 3 * whole.pop("quarter").where(lambda q: q.isin([1, 2, 3, 4])) - 2
@@ -69,6 +76,9 @@ def _together(parts: Table) -> pd.DatetimeIndex:
 
 def _uncounted(table: Table) -> Table:
     """Without a column that counts the rows (as programs write one without a name), and sorted by it."""
+
+    import pandas as pd
+
     for name in [c for c in table if c.lower() in _COUNTERS][: len(table.columns) - 1]:
         whole = pd.to_numeric(table[name], errors="coerce")
         if set(whole) in (set(range(len(table))), set(range(1, len(table) + 1))):
@@ -76,12 +86,15 @@ def _uncounted(table: Table) -> Table:
     return table
 
 
-def _date_column(table: Table, form: str) -> str:
+def date_column(table: Table, form: str = "") -> str:
     """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
 
     Raises:
         UserError: a column looks like dates, and they are not understood.
     """
+
+    import pandas as pd
+
     first = table.columns[0]
     named = [c for c in table if c.lower() in _NAMES]
     if form:
@@ -112,6 +125,9 @@ def listed(names: Iterable[str]) -> str:
 
 def _parts(cells: pd.Series) -> pd.DataFrame:
     """Columns date (separators are "-"), time (a Timedelta) and zone ("+0100") of each cell; NaN where it has none."""
+
+    import pandas as pd
+
     found = cells.str.extract(_CELL)
     date = found["date"].str.strip().str.replace(r"[\s,./-]+", "-", regex=True)
     date = date.str.replace(_MONTHS, r"\1", regex=True).str.replace(r"^(\d{4})-0+$", r"\1", regex=True)
@@ -134,6 +150,9 @@ def _parts(cells: pd.Series) -> pd.DataFrame:
 
 def _read(date: pd.Series, form: str) -> pd.Series:
     """Days of cells in one format; NaT where a cell has another. Two-digit years never lie in the future."""
+
+    import pandas as pd
+
     if form == EPOCH:
         whole = date.where(date.str.fullmatch(r"\d{10}|\d{13}", na=False))
         seconds = pd.to_numeric(whole, errors="coerce")
@@ -146,6 +165,9 @@ def _read(date: pd.Series, form: str) -> pd.Series:
 
 def forms_of(cells: Sequence[str]) -> list[str]:
     """The formats that read at least nine in ten of the cells that are not empty; none: the column holds no dates."""
+
+    import pandas as pd
+
     kept = pd.Series([cell for cell in cells if cell], dtype=str)
     if kept.empty:
         return []
@@ -167,6 +189,9 @@ def parse(
     Raises:
         UserError: a cell is no date, or the column can be read in more than one way.
     """
+
+    import pandas as pd
+
     text = pd.Series(cells, dtype=str)
     if form:
         parts, read = None, {form: pd.to_datetime(text, format=form, errors="coerce")}
@@ -214,6 +239,8 @@ def _check(days: pd.Series, cells: Sequence[str], lines: Sequence[int], form: st
 
 
 def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int], notes: list[str]) -> pd.Series:
+    import pandas as pd
+
     has = zone.notna()
     if has.any() and not has.all():
         i = int(np.argmax(has.to_numpy() != has.iloc[0]))
@@ -230,6 +257,9 @@ def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int], notes: list[s
 
 def _even(days: pd.Series) -> bool:
     """Whether the dates, in the order of the file or in reverse, lie on a grid and most of its steps have one."""
+
+    import pandas as pd
+
     rising = days.is_monotonic_increasing or days.is_monotonic_decreasing
     try:
         _, steps = grid_of(pd.DatetimeIndex(days.sort_values().unique()), range(len(days)))
@@ -251,6 +281,9 @@ class Grid:
 
     def date(self, step: int) -> datetime:
         """The date of a step; for months the first day, whatever day the file has."""
+
+        import pandas as pd
+
         if self.unit == "month":
             return datetime(*self._month(step), 1)
         if self.unit == "weekday":
@@ -266,6 +299,8 @@ class Grid:
         return year, month + 1
 
     def _position(self, date: datetime) -> float:
+        import pandas as pd
+
         return float(_positions(pd.DatetimeIndex([date]), self.unit)[0])
 
     def label(self, step: int) -> str:
@@ -343,6 +378,9 @@ def _unit(dates: pd.DatetimeIndex) -> str:
 
 def _positions(dates: pd.DatetimeIndex, unit: str) -> np.ndarray:
     """How many units after some fixed date; weekends have no place among weekdays."""
+
+    import pandas as pd
+
     if unit == "month":
         return (dates.year * 12 + dates.month - 1).to_numpy()
     if unit == "second":

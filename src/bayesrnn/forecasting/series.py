@@ -3,6 +3,8 @@
 series = read_csv("sales.csv", target="sales")     # or mauna_loa()
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import math
@@ -12,14 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.reading import counted, read_bytes
-from bayesrnn.lab.tasks.forecast import dates as when
-from bayesrnn.lab.tasks.forecast.dates import LOOK, Grid, Table, listed
+from bayesrnn.forecasting import dates as when
+from bayesrnn.forecasting.dates import LOOK, Grid, Table, listed
+from bayesrnn.reading import counted, read_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_BYTES = 50 << 20
 MAX_ROWS = 1_000_000
@@ -57,6 +62,9 @@ class Series:
 
     def to_csv(self) -> str:
         """The series as it is used: evenly spaced, target first, empty cells where values are missing."""
+
+        import pandas as pd
+
         labels = pd.Index(map(self.label, range(len(self))), name="row" if self.grid.unit == "row" else "date")
         return pd.DataFrame(self.values, index=labels, columns=self.columns).to_csv(lineterminator="\n")
 
@@ -140,6 +148,9 @@ def _text(content: bytes) -> str:
 
 def _table(text: str) -> tuple[Table, bool]:
     """Cells as text, the rows' lines in the file as index; and whether numbers have a decimal comma."""
+
+    import pandas as pd
+
     useful = [line for line in text.split("\n", 5 * LOOK)[: 5 * LOOK] if line.strip()][:LOOK]
     if not useful:
         raise UserError("it is empty; a series needs a column of dates and a column of numbers.")
@@ -255,6 +266,9 @@ def _looks_numeric(cells: pd.Series, comma: bool) -> bool:
 
 def _to_numbers(cells: Iterable[str], comma: bool) -> Array:
     """NaN where a cell is no number. numpy rounds correctly, so that what is written reads back; pandas does not."""
+
+    import pandas as pd
+
     text = pd.Series(list(cells), dtype=str)
     text = text.str.replace(",", ".", regex=False) if comma else text
     values = np.array(pd.to_numeric(text, errors="coerce"), dtype=float)
@@ -328,6 +342,9 @@ def _trimmed(grid: Grid, values: Array, names: list[str], notes: list[str]) -> t
 
 def _filled(values: Array, names: list[str], max_gap: int, notes: list[str]) -> Array:
     """Gaps of up to ``max_gap`` steps filled by straight lines; longer ones stay NaN."""
+
+    import pandas as pd
+
     columns = []
     for name, column in zip(names, values.T, strict=True):
         missing = pd.Series(np.isnan(column))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale, together
+from bayesrnn.forecasting.mixture import Mixture, histogram, running_scale, together
 
 
 def mixture(log=False, draws=5, shape=(4, 3), seed=0):
@@ -125,7 +125,7 @@ def test_the_score_by_integration_is_that_of_all_pairs():
 def test_blocks_change_nothing(monkeypatch):
     many, y = mixture(draws=9), torch.zeros(4, 3).double()
     whole, middle = many.crps(y), many.quantile(0.5)
-    monkeypatch.setattr("bayesrnn.lab.tasks.forecast.mixture._BLOCK", 1)
+    monkeypatch.setattr("bayesrnn.forecasting.mixture._BLOCK", 1)
     monkeypatch.setattr("bayesrnn.likelihoods.quantiles._BLOCK", 1)
     torch.testing.assert_close(many.crps(y), whole)
     torch.testing.assert_close(many.quantile(0.5), middle)
