@@ -1,6 +1,7 @@
 """Tiny runs of the tasks, and a client that asks the page's questions about them."""
 
 import json
+import os
 import random
 import struct
 import warnings
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 pytest.importorskip("starlette", reason="the page needs starlette: pip install 'bayesrnn[explore]'")
 pytest.importorskip("httpx", reason="Starlette's test client needs httpx")
@@ -122,26 +123,35 @@ def sentiment(train, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def captions(tmp_path_factory):
-    """Images in Flickr8k's layout, whose features say what is in them; every second has a picture."""
+    """Drawings of balls in Flickr8k's layout, whose features say what is in them; two of the test split have a file."""
     folder, source = tmp_path_factory.mktemp("flickr8k"), np.random.default_rng(0)
-    lines, names = [], []
-    for split, count in (("train", 20), ("dev", 6), ("test", 6)):
-        own = [f"{split}{k}.jpg" for k in range(count)]
+    colours, places = ("red", "blue", "white"), ("grass", "sand")
+    lines, names, features = [], [], []
+    for split, count in (("train", 60), ("dev", 6), ("test", 6)):
+        own = [f"{split}{k}.png" for k in range(count)]
         (folder / f"Flickr_8k.{split}Images.txt").write_text("".join(f"{name}\n" for name in own))
-        lines += [f"{name}#0\tA {('red', 'blue')[k % 2]} dog on the grass .\n" for k, name in enumerate(own)]
+        for k, name in enumerate(own):
+            lines.append(f"{name}#0\tA {colours[k % 3]} ball on the {places[k % 2]} .\n")
+            features.append([*(4.0 * (k % 3 == c) for c in range(3)), 4.0 * (k % 2), *source.normal(size=4)])
         names += own
     (folder / "Flickr8k.token.txt").write_text("".join(lines))
-    np.save(folder / "features.npy", source.normal(size=(len(names), 12)).astype(np.float32))
+    np.save(folder / "features.npy", np.array(features, dtype=np.float32))
     (folder / "filenames.json").write_text(json.dumps(names))
     (folder / "images").mkdir()
-    for k in (1, 3):
-        Image.new("RGB", (60, 40), (200, 20 * k, 0)).save(folder / "images" / f"test{k}.jpg")
+    for k in (1, 2):
+        image = Image.new("RGB", (240, 160), (150, 190, 235))
+        pen = ImageDraw.Draw(image)
+        pen.rectangle((0, 90, 240, 160), "#e0c98f" if k % 2 else "#5fa052")
+        pen.ellipse((85, 60, 155, 130), ("#c33", "#25c", "#fff")[k % 3])
+        image.save(folder / "images" / f"test{k}.png")
     return folder
 
 
 @pytest.fixture(scope="session")
 def captioning(train, captions):
-    settings = ["model.hidden=8", "data.min_count=1", "epochs=1", "batch_size=8", "evaluate.max_words=6"]
+    settings = ["model.hidden=16", "data.min_count=1", "batch_size=20", "evaluate.max_words=8", "lr=0.01"]
+    settings += ["image_dropout=0.05", "input_dropout=0.05", "recurrent_dropout=0.05", "output_dropout=0.1"]
+    settings += ["word_dropout=0", "patience=150", "epochs=150" if "SCREENSHOTS" in os.environ else "epochs=5"]
     return train("caption-variational", captions, settings)
 
 

@@ -10,6 +10,7 @@ import pytest
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.answers import Answer, Worker, as_line
 from bayesrnn.lab.explore.guard import HEADERS
+from bayesrnn.lab.registry import task_class
 
 
 def test_the_page_and_its_files_are_served_with_strict_headers(client):
@@ -52,6 +53,45 @@ def test_a_task_without_a_panel_has_its_weights(line_recipe, train, client_of):
     found = client.ask("prune", {"share": 0.5}, panel="weights")
     assert found["removed"] > 5
     assert "after" not in found
+
+
+def test_a_task_brings_its_panel_from_its_own_folder(line_recipe, train, client_of, tmp_path, monkeypatch):
+    (tmp_path / "line_panel.py").write_text(PANEL)
+    (tmp_path / "panel.js").write_text("export function mount(root, page) {}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(task_class("line"), "panel", "line_panel:LinePanel")
+    folder = train(line_recipe, None, ["posterior.kind=bayes_by_backprop", "train.epochs=1"])
+    client = client_of([folder])
+    assert [panel["files"] for panel in client.about()["panels"]] == [["panel.js"], ["weights.js"]]
+    assert client.get("/files/panel.js").text.startswith("export function mount")
+    assert client.ask("add", {"numbers": [1, 2, 4]}) == {"sum": 7}
+    assert client.post("/ask/0/task/add", json={"numbers": [1] * 9}).status_code == 422
+    found = client.ask("prune", {"share": 0.99}, panel="weights")
+    assert found["label"] == "largest weight"
+    assert found["after"] <= found["before"]
+
+
+PANEL = """
+from pydantic import Field
+from bayesrnn.lab.explore.panel import Handler, Panel, Request
+
+
+class Add(Request):
+    numbers: list[int] = Field(max_length=8)
+
+
+class LinePanel(Panel):
+    title, score_label = "A line", "largest weight"
+
+    def handlers(self):
+        return {"add": Handler(Add, self.add)}
+
+    def add(self, asked):
+        yield {"sum": sum(asked.numbers)}
+
+    def score(self, model):
+        return max(float(mean.abs().max()) for mean in model.means.values())
+"""
 
 
 def test_runs_of_two_tasks_are_not_compared(line_recipe, train, language_runs, client_of):
@@ -152,16 +192,19 @@ def test_answers_take_turns():
     def parts(name):
         for _ in range(3):
             order.append(name)
-            time.sleep(0.002)
+            time.sleep(0.01)
             yield {"name": name}
 
-    async def main():
+    async def main(background):
         worker = Worker()
         async with anyio.create_task_group() as group:
             for name in "ab":
                 exchange = Exchange()
-                answer = Answer(worker, lambda name=name: parts(name))
+                answer = Answer(worker, lambda name=name: parts(name), background=background)
                 group.start_soon(answer, {"type": "http"}, exchange.receive, exchange.send)
 
-    anyio.run(main)
+    anyio.run(main, False)
     assert order in (list("aaabbb"), list("bbbaaa"))
+    order.clear()
+    anyio.run(main, True)  # between the parts of a background answer others are answered
+    assert order in (list("ababab"), list("bababa"))

@@ -89,7 +89,7 @@ class TestCaptioning:
     def test_images_are_chosen_by_number(self, captioning, client_of):
         client = client_of([captioning])
         images = client.ask("images")["images"]
-        assert sorted(image["name"] for image in images) == [f"test{k}.jpg" for k in range(6)]
+        assert sorted(image["name"] for image in images) == [f"test{k}.png" for k in range(6)]
         assert [image["picture"] for image in images] == [True] * 2 + [False] * 4
         jpeg = base64.b64decode(client.ask("picture", {"index": 0})["jpeg"])
         assert jpeg.startswith(b"\xff\xd8")
@@ -109,7 +109,7 @@ class TestCaptioning:
 
     def test_a_folder_of_images_takes_stored_features(self, captioning, captions, client_of, tmp_path):
         client = client_of([captioning], Options(images=captions / "images"))
-        assert [image["name"] for image in client.ask("images")["images"]] == ["test1.jpg", "test3.jpg"]
+        assert [image["name"] for image in client.ask("images")["images"]] == ["test1.png", "test2.png"]
         assert client.ask("caption", {"index": 0, "draws": 2})["words"]
         empty = client_of([captioning], Options(images=tmp_path))
         assert "has no image files" in empty.ask("images")["error"]

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import torch
 from starlette.responses import Response
 
 from bayesrnn.errors import UserError
@@ -29,7 +30,7 @@ class Worker:
     """The one thread in which models run: a draw changes a model, so two answers must not be mixed."""
 
     def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="explore")
+        self.thread = ThreadPoolExecutor(1, "explore", torch.set_grad_enabled, (False,))
         self.turn = anyio.Lock()
         self.waiting = 0
 

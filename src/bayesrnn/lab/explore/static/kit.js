@@ -99,7 +99,7 @@ export function ticks(low, high, count = 4) {
 
 /** A chart with axes, as wide as `into`: `draw({x, y})` gives its contents; domains are [low, high]. */
 export function chart({ into, label, xs, ys, height = 260, xText = short, yText = short, xTicks, across = "", draw }) {
-  const [left, right, top, bottom] = [46, 8, 8, 34];
+  const [left, right, top, bottom] = [46, 18, 8, 34];
   const width = Math.max(280, into.clientWidth || 640); // in pixels, so that text keeps its size
   const x = (value) => left + ((value - xs[0]) / (xs[1] - xs[0] || 1)) * (width - left - right);
   const y = (value) => height - bottom - ((value - ys[0]) / (ys[1] - ys[0] || 1)) * (height - top - bottom);
