@@ -242,3 +242,24 @@ def reliability(forecast: Mixture, actual: Tensor) -> dict[str, list[float]]:
     levels = [0.5, 0.8, 0.9, 0.95]
     inside = [float(((pit >= (1 - p) / 2) & (pit <= (1 + p) / 2)).double().mean()) for p in levels]
     return {"pit": histogram(pit), "levels": levels, "coverage": inside}
+
+
+def summary_of_paths(futures: Tensor, scale: Tensor, level: float, log: bool) -> list[Tensor]:
+    """Mean, interval and the two standard deviations of sampled futures (draws, paths, twins, steps), made wider.
+
+    The variance over the draws' means holds that of the mean of so many paths, which is taken off; and the variance
+    around a draw's mean lacks it.
+    """
+    centre = futures.mean((0, 1, 2))
+    futures = centre + scale * (futures - centre)
+    if log:
+        futures = futures.exp()
+    left = (futures.mean(2).var(1) / futures.shape[1]).mean(0)
+    aleatoric = futures.var((1, 2), correction=0).mean(0) + left
+    epistemic = torch.zeros_like(aleatoric)
+    if len(futures) > 1:
+        epistemic = (futures.mean((1, 2)).var(0) - left).clamp_min(0)
+    flat = futures.flatten(0, 2)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=flat.dtype)
+    low, high = torch.quantile(flat, tails, dim=0)
+    return [flat.mean(0), low, high, aleatoric.sqrt(), epistemic.sqrt()]

@@ -106,9 +106,11 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
+    """Two or three of the longest season, and at least three horizons; twelve where there is no season."""
     first = seasons[0] if seasons else 1
     largest = max(seasons, default=1)
-    wanted = max(2 * horizon, 16, 2 * largest if largest < 200 else largest + max(first, horizon))
+    wanted = 3 * largest if largest <= 60 else 2 * largest if largest < 200 else largest + max(first, horizon)
+    wanted = max(wanted, 3 * horizon if seasons else min(12 * horizon, 200), 16)
     wanted = min(wanted, 800, max(8, (longest - horizon) // 2, largest + 1 if 2 * largest < longest else 8))
     grain = first if 1 < first <= wanted // 2 else 4
     return max(4, math.ceil(wanted / grain) * grain)

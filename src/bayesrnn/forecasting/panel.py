@@ -169,7 +169,7 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
             )
         frame = frame.reset_index(names=columns.time)
     if target and columns.target not in frame:
-        if columns.id in frame:
+        if columns.id in frame or columns.target != Columns.target:
             raise UserError(
                 f"The frame has no column {columns.target!r} to forecast; its columns are {_listed(frame.columns)}: "
                 "name it with target_col."

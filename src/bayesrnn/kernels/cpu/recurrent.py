@@ -196,31 +196,25 @@ def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     return (out,)
 
 
-def run(
-    cell: str,
-    tensors: Sequence[Any],
-    others: Sequence[Tensor | None],
-    sizes: Sequence[int],
-    reverse: bool,
-    *,
-    fast: Callable[[], Any],
-    loop: Callable[[], tuple[Tensor, ...]],
-    reference: Callable[[], tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
-    """One direction of one layer: `fast` where C can run it, else `loop`, or `reference` inside vmap and the like.
+def elsewhere(
+    cell: str, tensors: Sequence[Any], others: Sequence[Any], given: Sequence[Any], loop: Callable[..., Any],
+    reference: Callable[..., Any], *, batch_sizes: Sequence[int], reverse: bool, **options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """One direction of one layer that C cannot run as it is: in `loop`, or `reference` inside vmap and the like.
 
     Inside vmap, C runs draws of the weights side by side, for predictions: without masks and gradients.
 
     Args:
-        tensors: gx, h, c, w_hh and the bias inside the cell, or None for what the cell has not.
+        tensors: gx, h, c, w_hh and the bias inside the cell, or None for what the cell lacks.
         others: masks and whatever else the compiled kernels may not know.
+        given: the arguments of `loop` and `reference`.
     """
+    options = {"batch_sizes": batch_sizes, "reverse": reverse, **options}
     if not transformed():
-        found = fast() if serves(*tensors, *others) else None
-        return loop() if found is None else found
+        return loop(*given, **options)  # type: ignore[no-any-return]
     if torch.is_grad_enabled() or any(t is not None for t in others) or not serves(*tensors):
-        return reference()
-    return Mapped.apply(partial(_recurrences, cell=cell, sizes=sizes, reverse=reverse), *tensors)  # type: ignore[no-any-return]
+        return reference(*given, **options)  # type: ignore[no-any-return]
+    return Mapped.apply(partial(_recurrences, cell=cell, sizes=batch_sizes, reverse=reverse), *tensors)  # type: ignore[no-any-return]
 
 
 def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from bayesrnn.kernels.lstm import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import with_nones
+from bayesrnn.kernels.shared.tensors import transformed, with_nones
 
 
 class _LSTM(OnceFunction):
@@ -47,11 +46,11 @@ class _LSTM(OnceFunction):
 def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
     """Like `reference.lstm`; projections, and what is not float32 on a CPU, run in `loop`. `gx` is used as scratch."""
     gx, h, c, w_hh, w_hr, z_h, z_c = tensors = with_nones(tensors, 7)
-    return recurrent.run(
-        "lstm", (gx, h, c, w_hh, None), (w_hr, z_h, z_c), batch_sizes, reverse,
-        fast=lambda: _LSTM.apply(gx.contiguous(), h, c, w_hh, z_h, z_c, batch_sizes, reverse) if w_hr is None else None,
-        loop=partial(loop.lstm, *tensors, batch_sizes=batch_sizes, reverse=reverse),
-        reference=partial(reference.lstm, *tensors, batch_sizes=batch_sizes, reverse=reverse),
+    if w_hr is None and not transformed() and recurrent.serves(gx, h, c, w_hh, z_h, z_c):
+        return _LSTM.apply(gx.contiguous(), h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
+    return recurrent.elsewhere(
+        "lstm", (gx, h, c, w_hh, None), (w_hr, z_h, z_c), tensors, loop.lstm, reference.lstm,
+        batch_sizes=batch_sizes, reverse=reverse,
     )  # fmt: skip
 
 

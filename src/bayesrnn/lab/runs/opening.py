@@ -152,7 +152,11 @@ def open_run(path: str | Path, device: torch.device) -> OpenedRun:
     folder = Path(path)
     config, recipe = _described(folder)
     cls = task_class(recipe.task)
-    files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
+    names = config.get("files", ["vocabulary.txt"])
+    if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{folder} is not a run of bayesrnn train; its config.json does not list its files.")
+    names = [Path(name).name for name in names]  # files of the folder itself, whatever path a name pretends to
+    files = {name: read_bytes(folder / name, most=_MOST) for name in names}
     check_digests(config, files, folder)
     weights = folder / checkpoint.BEST
     if not weights.is_file():
@@ -188,11 +192,3 @@ def _described(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
         raise UserError(f"{folder} is not a run of bayesrnn train; its config.json has no settings.")
     check_format(config, folder)
     return config, recipes.from_dict(config["settings"], where="config.json")
-
-
-def _file_names(config: dict[str, Any], folder: Path) -> list[str]:
-    """Files of the run folder itself, whatever path a name pretends to."""
-    names = config.get("files", ["vocabulary.txt"])
-    if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{folder} is not a run of bayesrnn train; its config.json does not list its files.")
-    return [Path(name).name for name in names]

@@ -234,12 +234,7 @@ def read_folder(folder: Path, *, what: str = "a record of a run", needs: Sequenc
         if not sound:
             raise UserError(f"{path} is not {what}.")
         found.append(record)
-    return by_seed(once(found))
-
-
-def by_seed(records: Iterable[Record]) -> list[Record]:
-    """Records in the order of their seeds."""
-    return sorted(records, key=lambda record: record.seed or 0)
+    return sorted(once(found), key=lambda record: record.seed or 0)
 
 
 def once(records: Iterable[Record]) -> list[Record]:

@@ -41,24 +41,21 @@ def command(
 
     from bayesrnn.errors import UserError
     from bayesrnn.lab.engine.launch import device_of
-    from bayesrnn.lab.runs.files import check_free
     from bayesrnn.lab.runs.opening import check_task, open_run
     from bayesrnn.lab.tasks.forecast import ahead
 
     if run.is_file() or run.suffix.lower() in (".csv", ".gz", ".parquet"):
-        settings = {"freq": int(freq) if freq and freq.isdigit() else freq, "minutes": minutes, "seed": seed}
-        names = {"target_col": target, "time_col": date}
-        _forecast_file(run, out, as_json, plot, [100 * v if v < 1 else v for v in level or (80, 95)],
-                       horizon=steps or horizon, **settings, **names)  # fmt: skip
+        _forecast_file(
+            run, out, as_json, plot, [100 * v if v < 1 else v for v in level or (80, 95)], horizon=steps or horizon,
+            freq=int(freq) if freq and freq.isdigit() else freq, minutes=minutes, seed=seed, target_col=target,
+            time_col=date,
+        )  # fmt: skip
         return
     check_task(run, "forecast")
     chance = (level or [0.95])[-1]
     if not 0 < chance < 1:
         raise UserError(f"--level is {chance}; it must be between 0 and 1, such as 0.95.")
-    if plot is not None and (plot.suffix.lower() != ".png" or not plot.resolve().parent.is_dir()):
-        raise UserError(f"{plot} cannot be written; --plot names a .png file in a folder that exists.")
-    if plot is not None:
-        check_free(plot, force=True, option="--plot")
+    _check(plot, (".png",), "--plot")
     trained = open_run(run, device_of(device))
     found = ahead.forecast(trained, data, steps=steps, level=chance, samples=samples, seed=seed)
     if plot is not None:
@@ -69,20 +66,28 @@ def command(
         ahead.show(found)
 
 
+def _check(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
+    from bayesrnn.errors import UserError
+    from bayesrnn.lab.runs.files import check_free
+
+    if path is None:
+        return
+    if path.suffix.lower() not in suffixes or not path.resolve().parent.is_dir():
+        kinds = " or ".join(suffixes)
+        raise UserError(f"{path} cannot be written; {option} names a {kinds} file in a folder that exists.")
+    check_free(path, force=True, option=option)
+
+
 def _forecast_file(
     data: Path, out: Path | None, as_json: bool, plot: Path | None, level: list[float], **settings: Any
 ) -> None:
     """Fit a `bayesrnn.forecasting.Forecaster` and write its forecasts."""
-    from bayesrnn.errors import UserError
     from bayesrnn.forecasting import Forecaster
     from bayesrnn.forecasting.plots import fan_chart
-    from bayesrnn.lab.runs.files import check_free, write_file
+    from bayesrnn.lab.runs.files import write_file
 
     for path, suffixes, option in ((out, (".csv", ".json"), "--out"), (plot, (".png",), "--plot")):
-        if path is not None:
-            if path.suffix.lower() not in suffixes or not path.resolve().parent.is_dir():
-                raise UserError(f"{path} cannot be written; {option} names a {' or '.join(suffixes)} file in a folder.")
-            check_free(path, force=True, option=option)
+        _check(path, suffixes, option)
     forecaster = Forecaster(verbose=True, **settings).fit(data)
     found = forecaster.predict(level=level)
     if plot is not None:

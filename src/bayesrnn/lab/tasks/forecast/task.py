@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.autoregression import gather
 from bayesrnn.forecasting.mixture import Mixture, by_horizon, measures, reliability, together
 from bayesrnn.forecasting.series import Series, mauna_loa, naming, read_csv
+from bayesrnn.lab.console.output import bar
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.card import CARD
-from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, bar, is_random
-from bayesrnn.lab.tasks.forecast.frames import gather
+from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, is_random
 from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.forecast.model import Components, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
