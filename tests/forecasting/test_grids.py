@@ -28,6 +28,15 @@ def test_scores_are_the_inverse_of_quantiles():
     np.testing.assert_allclose(np.stack([grids.scores_of(grid, y[:, k]) for k in range(5)], 1), z, atol=1e-6)
 
 
+def test_scores_of_counts_are_in_the_middle_of_their_levels():
+    """A fair coin: 0 up to level 1/2, then 1. The middles are the quartiles."""
+    grid = (grids.LEVELS > 0.5).astype(float)[None]
+    found = [grids.normal_cdf(grids.scores_of(grid, np.array([y])))[0] for y in (0.0, 1.0)]
+    assert found[0] < 0.3
+    assert found[1] > 0.7
+    assert np.isnan(grids.scores_of(grid, np.array([np.nan])))[0]
+
+
 def test_recalibration_restores_coverage():
     """Forecasts half as wide as they should be, and shifted; calibrated on 400 windows, measured on 4000."""
     rng = np.random.default_rng(0)

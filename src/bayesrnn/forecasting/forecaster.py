@@ -86,7 +86,7 @@ class Forecaster:
         cell: str = "gru",
         samples: int = 16,
         calibrate: bool = True,
-        minutes: float = 2.0,
+        minutes: float = 1.5,
         seed: int = 0,
         verbose: bool = False,
         id_col: str = "unique_id",

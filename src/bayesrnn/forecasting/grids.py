@@ -42,14 +42,21 @@ def quantile(grid: Array, q: float) -> Array:
 
 
 def scores_of(grid: Array, y: Array) -> Array:
-    """Normal scores z (...) with quantile(z) = y: standard normal where the forecast is calibrated; NaN where y is."""
+    """Normal scores z (...) with quantile(z) = y: standard normal where the forecast is calibrated; NaN where y is.
+
+    Where several levels have the same quantile (counts, a lower end), the middle of them.
+    """
+    return (_scores(grid, y) - _scores(-grid[..., ::-1], -y)) / 2
+
+
+def _scores(grid: Array, y: Array) -> Array:
     place = np.clip((grid < y[..., None]).sum(-1) - 1, 0, len(Z) - 2)[..., None]
     low = np.take_along_axis(grid, place, -1)[..., 0]
     high = np.take_along_axis(grid, place + 1, -1)[..., 0]
     width = high - low
     place = place[..., 0]
     share = np.where(width > 0, (y - low) / np.where(width > 0, width, 1), 0.5)
-    return np.clip(Z[place] + share * (Z[place + 1] - Z[place]), -12, 12)
+    return np.where(np.isnan(y), np.nan, np.clip(Z[place] + share * (Z[place + 1] - Z[place]), -12, 12))
 
 
 _WEIGHTS = np.gradient(LEVELS)

@@ -90,24 +90,6 @@ class NoisyRNN(NoisyLayer, _Base):
     noise = _setting("noise")
     share = _setting("share")
 
-    def __init__(
-        self,
-        *args: Any,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        cell_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,
-        )  # fmt: skip
-
     def _set_rates(self, *, cell_dropout: float = 0.0, **rates: Any) -> None:
         for name in ("input_dropout", "recurrent_dropout", "weight_dropout"):
             rates[name] = check_probability(name, rates[name])
@@ -206,15 +188,96 @@ class NoisyRNN(NoisyLayer, _Base):
 
 
 class RNN(NoisyRNN, torch.nn.RNN):
-    pass
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        tied: bool = True,
+        noise: str = "bernoulli",
+        share: str = "sequence",
+    ) -> None:
+        torch.nn.RNN.__init__(
+            self, input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._set_rates(
+            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
+            tied=tied, noise=noise, share=share,
+        )  # fmt: skip
 
 
 class GRU(NoisyRNN, torch.nn.GRU):
-    pass
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        tied: bool = True,
+        noise: str = "bernoulli",
+        share: str = "sequence",
+    ) -> None:
+        torch.nn.GRU.__init__(
+            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._set_rates(
+            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
+            tied=tied, noise=noise, share=share,
+        )  # fmt: skip
 
 
 class LSTM(NoisyRNN, torch.nn.LSTM):
-    pass
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        cell_dropout: float = 0.0,
+        tied: bool = True,
+        noise: str = "bernoulli",
+        share: str = "sequence",
+    ) -> None:
+        torch.nn.LSTM.__init__(
+            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._set_rates(
+            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
+            cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,
+        )  # fmt: skip
 
 
 RNN.__doc__ = "Elman RNN with noise held for the sequence.\n" + _NOISE_DOC.format(name="RNN", cell="")

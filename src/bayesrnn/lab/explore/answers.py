@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bayesrnn.lab.explore.panel import Part
 
-WAITING = 6
+WAITING = 12
 """Questions that are being answered or wait for their turn."""
 _FAULT = "An error inside bayesrnn; the terminal shows it."
 

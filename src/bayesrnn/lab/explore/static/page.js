@@ -47,8 +47,9 @@ function section(panel, about) {
   const error = h("p", { class: "error", role: "alert" });
   const root = h("div");
   const open = new Map();
+  const alike = about.runs.length > 1 && about.runs[0].name === about.runs[1].name;
   const page = {
-    runs: about.runs.map((run) => ({ name: run.name, about: run.panels[panel.name] })),
+    runs: about.runs.map((run) => ({ name: alike ? run.folder : run.name, about: run.panels[panel.name] })),
     say: (text) => { said.textContent = text; },
     /** Resolves to true, or to false if it failed or a later question of the same name took its place. */
     async ask(run, handler, body, part) {

@@ -19,7 +19,7 @@ def command(
         typer.Option(help="Probability that an interval holds (0.95); for a file percentages, several times."),
     ] = None,
     horizon: Annotated[int, typer.Option(min=1, max=10_000, help="For a file: steps ahead.")] = 24,
-    minutes: Annotated[float, typer.Option(help="For a file: time for training.")] = 2.0,
+    minutes: Annotated[float, typer.Option(help="For a file: time for training.")] = 1.5,
     freq: Annotated[
         str | None, typer.Option(help="For a file: step of time, such as h, D or MS. Default: found.")
     ] = None,
