@@ -1,0 +1,100 @@
+"""Checks of series and arguments: each raises one sentence that names the series and the rows, and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bayesrnn.checks import is_number
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting.panel import Panel, long_frame, stamps_of
+
+Array = np.ndarray
+
+
+def check_levels(level: Any, quantiles: Sequence[float]) -> tuple[list[float], list[float]]:
+    levels = list(level) if isinstance(level, (list, tuple, np.ndarray)) else [level]
+    for value in levels:
+        if not is_number(value) or not 0 < value < 100:
+            raise UserError(f"level has {value!r}; a level is a percentage between 0 and 100, such as 80.")
+        if value < 1:
+            raise UserError(f"level has {value!r}; a level is a percentage: write {100 * value:g} for {value:g}.")
+    for value in quantiles:
+        if not is_number(value) or not 0 < value < 1:
+            raise UserError(f"quantiles has {value!r}; a quantile is a probability between 0 and 1, such as 0.9.")
+    return levels, list(quantiles)
+
+
+def check_trainable(panel: Panel, horizon: int) -> None:
+    """Refuse data from which nothing can be learnt."""
+    known = ~np.isnan(panel.y)
+    counts = np.add.reduceat(known, panel.offsets[:-1])
+    for i in np.flatnonzero(counts == 0)[:1]:
+        raise UserError(
+            f"Series {panel.ids[i]!r} has no value in any of its {panel.lengths[i]} rows; drop it from the frame."
+        )
+    longest = int(panel.lengths.argmax())
+    rows = int(panel.lengths[longest])
+    if counts.max() == 1:
+        raise UserError(
+            f"Series {panel.ids[longest]!r} has 1 value (row {int(np.argmax(known))}); fit needs series with more, and "
+            "predict(df) then takes short ones."
+        )
+    if rows < horizon + 4:
+        raise UserError(
+            f"Series {panel.ids[longest]!r} has {rows} rows (0 to {rows - 1}), and a horizon of {horizon} needs at "
+            f"least {horizon + 4}; use a shorter horizon or a longer history."
+        )
+    filled = np.where(known, panel.y, -np.inf)
+    highest = np.maximum.reduceat(filled, panel.offsets[:-1])
+    lowest = np.minimum.reduceat(np.where(known, panel.y, np.inf), panel.offsets[:-1])
+    if (highest == lowest).all():
+        i = longest
+        raise UserError(
+            f"Series {panel.ids[i]!r} is constant (rows 0 to {rows - 1} are {highest[i]:g}); there is nothing to "
+            "learn: add series that vary, or use the constant."
+        )
+
+
+def check_counts(panel: Panel) -> None:
+    for row in np.flatnonzero((panel.y < 0) | (panel.y != np.floor(panel.y)) & ~np.isnan(panel.y))[:1]:
+        i = int(np.searchsorted(panel.offsets, row, side="right")) - 1
+        raise UserError(
+            f"Series {panel.ids[i]!r}: row {row - panel.offsets[i]} is {panel.y[row]:g}, and negative_binomial is for "
+            'counts (0, 1, 2, ...); correct it, or set likelihood="student".'
+        )
+
+
+def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
+    """Future-known columns (S, H, F) after the end of each series; None where the model has none."""
+    columns = panel.columns
+    if not columns.future:
+        return None
+    names = ", ".join(columns.future)
+    if future is None:
+        raise UserError(
+            f"The model knows {names} ahead; give predict(future=...) a frame with {columns.id}, {columns.time} and "
+            f"these columns for {horizon} steps after each series."
+        )
+    frame = long_frame(future, columns, target=False)
+    missing = [c for c in columns.future if c not in frame]
+    if missing:
+        raise UserError(f"future has no column {missing[0]!r}, which the model knows ahead; add it.")
+    stamps = stamps_of(frame[columns.time], columns.time)
+    numbers, place = panel.clock.numbers(stamps), {name: i for i, name in enumerate(panel.ids)}
+    series = np.array([place.get(str(name), -1) for name in frame[columns.id]])
+    if len(panel) == 1 and (series < 0).all():
+        series = np.zeros_like(series)
+    step = (numbers - (panel.first + panel.lengths * panel.clock.every)[series]) // panel.clock.every
+    use = (series >= 0) & (step >= 0) & (step < horizon)
+    found = np.full((len(panel), horizon, columns.width(columns.future)), np.nan, np.float32)
+    found[series[use], step[use]] = columns.matrix(frame, columns.future)[use]
+    for i, h in np.argwhere(np.isnan(found).any(2))[:1]:
+        at = panel.clock.stamps(panel.numbers(np.array([i]), np.array([panel.lengths[i] + h])))[0]
+        raise UserError(
+            f"Series {panel.ids[i]!r}: future has no {names} at {at} (step {h + 1} of {horizon}); give all "
+            "steps of the horizon, or fit without these columns as future."
+        )
+    return found

@@ -1,0 +1,171 @@
+"""What forecasts are used for: sample paths, costs, thresholds, anomalies, and walking forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayesrnn.checks import is_number
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.panel import Panel, joined
+
+if TYPE_CHECKING:
+    from bayesrnn.forecasting.forecaster import Forecaster
+
+Array = np.ndarray
+_AT_ONCE = 512  # windows of a backtest
+
+
+def paths(grid: Array, correlation: Array, n: int, rng: np.random.Generator) -> Array:
+    """Futures (B, n, H) with the quantiles of a grid (B, H, Q) at each step and normal scores of this correlation."""
+    values, vectors = np.linalg.eigh(correlation)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    z = rng.standard_normal((len(grid), n, len(root))) @ root.T  # (B, n, H)
+    return grids.at(grid, z.transpose(0, 2, 1)).transpose(0, 2, 1)
+
+
+def check_costs(over: float, under: float) -> None:
+    for name, value in (("over", over), ("under", under)):
+        if not is_number(value) or not 0 < value < np.inf:
+            raise UserError(f"{name} is {value!r}; a cost per unit is a number above 0.")
+
+
+def orders(grid: Array, over: float, under: float) -> dict[str, Array]:
+    """The order of least expected cost over E(order - y)+ + under E(y - order)+, and costs, for a grid (B, H, Q)."""
+    q = under / (over + under)
+    best = grids.quantile(grid, q)
+    return {"order": best, "cost": _cost(grid, best, over, under), "cost_of_mean": _cost(
+        grid, grids.mean(grid), over, under)}  # fmt: skip
+
+
+def _cost(grid: Array, order: Array, over: float, under: float) -> Array:
+    short = grids.fine(grid) - order[..., None]
+    return (np.maximum(short, 0) * under + np.maximum(-short, 0) * over).mean(-1)
+
+
+def crossing(
+    forecaster: Forecaster, threshold: float | Mapping[str, float], above: bool, n: int, seed: int, data: Any,
+    future: Any,
+) -> Any:  # fmt: skip
+    import pandas as pd
+
+    if isinstance(threshold, Mapping):
+        ids = forecaster._data(data).ids
+        missing = [name for name in ids if name not in threshold]
+        if missing:
+            raise UserError(f"threshold has no value for series {missing[0]!r}; give one number, or one per series.")
+    found = forecaster.sample_paths(n, data, future=future, seed=seed)
+    key = forecaster.columns.id
+    limit = found[key].map(threshold) if isinstance(threshold, Mapping) else threshold
+    over = (found["y"] > limit if above else found["y"] < limit).to_numpy().reshape(-1, n, forecaster.horizon)
+    any_step = over.any(2)
+    first = np.where(any_step, over.argmax(2) + 1.0, np.nan)
+    middle = [float(np.nanmedian(row)) if some.any() else np.nan for row, some in zip(first, any_step, strict=True)]
+    ids = found[key].to_numpy().reshape(-1, n * forecaster.horizon)[:, 0]
+    return pd.DataFrame({key: ids, "probability": any_step.mean(1), "first_step": middle})
+
+
+def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
+    import pandas as pd
+
+    if not is_number(false_alarms) or not 0 < false_alarms < 0.5:
+        raise UserError(f"false_alarms is {false_alarms!r}; it is a share between 0 and 0.5, such as 0.01.")
+    new = forecaster._data(data)
+    old = forecaster._panel
+    both = joined(old, new)
+    place = {name: i for i, name in enumerate(both.ids)}
+    known = dict(zip(old.ids, old.lengths.tolist(), strict=True))
+    frames = []
+    clock, horizon = both.clock, forecaster.horizon
+    windows = forecaster._windows(both)
+    for i, name in enumerate(new.ids):
+        series = place[name]
+        begin = (int(new.first[i]) - int(both.first[series])) // clock.every
+        begin = max(
+            begin, min(known.get(name, 0), int(both.lengths[series])) if begin == 0 and name in known else begin
+        )
+        start = max(begin, windows[0].shape.least)
+        end = begin + int(new.lengths[i])
+        if start >= end:
+            raise UserError(
+                f"Series {name!r} has {new.lengths[i]} rows and none before them; at least "
+                f"{windows[0].shape.least + 1} are needed to score the last."
+            )
+        ends = np.arange(start, end, horizon)
+        grid, _ = forecaster._grid(windows, np.full(len(ends), series), ends)
+        rows = (ends[:, None] + np.arange(horizon)).reshape(-1)
+        inside = rows < end
+        y = both.y[both.offsets[series] + rows[inside]]
+        z = grids.scores_of(grid.reshape(-1, grid.shape[-1])[inside], y)
+        p = 2 * grids.normal_cdf(-np.abs(z))
+        stamps = clock.stamps(both.first[series] + rows[inside] * clock.every)
+        key, time = forecaster.columns.id, forecaster.columns.time
+        frame = pd.DataFrame({key: name, time: stamps, forecaster.columns.target: y, "p_value": p})
+        frames.append(frame[~np.isnan(y)])
+    table = pd.concat(frames, ignore_index=True)
+    table["score"] = -np.log10(np.maximum(table["p_value"], 1e-300))
+    table["alarm"] = table["p_value"] < false_alarms
+    return table
+
+
+def scores_at(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
+    """Normal scores (n, H) of what came after these rows; NaN where nothing has."""
+    windows = forecaster._windows(panel)
+    grid, _ = forecaster._grid(windows, series, ends)
+    actual = windows[0].batch(series, ends).actual
+    return grids.scores_of(grid, actual)
+
+
+def walk_forward(
+    forecaster: Forecaster, panel: Panel, first: Array, count: int, apart: int, *, adaptive: bool,
+    summary: Callable[[Array, Array], dict[str, Array]],
+) -> Any:  # fmt: skip
+    """The table of `Forecaster.backtest`."""
+    import pandas as pd
+
+    horizon, total = forecaster.horizon, len(panel)
+    windows, names = forecaster._windows(panel), forecaster.columns
+    together, frames = max(1, _AT_ONCE // total), []
+    width = np.ones(horizon)
+    waiting: list[Any] = []
+    ids, every = np.array(panel.ids, dtype=object), np.arange(total)
+    for start in range(0, count, together):
+        block = np.arange(start, min(start + together, count))
+        series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
+        grid, share = forecaster._grid(windows, series, ends)
+        actual = np.concatenate([
+            windows[0].batch(series[i : i + 4096], ends[i : i + 4096]).actual for i in range(0, len(ends), 4096)
+        ])  # fmt: skip
+        for j, k in enumerate(block):
+            rows = slice(j * total, (j + 1) * total)
+            if adaptive:
+                width, waiting = _caught_up(width, waiting, int(k) * apart)
+            middle = grid[rows, :, grids.MEDIAN : grids.MEDIAN + 1]
+            found = forecaster._fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
+            waiting.append([int(k) * apart, 0, grids.scores_of(found, actual[rows])])
+            at = (first + k * apart)[:, None] + np.arange(horizon)
+            cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)
+            about = {names.id: np.repeat(ids, horizon), "cutoff": panel.clock.stamps(cutoff)}
+            about |= {"step": np.tile(np.arange(1, horizon + 1), total)}
+            about[names.time] = panel.clock.stamps(panel.numbers(every[:, None], at).reshape(-1))
+            about |= {"y": actual[rows], **summary(found, share[rows]), "crps": grids.crps(found, actual[rows])}
+            frames.append(pd.DataFrame({key: np.asarray(v).reshape(-1) if key not in ("cutoff", names.time) else v
+                                        for key, v in about.items()}))  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
+
+
+def _caught_up(width: Array, waiting: list[Any], now: int) -> tuple[Array, list[Any]]:
+    """Widths after all errors that are known by now, each used once; and the forecasts whose steps still lie ahead."""
+    left = []
+    for made, used, z in waiting:
+        known = min(now - made, z.shape[1])
+        if known > used:
+            new = np.full_like(z, np.nan)
+            new[:, used:known] = z[:, used:known]
+            width = grids.adapted(width, new)
+        if known < z.shape[1]:
+            left.append([made, known, z])
+    return width, left

@@ -1,0 +1,380 @@
+"""The forecaster: one global model for all series of a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bayesrnn.checks import check_choice, check_whole
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import decisions, grids
+from bayesrnn.forecasting.checks import check_counts, check_future, check_levels, check_trainable
+from bayesrnn.forecasting.model import Model, fit_model, shapes_of
+from bayesrnn.forecasting.network import LIKELIHOODS
+from bayesrnn.forecasting.panel import Columns, Panel, joined, long_frame, panel_of
+from bayesrnn.forecasting.progress import Progress
+from bayesrnn.forecasting.seasons import seasons_of
+from bayesrnn.forecasting.training import Settings
+from bayesrnn.forecasting.windows import Windows
+
+Array = np.ndarray
+_SERIES = 1024  # forecast at once
+_POOLED = 5_000  # series with which widths are not adapted: validation was large enough
+
+
+class Forecaster:
+    """Probabilistic forecasts of one to many thousand series by one model.
+
+    A linear forecast in closed form (seasonal naive, last value or mean as its anchor) is chosen by walking forward
+    through the training rows. Networks learn its errors; they are used as far as they help on the last rows, which
+    they were not trained on. Quantiles are recalibrated there too. All of it looks at rows before a cutoff only.
+
+    Args:
+        horizon: steps ahead H.
+        freq: a pandas frequency ("h", "15min", "D", "B", "W", "MS", "ME", "QS", "YS", ...), or the step of a
+            whole-number time axis. None: found from the stamps.
+        posterior: what is random in the networks: "variational" (dropout masks), "bbb" (Bayes by Backprop), "none".
+        likelihood: "auto" (chosen on validation), "student", "gaussian", "quantiles", "mixture", "negative_binomial".
+        season: steps per season, or several, the shortest first; None: from the frequency, or from the data.
+        context: steps that the model looks back on; None: from horizon, seasons and lengths.
+        scaling: how a window is scaled: "mean_abs", "standard", "robust"; "auto": chosen on validation.
+        transform: "none" or "log" (of 1 + y where there are zeros); "auto": chosen on validation.
+        past, future, static: names of columns that are known up to now, known ahead, or constant per series. Columns of
+            text or categories are embedded. None: every further column is past, or static if constant per series.
+        holidays: a country code such as "DE", for the `holidays` package.
+        resample: "mean", "sum" or "last": put irregular stamps on the grid of ``freq`` by this rule. None: refuse them.
+        members: networks in the ensemble, 0 for none; None: up to four, as the time allows.
+        hidden, layers, dropout, cell: size of a network; ``cell`` is "gru" or "lstm".
+        samples: draws of the weights for a prediction.
+        calibrate: recalibrate on validation where that helps.
+        minutes: time for training; the best weights so far are used when it is over.
+        seed: makes training and predictions repeatable, unless the time stops training.
+        verbose: progress and what was chosen, on stderr.
+        id_col, time_col, target_col: names of the columns of long frames.
+
+    Example::
+
+        from bayesrnn.forecasting import Forecaster
+        f = Forecaster(horizon=24, freq="h").fit(df)            # long frame: unique_id, ds, y
+        f.predict(level=[80, 95])                               # unique_id, ds, mean, median, lo-80, hi-80, ...
+    """
+
+    def __init__(
+        self,
+        horizon: int = 24,
+        freq: str | int | None = None,
+        *,
+        posterior: str = "variational",
+        likelihood: str = "auto",
+        season: int | Sequence[int] | None = None,
+        context: int | None = None,
+        scaling: str = "auto",
+        transform: str = "auto",
+        past: Sequence[str] | None = None,
+        future: Sequence[str] = (),
+        static: Sequence[str] = (),
+        holidays: str | None = None,
+        resample: str | None = None,
+        members: int | None = None,
+        hidden: int = 64,
+        layers: int = 1,
+        dropout: float = 0.1,
+        cell: str = "gru",
+        samples: int = 16,
+        calibrate: bool = True,
+        minutes: float = 2.0,
+        seed: int = 0,
+        verbose: bool = False,
+        id_col: str = "unique_id",
+        time_col: str = "ds",
+        target_col: str = "y",
+    ) -> None:
+        self.settings: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.horizon = check_whole("horizon", horizon, least=1, what="steps")
+        check_choice("posterior", posterior, ("variational", "bbb", "none"))
+        check_choice("likelihood", likelihood, ("auto", *LIKELIHOODS))
+        check_choice("scaling", scaling, ("auto", "mean_abs", "standard", "robust"))
+        check_choice("transform", transform, ("auto", "none", "log"))
+        check_choice("resample", resample, (None, "mean", "sum", "last"))
+        check_choice("cell", cell, ("gru", "lstm"))
+        self.columns = Columns(id_col, time_col, target_col)
+        self.model: Model | None = None
+        self.panel: Panel | None = None
+        self._width = np.ones(self.horizon)
+        self._trained: dict[str, int] = {}
+
+    def fit(self, data: Any) -> Forecaster:
+        """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
+        frame = long_frame(data, self.columns)
+        columns = self._chosen(frame).learnt(frame)
+        panel = panel_of(frame, columns, freq=self.settings["freq"], resample=self.settings["resample"])
+        return self._fit(panel)
+
+    def _fit(self, panel: Panel) -> Forecaster:
+        s = self.settings
+        check_trainable(panel, self.horizon)
+        if s["likelihood"] == "negative_binomial":
+            check_counts(panel)
+        network = Settings(s["posterior"], s["cell"], s["hidden"], s["layers"], s["dropout"], s["samples"])
+        with Progress(s["verbose"]) as progress:
+            shapes = shapes_of(
+                panel, self.horizon, seasons=seasons_of(panel, s["season"]), context=s["context"], scaling=s["scaling"],
+                transform=s["transform"],
+            )  # fmt: skip
+            model = fit_model(
+                panel, shapes, network, likelihood=s["likelihood"], members=s["members"], calibrate=s["calibrate"],
+                holidays=s["holidays"], seconds=60 * s["minutes"], seed=s["seed"], say=progress.say,
+                progress=progress.update,
+            )  # fmt: skip
+        # Only now: an error leaves what was fitted before.
+        self.model, self.panel, self.columns = model, panel, panel.columns
+        self._width = np.ones(self.horizon)
+        self._trained = dict(zip(panel.ids, _last(panel).tolist(), strict=True))
+        return self
+
+    def _chosen(self, frame: Any) -> Columns:
+        """Which further columns are used, and as what."""
+        import pandas as pd
+
+        s, c = self.settings, self.columns
+        future, static = tuple(s["future"]), tuple(s["static"])
+        used = {c.id, c.time, c.target, *future, *static}
+        rest = [n for n in frame if n not in used and not pd.api.types.is_datetime64_any_dtype(frame[n])]
+        past = tuple(s["past"]) if s["past"] is not None else tuple(rest)
+        if s["past"] is None and past:
+            grouped = frame.groupby(c.id, sort=False)[list(past)].nunique(dropna=False).max()
+            constant = tuple(n for n in past if grouped[n] <= 1)
+            static += tuple(n for n in constant if frame[n].nunique() > 1)
+            past = tuple(n for n in past if n not in constant)
+        return replace(c, past=past, future=future, static=static)
+
+    def predict(
+        self,
+        data: Any = None,
+        *,
+        level: Sequence[float] = (80, 95),
+        quantiles: Sequence[float] = (),
+        future: Any = None,
+    ) -> Any:
+        """Forecasts after the end of each series.
+
+        Args:
+            data: series to forecast instead of those of `fit`; they may be new to the model. None: those of `fit`.
+            level: intervals in percent, as columns lo-80, hi-80.
+            quantiles: probabilities, as columns q-0.1.
+            future: a frame with the future-known columns of the horizon: unique_id, ds and the columns.
+
+        Returns:
+            A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
+        """
+        level, quantiles = check_levels(level, quantiles)
+        return self._table(lambda grid, share: _summary(grid, share, level, quantiles), data, future)
+
+    def stream(self, parts: Iterable[Any], **options: Any) -> Iterator[Any]:
+        """`predict` for one frame of whole series after the other: memory does not grow with their number."""
+        for part in parts:
+            yield self.predict(part, **options)
+
+    def sample_paths(self, n: int = 100, data: Any = None, *, future: Any = None, seed: int = 0) -> Any:
+        """Coherent futures: a DataFrame with unique_id, ds, path (0 to n - 1) and y.
+
+        A Gaussian copula joins the steps: its correlations are those of the normal scores of validation windows. Each
+        step has the distribution of `predict`.
+        """
+        n = check_whole("n", n, least=1, what="paths")
+        rng = np.random.default_rng(seed)
+        names = np.arange(n)
+
+        def rows(grid: Array, share: Array) -> dict[str, Array]:
+            paths = decisions.paths(grid, self._fitted.correlation, n, rng)  # (B, n, H)
+            return {"path": np.broadcast_to(names[:, None], paths.shape), "y": paths}
+
+        return self._table(rows, data, future, copies=n)
+
+    def backtest(
+        self,
+        data: Any = None,
+        windows: int = 5,
+        step: int | None = None,
+        *,
+        level: Sequence[float] = (80, 95),
+        quantiles: Sequence[float] = (),
+        refit: bool | None = None,
+        adaptive: bool = True,
+    ) -> Any:
+        """Walk forward: forecasts at the last ``windows`` cutoffs, ``step`` (None: the horizon) apart, and what came.
+
+        Args:
+            data: the series with the rows to be forecast; None: those of `fit`. Columns that are known ahead are read
+                from it.
+            refit: train a copy on the rows before the first cutoff. None: only if `fit` has seen rows after it.
+            adaptive: adapt the widths to errors that are known by each cutoff (after Gibbs and Candes 2021).
+
+        Returns:
+            A DataFrame like that of `predict` with cutoff, step (1 to H), y and crps, as `scores` takes it.
+        """
+        level, quantiles = check_levels(level, quantiles)
+        count, apart = check_whole("windows", windows, least=1, what="cutoffs"), step or self.horizon
+        panel = self._data(data)
+        first = panel.lengths - self.horizon - (count - 1) * apart
+        short = np.flatnonzero(first < 1)
+        if len(short):
+            i = short[0]
+            raise UserError(
+                f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {self.horizon} steps, "
+                f"{apart} apart, need {self.horizon + (count - 1) * apart + 1}; ask for fewer windows or drop it."
+            )
+        cutoffs = panel.first + (first - 1) * panel.clock.every
+        seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
+        if refit or (refit is None and seen):
+            other = type(self)(**self.settings)
+            other._fit(panel.until(first))
+            return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
+        return decisions.walk_forward(
+            self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
+            summary=lambda grid, share: _summary(grid, share, level, quantiles),
+        )  # fmt: skip
+
+    def update(self, data: Any) -> Forecaster:
+        """Append new rows (of known or new series) without training; `predict` then starts after them.
+
+        Widths adapt to how the new values of known series fell in what was forecast for them.
+        """
+        new = self._data(data)
+        old = self._panel
+        both = joined(old, new)
+        place = {name: i for i, name in enumerate(both.ids)}
+        series = np.array([place[name] for name in old.ids])
+        later = both.lengths[series] > old.lengths
+        if later.any() and len(old) <= _POOLED:
+            z = decisions.scores_at(self, both, series[later], old.lengths[later])
+            self._width = grids.adapted(self._width, z)
+        self.panel = both
+        return self
+
+    def save(self, folder: str | Path) -> Path:
+        """Write weights (safetensors) and settings (JSON) to a folder, with the series; nothing is pickled."""
+        from bayesrnn.forecasting.storage import write
+
+        return write(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Forecaster:
+        """Open what `save` wrote."""
+        from bayesrnn.forecasting.storage import read
+
+        return read(cls, Path(folder))
+
+    def newsvendor(self, over: float, under: float, data: Any = None, *, future: Any = None) -> Any:
+        """The amount with the least expected cost: ``over`` per unit too much, ``under`` per unit short.
+
+        Returns unique_id, ds, order (the under / (over + under) quantile), its expected cost, and cost_of_mean, that of
+        ordering the mean.
+        """
+        decisions.check_costs(over, under)
+        return self._table(lambda grid, share: decisions.orders(grid, over, under), data, future)
+
+    def crossing(self, threshold: float | Mapping[str, float], *, above: bool = True, n: int = 1000, seed: int = 0,
+                 data: Any = None, future: Any = None) -> Any:  # fmt: skip
+        """The probability that a series crosses the threshold at least once within the horizon, from sample paths.
+
+        Args:
+            threshold: a number, or one per series. above: crossed where y > threshold; False: y < threshold.
+
+        Returns:
+            A DataFrame with unique_id, probability, and the median first step among paths that cross (NaN: none does).
+        """
+        return decisions.crossing(self, threshold, above, n, seed, data, future)
+
+    def anomalies(self, data: Any, *, false_alarms: float = 0.01) -> Any:
+        """Scores of new rows, each forecast one horizon's block at a time from the rows before it.
+
+        Args:
+            data: rows that follow those of `fit`, or series of their own with enough rows before.
+            false_alarms: share of ordinary rows that raise an alarm.
+
+        Returns:
+            A DataFrame with unique_id, ds, y, p_value (two-sided, uniform for ordinary rows), score = -log10(p_value)
+            and alarm = p_value < false_alarms.
+        """
+        return decisions.anomalies(self, data, false_alarms)
+
+    @property
+    def _fitted(self) -> Model:
+        if self.model is None:
+            raise UserError("The forecaster is not fitted; call fit(df) first.")
+        return self.model
+
+    @property
+    def _panel(self) -> Panel:
+        if self.panel is None:
+            raise UserError("The forecaster is not fitted; call fit(df) first.")
+        return self.panel
+
+    def _data(self, data: Any) -> Panel:
+        """A panel on the clock of `fit`."""
+        own = self._panel
+        if data is None or isinstance(data, Panel):
+            return own if data is None else data
+        return panel_of(data, self.columns, freq=None, clock=own.clock, resample=self.settings["resample"])
+
+    def _windows(self, panel: Panel, ahead: Array | None = None) -> list[Windows]:
+        """Those of each base."""
+        holidays = self.settings["holidays"]
+        return [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
+
+    def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
+        """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
+        model = self._fitted
+        parts = []
+        for i in range(0, len(series), _SERIES):
+            some, until = series[i : i + _SERIES], ends[i : i + _SERIES]
+            empty = np.flatnonzero(~cuts[0].batch(some, until).known.any(1))
+            if len(empty):
+                raise UserError(
+                    f"Series {cuts[0].panel.ids[some[empty[0]]]!r} has no value in the {model.shape.context} rows "
+                    "before its forecast; give it newer rows, or drop it."
+                )
+            grid, share = model.grid(cuts, some, until, seed=self.settings["seed"])
+            middle = grid[..., grids.MEDIAN : grids.MEDIAN + 1]
+            parts.append((model.bounded(middle + self._width[:, None] * (grid - middle)), share))
+        return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])
+
+    def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,
+               copies: int = 0) -> Any:  # fmt: skip
+        """A frame of unique_id, ds and the columns made of each chunk's quantiles."""
+        import pandas as pd
+
+        panel = self._data(data)
+        ahead = check_future(panel, future, self.horizon)
+        windows, found = self._windows(panel, ahead), []
+        for i in range(0, len(panel), _SERIES):
+            series = np.arange(i, min(i + _SERIES, len(panel)))
+            grid, share = self._grid(windows, series, panel.lengths[series])
+            made = columns(grid, share)
+            numbers = panel.numbers(series[:, None], panel.lengths[series][:, None] + np.arange(self.horizon))
+            rows = np.repeat(series, self.horizon * max(copies, 1))
+            if copies:
+                numbers = np.repeat(numbers[:, None], copies, 1)
+            about = {self.columns.id: np.array(panel.ids, dtype=object)[rows]}
+            about[self.columns.time] = panel.clock.stamps(numbers.reshape(-1))
+            found.append(pd.DataFrame({**about, **{k: np.asarray(v).reshape(-1) for k, v in made.items()}}))
+        return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+
+
+def _last(panel: Panel) -> Array:
+    return panel.first + (panel.lengths - 1) * panel.clock.every
+
+
+def _summary(grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float]) -> dict[str, Array]:
+    found = {"mean": grids.mean(grid), "median": grid[..., grids.MEDIAN]}
+    for percent in level:
+        found[f"lo-{percent:g}"] = grids.quantile(grid, 0.5 - percent / 200)
+        found[f"hi-{percent:g}"] = grids.quantile(grid, 0.5 + percent / 200)
+    found |= {f"q-{q:g}": grids.quantile(grid, q) for q in quantiles}
+    total = grids.deviation(grid)
+    return found | {"aleatoric_std": total * np.sqrt(1 - share), "epistemic_std": total * np.sqrt(share)}

@@ -1,0 +1,150 @@
+"""Predictive distributions as quantiles at fixed levels: how they are scored, combined and recalibrated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+Array = np.ndarray
+_TAIL = np.array([0.001, 0.0025, 0.005, 0.01, 0.025])
+LEVELS = np.concatenate([_TAIL, np.arange(0.05, 0.951, 0.05).round(3), 1 - _TAIL[::-1]])
+MEDIAN = len(LEVELS) // 2
+_RATE = 0.1  # of adaptive widths
+
+
+def normal_quantile(p: Array) -> Array:
+    return torch.special.ndtri(torch.as_tensor(np.asarray(p, dtype=float))).numpy()
+
+
+def normal_cdf(z: Array) -> Array:
+    return torch.special.ndtr(torch.as_tensor(np.asarray(z, dtype=float))).numpy()
+
+
+Z = normal_quantile(LEVELS)
+
+
+def at(grid: Array, z: Array) -> Array:
+    """Quantiles at normal scores z (..., m) of a grid (..., Q): linear between levels on the normal scale, and beyond
+    the outermost as steep as next to them."""
+    place = np.clip(np.searchsorted(Z, z) - 1, 0, len(Z) - 2)
+    share = (z - Z[place]) / (Z[place + 1] - Z[place])
+    low = np.take_along_axis(grid, place, -1)
+    high = np.take_along_axis(grid, place + 1, -1)
+    return low + share * (high - low)
+
+
+def quantile(grid: Array, q: float) -> Array:
+    """The q-quantile (...)."""
+    z = np.broadcast_to(normal_quantile(np.array([q])), (*grid.shape[:-1], 1))
+    return at(grid, z)[..., 0]
+
+
+def scores_of(grid: Array, y: Array) -> Array:
+    """Normal scores z (...) with quantile(z) = y: standard normal where the forecast is calibrated; NaN where y is."""
+    place = np.clip((grid < y[..., None]).sum(-1) - 1, 0, len(Z) - 2)[..., None]
+    low = np.take_along_axis(grid, place, -1)[..., 0]
+    high = np.take_along_axis(grid, place + 1, -1)[..., 0]
+    width = high - low
+    place = place[..., 0]
+    share = np.where(width > 0, (y - low) / np.where(width > 0, width, 1), 0.5)
+    return np.clip(Z[place] + share * (Z[place + 1] - Z[place]), -12, 12)
+
+
+_WEIGHTS = np.gradient(LEVELS)
+_WEIGHTS[0] += LEVELS[0] / 2
+_WEIGHTS[-1] += LEVELS[0] / 2
+
+
+def crps(grid: Array, y: Array) -> Array:
+    """Continuous ranked probability score: twice the pinball loss, integrated over levels."""
+    error = y[..., None] - grid
+    return 2 * (np.maximum(LEVELS * error, (LEVELS - 1) * error) * _WEIGHTS).sum(-1)
+
+
+def mean(grid: Array) -> Array:
+    return (grid * _WEIGHTS).sum(-1) / _WEIGHTS.sum()
+
+
+def deviation(grid: Array) -> Array:
+    centre = mean(grid)
+    return np.sqrt(((grid - centre[..., None]) ** 2 * _WEIGHTS).sum(-1) / _WEIGHTS.sum())
+
+
+def fine(grid: Array, count: int = 200) -> Array:
+    """Equally likely values (..., count), for expectations."""
+    z = normal_quantile((np.arange(count) + 0.5) / count)
+    return at(grid, np.broadcast_to(z, (*grid.shape[:-1], count)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A monotone map of normal scores, learnt from forecasts beside what came.
+
+    A quantile at score z becomes the one at ``centre[h] + spread[h] * shape(z)``. Ranks are conformal: level q of n
+    scores is the (n + 1) q-th smallest.
+    """
+
+    centre: Array
+    spread: Array
+    shape: Array
+
+    @classmethod
+    def identity(cls, horizon: int) -> Calibration:
+        return cls(np.zeros(horizon), np.ones(horizon), Z.copy())
+
+    @classmethod
+    def fit(cls, z: Array, apart: float, *, centred: bool = True) -> Calibration:
+        """From scores (n, H), NaN where unknown, of which ``apart`` windows do not overlap."""
+        horizon = z.shape[1]
+        count = np.maximum((~np.isnan(z)).sum(0), 0)
+        if count.sum() < 8:
+            return cls.identity(horizon)
+        trust = max(apart, 1.0)
+        width = max(1, horizon // 8)
+        with np.errstate(invalid="ignore"):
+            pooled = float(np.nanmedian(z))
+            middle = np.array([np.nanmedian(c) if n else pooled for c, n in zip(z.T, count, strict=True)])
+            centre = _smooth(middle, width) * (trust / (trust + 4)) if centred else np.zeros(horizon)
+            size = np.abs(z - centre)
+            whole = float(np.nanmean(size))
+            each = np.array([np.nanmean(c) if n else whole for c, n in zip(size.T, count, strict=True)])
+        spread = _smooth(each, width)
+        spread = np.maximum((trust * spread + 2 * whole) / (trust + 2), 1e-9)
+        rest = ((z - centre) / spread)[~np.isnan(z)]
+        n = len(rest)
+        ranks = np.clip(LEVELS * (n + 1) - 1, 0, n - 1)
+        found = np.interp(ranks, np.arange(n), np.sort(rest))
+        heavy = Z * np.sqrt(np.pi / 2) * (1 + 0.03 * Z**2)  # a little heavier than normal, of mean absolute value 1
+        # Far levels need many windows that do not overlap; short of them, a stated shape takes over.
+        share = np.clip(trust * np.minimum(LEVELS, 1 - LEVELS) * 4, 0, 1) if trust < 1e6 else np.ones_like(LEVELS)
+        shape = share * found + (1 - share) * heavy
+        inflation = np.sqrt(1 + 2 / trust)
+        return cls(centre, spread * inflation, np.maximum.accumulate(shape))
+
+    def map(self, z: Array) -> Array:
+        """New scores (..., H, m) of scores (m,)."""
+        return self.centre[:, None] + self.spread[:, None] * np.interp(z, Z, self.shape)[None]
+
+    def apply(self, grid: Array, width: Array | float = 1.0) -> Array:
+        """The recalibrated grid (B, H, Q), ``width`` (H,) times as wide about its median."""
+        z = np.broadcast_to(self.map(Z), grid.shape)
+        found = np.sort(at(grid, z), -1)
+        middle = found[..., MEDIAN : MEDIAN + 1]
+        return middle + np.reshape(width, (-1, 1)) * (found - middle)
+
+
+def _smooth(values: Array, width: int) -> Array:
+    if width < 2:
+        return values
+    kernel = np.ones(width)
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
+
+
+def adapted(width: Array, z: Array) -> Array:
+    """Widths (H,) after normal scores (n, H) of new values: wider where more than a tenth fell outside the 90%
+    interval, narrower where fewer did (a step of adaptive conformal inference, on the logarithm)."""
+    known = ~np.isnan(z)
+    outside = np.where(known, np.abs(z) > 1.645, 0.1).mean(0)
+    return np.clip(width * np.exp(_RATE * np.where(known.any(0), outside - 0.1, 0)), 0.25, 4.0)

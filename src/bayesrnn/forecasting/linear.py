@@ -1,0 +1,117 @@
+"""Linear forecasts of all series at once: seasonal naive with drift and ridge regression, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayesrnn.forecasting.windows import Batch, Shape
+
+Array = np.ndarray
+PENALTIES = (
+    1e-6,
+    1e-5,
+    1e-4,
+    1e-3,
+    1e-2,
+    0.1,
+    1.0,
+    np.inf,
+)  # times the number of windows; infinite: the anchor and its drift
+_CLIP = 12.0  # scaled values beyond are outliers, and learnt from as this
+_LAGS = 12  # of past covariates
+
+
+def anchors(batch: Batch, shape: Shape) -> dict[str, Array]:
+    """Forecasts (B, H) that need no learning: the window's centre, the last value, and the value a season before."""
+    size, horizon = shape.context, shape.horizon
+    found = {"centre": np.zeros((len(batch.ends), horizon)), "last": np.repeat(batch.context[:, -1:], horizon, 1)}
+    for season in shape.seasons:
+        if season < size:
+            steps = size - season + np.arange(horizon) % season
+            found[f"season {season}"] = batch.context[:, steps]
+    return found
+
+
+def features(batch: Batch) -> Array:
+    """(B, D): context, calendar at the first step ahead, covariates, and 1."""
+    rows = len(batch.ends)
+    parts = [np.clip(batch.context, -_CLIP, _CLIP), batch.calendar[:, 0], batch.static]
+    parts.append(batch.past[:, -_LAGS:].reshape(rows, -1))
+    parts.append(batch.future.reshape(rows, -1))
+    parts.append(np.ones((rows, 1)))
+    return np.concatenate(parts, 1)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``anchor`` plus a linear map of the features.
+
+    ``root`` (D, D): x' root root' x is the posterior variance of the map at x, in units of the noise (Bayesian linear
+    regression with the ridge as its prior).
+    """
+
+    anchor: str
+    penalty: float
+    weights: Array
+    root: Array
+
+    def __call__(self, batch: Batch, shape: Shape) -> Array:
+        """Scaled forecasts (B, H)."""
+        return anchors(batch, shape)[self.anchor] + features(batch) @ self.weights
+
+    def doubt(self, batch: Batch) -> Array:
+        """Epistemic share of the variance, (B,)."""
+        variance = np.square(features(batch) @ self.root).sum(1)
+        return variance / (1 + variance)
+
+
+class Regression:
+    """Ridge regressions of one set of windows on every anchor, for any penalty, from one eigendecomposition.
+
+    Errors count in units of each window's seasonal difference, as in the mean absolute scaled error. Windows are
+    weighted by the inverse of their error in a first fit, so that the sum of errors is minimised and not that of their
+    squares (iteratively reweighted least squares).
+    """
+
+    products: Array
+
+    def __init__(self, batch: Batch, shape: Shape) -> None:
+        self.bases = anchors(batch, shape)
+        x, target = features(batch), np.clip(batch.target, -_CLIP, _CLIP)
+        y = np.stack([target - np.clip(b, -_CLIP, _CLIP) for b in self.bases.values()], 1)  # (B, A, H)
+        self.rows, self.ones, self.shape = len(x), x.shape[1] - 1, y.shape[1:]
+        holes = np.isnan(y).reshape(self.rows, -1)
+        y = np.nan_to_num(y).reshape(self.rows, -1)
+        unit = np.maximum(batch.spread, np.quantile(batch.spread, 0.02))
+        self._decompose(x, y, unit**-2.0)
+        first = slice(y.shape[1] - self.shape[1], None)  # the last anchor: which one matters little
+        error = np.where(holes, 0, np.abs(y - x @ self._solve(self.products, 1e-3 * self.rows)))[:, first].sum(1)
+        error /= np.maximum((~holes[:, first]).sum(1), 1)
+        self._decompose(x, y, 1 / (unit * np.maximum(error, max(np.quantile(error, 0.05), 1e-9))))
+        if holes.any():  # missing targets take what is forecast for them, which leaves the fit to the known ones
+            for _ in range(8):
+                y = np.where(holes, x @ self._solve(self.products, 1e-3 * self.rows), y)
+                self.products = x.T @ (self.row_weights[:, None] * y)
+        self.mean = (self.row_weights[:, None] * y).mean(0)
+
+    def _decompose(self, x: Array, y: Array, weights: Array) -> None:
+        self.row_weights = weights / weights.mean()
+        weighted = x * self.row_weights[:, None]
+        self.values, self.vectors = np.linalg.eigh(weighted.T @ x)
+        self.values = np.maximum(self.values, 0)
+        self.products = weighted.T @ y
+
+    def _solve(self, products: Array, penalty: float) -> Array:
+        return self.vectors @ ((self.vectors.T @ products) / (self.values + penalty + 1e-9)[:, None])
+
+    def linear(self, anchor: str, penalty: float) -> Linear:
+        columns = list(self.bases).index(anchor) * self.shape[1] + np.arange(self.shape[1])
+        size = len(self.values)
+        if np.isinf(penalty):
+            weights = np.zeros((size, self.shape[1]))
+            weights[self.ones] = 0.0 if anchor == "centre" else self.mean[columns]
+            return Linear(anchor, penalty, weights, np.zeros((size, 1)))
+        weights = self._solve(self.products[:, columns], penalty * self.rows)
+        return Linear(anchor, penalty, weights, self.vectors / np.sqrt(self.values + penalty * self.rows + 1e-9))

@@ -1,0 +1,215 @@
+"""What is fitted: a base forecast, networks beside it, their weights, calibration, and dependence across steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.network import patch_of
+from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.selection import Base, Fold, apart, choose, score, validation
+from bayesrnn.forecasting.training import Member, Settings, combine, windows_before
+from bayesrnn.forecasting.windows import Batch, Shape, Windows
+
+Array = np.ndarray
+_FEW = 300  # windows: with fewer, no network is trained
+_SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
+_VALID = 2_000
+
+
+@dataclass
+class Model:
+    """Everything a forecast needs but the series: bases first, then networks, in the order of ``weights``."""
+
+    bases: list[Base]
+    members: list[Member]
+    weights: Array
+    calibration: grids.Calibration
+    correlation: Array
+    lower: float
+
+    @property
+    def shape(self) -> Shape:
+        return self.bases[0].shape
+
+    def grid(self, cuts: list[Windows], series: Array, ends: Array, *, seed: int) -> tuple[Array, Array]:
+        """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
+        used = np.flatnonzero(self.weights).tolist()
+        parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
+        grid = sum(self.weights[k] * parts[k][0] for k in used)
+        share = sum(self.weights[k] * parts[k][1] for k in used)
+        return self.bounded(self.calibration.apply(grid)), share  # type: ignore[return-value, arg-type]
+
+    def bounded(self, grid: Array) -> Array:
+        return np.maximum(grid, self.lower)
+
+
+def _parts(
+    bases: list[Base],
+    members: list[Member],
+    cuts: list[Windows],
+    series: Array,
+    ends: Array,
+    seed: int,
+    used: list[int],
+) -> dict[int, tuple[Array, Array]]:
+    """Quantiles and epistemic shares of bases and networks, by their numbers."""
+    found = {}
+    batches = [windows.batch(series, ends) for windows in cuts]
+    for k in used:
+        member = members[k - len(bases)] if k >= len(bases) else None
+        i = k if member is None else member.base
+        base, batch, windows = bases[i], batches[i], cuts[i]
+        if member is not None:
+            found[k] = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+            continue
+        levels = batch.levels(base.shape, base.grid(base.point(batch), base.unit(windows, batch)))
+        found[k] = levels, np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
+    return found
+
+
+def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
+              transform: str) -> list[Shape]:  # fmt: skip
+    """What is tried on validation: with and without logarithms, scaled in two ways."""
+    known = panel.y[~np.isnan(panel.y)]
+    longest = int(np.quantile(panel.lengths, 0.75))
+    fitting = tuple(s for s in seasons if 2.2 * s + horizon <= longest) or seasons[:1]
+    size = context or context_of(longest, horizon, fitting)
+    fitting = tuple(s for s in fitting if s < size)
+    scalings = ("standard", "mean_abs") if scaling == "auto" else (scaling,)
+    logs = ["none"] if transform == "none" else ["all"] if transform == "log" else ["none", "all"]
+    if transform == "auto" and len(panel) > 1:
+        logs.append("skewed")
+    if known.min() < 0 or (transform == "auto" and np.quantile(known, 0.05) <= 0):
+        logs = ["none"]
+    shift = 0.0 if known.min() > 0 else 1.0
+    made = [(log, s) for log in logs for s in scalings if log == "none" or s == scalings[0]]
+    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0) for log, s in made]
+
+
+def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
+    first = seasons[0] if seasons else 1
+    largest = max(seasons, default=1)
+    wanted = max(2 * horizon, 16, 2 * largest if largest < 200 else largest + max(first, horizon))
+    wanted = min(wanted, 800, max(8, (longest - horizon) // 2, largest + 1 if 2 * largest < longest else 8))
+    grain = first if 1 < first <= wanted // 2 else 4
+    return max(4, math.ceil(wanted / grain) * grain)
+
+
+def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,
+              calibrate: bool, holidays: str | None, seconds: float, seed: int, say: Callable[[str], None],
+              progress: Callable[[str, float], None]) -> Model:  # fmt: skip
+    """Choose bases, train networks in the time that is left, and keep what helps on validation."""
+    started, rng = time.monotonic(), np.random.default_rng(seed)
+    known = panel.y[~np.isnan(panel.y)]
+    bases, before, fold = choose(panel, shapes, holidays=holidays, rng=rng, say=say)
+    horizon = bases[0].shape.horizon
+    model = Model(
+        bases, [], np.ones(1), grids.Calibration.identity(horizon), _decaying(horizon, 0.7),
+        0.0 if known.min() >= 0 else -math.inf,
+    )  # fmt: skip
+    if fold is None:
+        return model
+    cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
+    held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
+    assert held is not None
+    if windows_before(cuts[0], fold) >= _FEW and members != 0:
+        counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
+        names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
+        names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
+        left = seconds - (time.monotonic() - started)
+        model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
+    count = len(bases) + len(model.members)
+    parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
+
+    def mixed(weights: Array) -> Array:
+        total = sum(weights[k] * parts[k][0] for k in np.flatnonzero(weights).tolist())
+        return np.maximum(total, model.lower)  # type: ignore[arg-type]
+
+    allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
+    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
+    named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
+    shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
+    say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
+    _calibrated(model, mixed(model.weights), held, calibrate and int((model.weights > 0).sum()) > 0, say)
+    return model
+
+
+def _trained(
+    bases: list[Base], cuts: list[Windows], fold: Fold, settings: Settings, names: list[str], members: int | None,
+    seconds: float, seed: int, progress: Callable[[str, float], None],
+) -> list[Member]:  # fmt: skip
+    shape = bases[0].shape
+    batch = cuts[0].batch(np.zeros(1, int), np.full(1, shape.least))
+    patch, calendar = patch_of(shape.context, shape.season), batch.calendar.shape[2]
+    sizes = (
+        patch * (2 + batch.past.shape[2]),
+        4 + batch.static.shape[1] + calendar,
+        calendar + batch.future.shape[2] + 1,
+    )
+    wanted = members if members is not None else max(4, 2 * len(names))
+    found: list[Member] = []
+    ends = time.monotonic() + seconds
+    for k in range(wanted):
+        left = ends - time.monotonic()
+        if left < 1 and found:
+            break
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed * 1009 + k)
+            number = (k + k // len(names)) % len(bases)
+            member = Member(names[k % len(names)], sizes, shape, settings, number)
+            label = f"network {k + 1} of {wanted}"
+            member.train(
+                bases[number], cuts[number], fold, seconds=max(left, 1.0) / (wanted - k), seed=seed + k,
+                report=lambda steps, score, share, label=label: progress(
+                    f"{label}: step {steps}, validation CRPS {score:.4f}", share
+                ),
+            )  # fmt: skip
+        found.append(member)
+    return found
+
+
+def _calibrated(model: Model, grid: Array, held: Batch, wanted: bool, say: Callable[[str], None]) -> None:
+    """Recalibrate where scores on the other half of the windows improve; and the dependence across steps."""
+    count = apart([held], model.shape)
+    z = grids.scores_of(grid, held.actual)
+    if wanted and count >= 10:
+        order = np.argsort(held.ends / np.maximum(held.ends.max(), 1) if len(set(held.series)) == 1 else held.series,
+                           kind="stable")  # fmt: skip
+        halves = order[: len(order) // 2], order[len(order) // 2 :]
+        gain = 0.0
+        for a, b in (halves, halves[::-1]):
+            tried = grids.Calibration.fit(z[a], count / 2)
+            error = grids.crps(tried.apply(grid[b]), held.actual[b]) - grids.crps(grid[b], held.actual[b])
+            gain += float(np.nanmean(error / np.nanmean(grids.crps(grid[b], held.actual[b]))))
+        inside = float(np.mean(np.abs(z[~np.isnan(z)]) < 1.645))
+        if gain < 0 or abs(inside - 0.9) > 0.03:
+            model.calibration = grids.Calibration.fit(z, count)
+            say(f"recalibrated: 90% intervals covered {inside:.1%} of validation values")
+            grid = model.calibration.apply(grid)
+            z = grids.scores_of(grid, held.actual)
+    model.correlation = correlation_of(z, count)
+
+
+def correlation_of(z: Array, count: float) -> Array:
+    """Correlation (H, H) of scores (n, H) across steps, drawn towards one that decays where windows are few."""
+    horizon = z.shape[1]
+    filled = np.nan_to_num(np.clip(z, -4, 4) - np.nanmean(np.clip(z, -4, 4)))
+    size = np.sqrt((filled**2).sum(0))
+    size = np.where(size > 0, size, 1.0)
+    found = (filled / size).T @ (filled / size)
+    np.fill_diagonal(found, 1.0)
+    next_to = float(np.clip(np.diagonal(found, 1).mean(), 0, 0.98)) if horizon > 1 else 0.0
+    share = count / (count + horizon)
+    return share * found + (1 - share) * _decaying(horizon, next_to)
+
+
+def _decaying(horizon: int, next_to: float) -> Array:
+    steps = np.arange(horizon)
+    return next_to ** np.abs(steps[:, None] - steps)

@@ -1,0 +1,168 @@
+"""The network: a recurrent encoder over patches of the context, and heads for all steps ahead at once."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import bayesrnn as br
+from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.windows import Batch
+from bayesrnn.likelihoods.base import Distribution
+from bayesrnn.likelihoods.mixture import GaussianHeads
+from bayesrnn.likelihoods.quantiles import solve_quantile
+
+Array = np.ndarray
+LIKELIHOODS = ("student", "gaussian", "quantiles", "mixture", "negative_binomial")
+_DF = 4.0  # degrees of freedom; calibration corrects the shape
+_KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
+
+
+def make_likelihood(name: str) -> Distribution:
+    made: dict[str, Any] = {
+        "student": lambda: br.StudentT(df=_DF), "gaussian": GaussianHeads, "quantiles": lambda: br.Quantiles(_KNOTS),
+        "mixture": lambda: br.Mixture(br.Gaussian, components=3), "negative_binomial": br.NegativeBinomial,
+    }  # fmt: skip
+    return made[name]()
+
+
+class Encoder(nn.Module):
+    """From windows to the parameters of a distribution for each step ahead.
+
+    The recurrent layer reads ``patch`` steps of the context at a time: values, whether they are known, and covariates.
+    Heads read its last state and what is known of each step ahead (calendar, future covariates). They start at zero,
+    so that the network starts as the base forecast.
+
+    Shapes:
+        x (T / patch, B, F), about (B, K), ahead (B, H, C) to (B, H, size).
+    """
+
+    def __init__(self, inputs: int, about: int, ahead: int, horizon: int, size: int, *, cell: str, hidden: int,
+                 layers: int, dropout: float) -> None:  # fmt: skip
+        super().__init__()
+        kind: Any = br.GRU if cell == "gru" else br.LSTM
+        self.horizon, self.size = horizon, size
+        self.rnn = kind(inputs, hidden, layers, input_dropout=dropout / 2, recurrent_dropout=dropout, share="batch")
+        self.mix = nn.Linear(hidden + about, hidden)
+        self.drop = br.SequenceDropout(dropout, share="batch")
+        self.whole = nn.Linear(hidden, horizon * size)
+        self.step_in = nn.Linear(hidden + ahead, hidden // 2)
+        self.step_out = nn.Linear(hidden // 2, size)
+        for layer in (self.whole, self.step_out):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor, about: Tensor, ahead: Tensor) -> Tensor:
+        hidden, _ = self.rnn(x)
+        state = torch.relu(self.mix(torch.cat([hidden[-1], about], 1)))
+        state = self.drop(state.unsqueeze(0))[0]
+        found = self.whole(state).unflatten(1, (self.horizon, self.size))
+        each = torch.cat([state.unsqueeze(1).expand(-1, self.horizon, -1), ahead], 2)
+        return found + self.step_out(torch.relu(self.step_in(each)))
+
+
+class Head:
+    """What the network's outputs mean: errors of the base forecast in a unit of each window, or counts themselves."""
+
+    def __init__(self, name: str, horizon: int) -> None:
+        self.name, self.likelihood, self.horizon = name, make_likelihood(name), horizon
+        self.counts = name == "negative_binomial"
+        self.start = torch.zeros(horizon, self.likelihood.size)
+
+    def learn_start(self, errors: Array) -> None:
+        """First parameters from errors (n, H) of the base, so that training starts from its distribution."""
+        horizon = self.horizon
+        if self.counts:
+            self.start[:, 1] = -1.0
+            return
+        columns = [c[~np.isnan(c)] for c in errors.T]
+        pooled = np.concatenate(columns)
+        columns = [c if len(c) > 20 else pooled for c in columns]
+        middle = torch.tensor([float(np.median(c)) for c in columns])
+        size = torch.tensor([max(float(np.abs(c - np.median(c)).mean()), 1e-4) for c in columns])
+        if self.name == "quantiles":
+            self.start = torch.tensor(np.stack([np.quantile(c, _KNOTS) for c in columns]), dtype=torch.float32)
+        elif self.name == "mixture":
+            for k, factor in enumerate((0.6, 1.0, 2.0)):
+                self.start[:, 3 + 2 * k], self.start[:, 4 + 2 * k] = middle, (factor * size).log()
+        else:
+            self.start = torch.stack([middle, size.log() + (-0.3 if self.name == "student" else 0.2)], 1)
+        assert self.start.shape == (horizon, self.likelihood.size)
+
+    def parameters(self, output: Tensor, level: Tensor) -> Tensor:
+        """The likelihood's parameters from outputs (..., H, size); ``level`` (B, H) is the base as a count."""
+        found = output + self.start.to(output)
+        if self.counts:
+            return torch.stack([found[..., 0] + level.clamp_min(0.05).log(), found[..., 1].clamp(-8, 4)], -1)
+        return found
+
+    def grid(self, parameters: Tensor) -> tuple[Array, Array]:
+        """Quantiles (B, H, Q) of draws (S, B, H, size), and the epistemic share of the variance (B, H).
+
+        The draws' mean quantiles, widened about the median until the variance holds that of the draws' means: exact
+        for Gaussian noise and a Gaussian posterior of the mean. For mixtures and counts, quantiles of the mixture over
+        draws themselves.
+        """
+        wide = parameters.double()
+        means = self.likelihood.mean(wide)
+        doubt = means.var(0, correction=0)
+        noise = self.likelihood.variance(wide).mean(0)
+        share = (doubt / (doubt + noise).clamp_min(1e-30)).numpy()
+        if self.name in ("mixture", "negative_binomial"):
+            exact = torch.stack([self.likelihood.quantile(wide, float(q)) for q in grids.LEVELS], -1)
+            return exact.numpy(), share
+        if self.name == "quantiles":
+            knots = wide.sort(-1).values.mean(0).numpy()
+            z = grids.normal_quantile(np.array(_KNOTS))
+            found = _interpolated(knots, z)
+        else:
+            scores = torch.as_tensor(grids.Z if self.name == "gaussian" else _student())
+            found = (wide[..., :1] + wide[..., 1:].exp() * scores).mean(0).numpy()
+        middle = found[..., grids.MEDIAN : grids.MEDIAN + 1]
+        return middle + (found - middle) / np.sqrt(1 - np.minimum(share, 0.9))[..., None], share
+
+
+@cache
+def _student() -> Array:
+    """Quantiles of Student's t at the levels of a grid."""
+    likelihood, zero = br.StudentT(df=_DF), torch.zeros(1, 2, dtype=torch.float64)
+    bound = torch.full((1,), 20.0, dtype=torch.float64)
+    found = [solve_quantile(lambda y: likelihood.cdf(zero, y), float(q), -bound, bound) for q in grids.LEVELS]
+    return torch.cat(found).numpy()
+
+
+def _interpolated(knots: Array, z: Array) -> Array:
+    """Knots (..., k) at scores z as a grid (..., Q), linear on the normal scale."""
+    place = np.clip(np.searchsorted(z, grids.Z) - 1, 0, len(z) - 2)
+    share = (grids.Z - z[place]) / (z[place + 1] - z[place])
+    return knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
+
+
+def tensors(batch: Batch, patch: int, unit: Array, point: Array) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs of `Encoder`: patches of the context, what is known of the window, and of each step ahead."""
+    rows, size = batch.context.shape
+    steps = size // patch
+    parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, batch.past]
+    x = np.concatenate(parts, 2).reshape(rows, steps, -1).transpose(1, 0, 2)
+    logs = [np.log(unit), np.log(batch.spread), np.arcsinh(batch.centre / batch.scale), 1 - batch.known.mean(1)]
+    about = np.concatenate([np.stack(logs, 1), batch.static, batch.calendar[:, 0]], 1)
+    ahead = np.concatenate([batch.calendar, batch.future, np.clip(point, -12, 12)[..., None]], 2)
+    return tuple(torch.as_tensor(np.ascontiguousarray(a), dtype=torch.float32) for a in (x, about, ahead))  # type: ignore[return-value]
+
+
+def make(model: Encoder, posterior: str) -> nn.Module:
+    """The model with the posterior over its weights."""
+    if posterior == "bbb":
+        return br.BayesByBackprop(model, prior=br.Normal(0.3), init_sigma=0.01)
+    return model
+
+
+def patch_of(context: int, season: int) -> int:
+    """Steps of a patch: about thirty of them cover the context, in whole parts of a season where there is one."""
+    sizes = [p for p in range(1, context + 1) if context % p == 0]
+    return min(sizes, key=lambda p: abs(math.log(context / p / 28)) + (0.3 if season > 1 and season % p else 0))

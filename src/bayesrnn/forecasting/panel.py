@@ -1,0 +1,362 @@
+"""Series as flat arrays on an even grid, from the frames, files and Series that people have."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting.clock import Clock, clock_of
+
+Array = np.ndarray
+_CATEGORIES = 64  # the most frequent ones have a column each
+_LARGEST = 1e18  # of a value
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns a frame has, and what is needed to make numbers of further columns.
+
+    ``codes`` maps a column of text or categories to its categories: one column each, so that the network's first layer
+    is their embedding.
+    """
+
+    id: str = "unique_id"
+    time: str = "ds"
+    target: str = "y"
+    past: tuple[str, ...] = ()
+    future: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    codes: dict[str, list[str]] = field(default_factory=dict)
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def width(self, names: Sequence[str]) -> int:
+        return sum(len(self.codes[name]) if name in self.codes else 1 for name in names)
+
+    def learnt(self, frame: Any) -> Columns:
+        """With categories, means and spreads of these rows."""
+        import pandas as pd
+
+        codes, means = {}, {}
+        for name in (*self.past, *self.future, *self.static):
+            cells = frame[name]
+            if pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells):
+                values = cells.to_numpy(dtype=float, na_value=np.nan)
+                values = values[np.isfinite(values)]
+                spread = float(values.std()) if len(values) else 0.0
+                means[name] = (float(values.mean()) if len(values) else 0.0, spread if spread > 0 else 1.0)
+            else:
+                codes[name] = [str(v) for v in cells.astype(str).value_counts().index[:_CATEGORIES]]
+        return replace(self, codes=codes, means=means)
+
+    def matrix(self, frame: Any, names: Sequence[str]) -> Array:
+        """Columns as numbers (n, width), float32: scaled, or one per category; NaN where missing."""
+        parts: list[Array] = []
+        for name in names:
+            if name in self.codes:
+                cells = frame[name].astype(str).to_numpy()
+                parts += [(cells == code).astype(np.float32) for code in self.codes[name]]
+                continue
+            mean, spread = self.means[name]
+            try:
+                values = frame[name].to_numpy(dtype=float, na_value=np.nan)
+            except (TypeError, ValueError):
+                raise UserError(
+                    f"The column {name!r} was numbers when the model was fitted, and has text now."
+                ) from None
+            parts.append(np.clip((values - mean) / spread, -20, 20).astype(np.float32))
+        return np.stack(parts, 1) if parts else np.zeros((len(frame), 0), np.float32)
+
+
+@dataclass
+class Panel:
+    """Series one after the other: series i has rows ``offsets[i]`` to ``offsets[i + 1]``.
+
+    ``y`` (N,) float64 is NaN where a value is missing. ``first`` (S,) are the numbers of the clock at the first rows.
+    ``past`` (N, P), ``future`` (N, F) and ``static`` (S, K) are covariates, float32, NaN where missing.
+    """
+
+    ids: list[str]
+    offsets: Array
+    first: Array
+    y: Array
+    past: Array
+    future: Array
+    static: Array
+    clock: Clock
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.offsets)
+
+    def numbers(self, series: Array, rows: Array) -> Array:
+        """Numbers of the clock at rows (counted from a series' first; they may lie beyond its end)."""
+        return self.first[series] + rows * self.clock.every
+
+    def part(self, series: Array) -> Panel:
+        """Some of the series."""
+        lengths = self.lengths[series]
+        offsets = np.concatenate([[0], lengths.cumsum()])
+        rows = np.repeat(self.offsets[series] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return replace(
+            self, ids=[self.ids[i] for i in series], offsets=offsets, first=self.first[series], y=self.y[rows],
+            past=self.past[rows], future=self.future[rows], static=self.static[series],
+        )  # fmt: skip
+
+    def until(self, ends: Array) -> Panel:
+        """Each series up to a row; those without rows are left out."""
+        keep = np.flatnonzero(ends > 0)
+        whole = self.part(keep)
+        mask = np.concatenate([np.arange(n) < e for n, e in zip(whole.lengths, ends[keep], strict=True)])
+        offsets = np.concatenate([[0], np.minimum(whole.lengths, ends[keep]).cumsum()])
+        return replace(
+            whole, offsets=offsets, y=whole.y[mask], past=whole.past[mask], future=whole.future[mask]
+        )  # fmt: skip
+
+
+def read(data: Any) -> Any:
+    """A path to CSV, CSV.gz or Parquet as a frame; anything else as it is."""
+    import pandas as pd
+
+    if not isinstance(data, (str, Path)):
+        return data
+    path = Path(data)
+    try:
+        if path.suffix in (".parquet", ".pq"):
+            return pd.read_parquet(path)
+        return pd.read_csv(path)
+    except FileNotFoundError:
+        raise UserError(f"There is no file {path}; give the path of a CSV, CSV.gz or Parquet file.") from None
+    except ImportError:
+        raise UserError("Parquet files need pyarrow; pip install 'bayesrnn[forecast]'") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a table ({str(error).splitlines()[0][:200]}).") from None
+
+
+def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
+    """Any of the accepted forms as a long frame with the columns id, time and target, then further ones."""
+    import pandas as pd
+
+    data = read(data)
+    if isinstance(data, pd.Series):
+        name = str(data.name) if data.name is not None else "series"
+        data = pd.DataFrame({columns.id: name, columns.time: data.index, columns.target: data.to_numpy()})
+    if not isinstance(data, pd.DataFrame):
+        raise UserError(f"The data must be a DataFrame, a Series or a path, got {type(data).__name__}.")
+    frame = data
+    if frame.columns.duplicated().any():
+        raise UserError(f"Two columns are called {frame.columns[frame.columns.duplicated()][0]!r}; rename one.")
+    if columns.time not in frame:
+        dated = isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)) or frame.index.name == columns.time
+        if not dated:
+            raise UserError(
+                f"The frame has no column {columns.time!r} and no DatetimeIndex; its columns are "
+                f"{_listed(frame.columns)}: name the column of stamps with time_col."
+            )
+        frame = frame.reset_index(names=columns.time)
+    if target and columns.target not in frame:
+        if columns.id in frame:
+            raise UserError(
+                f"The frame has no column {columns.target!r} to forecast; its columns are {_listed(frame.columns)}: "
+                "name it with target_col."
+            )
+        values = [c for c in frame if c != columns.time and pd.api.types.is_numeric_dtype(frame[c])]
+        if not values:
+            raise UserError(
+                f"The frame has no column {columns.target!r} and no column of numbers; its columns are "
+                f"{_listed(frame.columns)}: name the one to forecast with target_col."
+            )
+        frame = frame.melt([columns.time], values, columns.id, columns.target)
+    if columns.id not in frame:
+        frame = frame.assign(**{columns.id: "series"})
+    if not len(frame):
+        raise UserError("The frame has no rows; give at least one series with values.")
+    return frame
+
+
+def _listed(names: Any) -> str:
+    shown = [repr(str(n)) for n in list(names)[:8]]
+    return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def stamps_of(cells: Any, name: str) -> Any:
+    """A DatetimeIndex, or whole numbers."""
+    import pandas as pd
+
+    if isinstance(cells.dtype, pd.PeriodDtype):
+        return pd.DatetimeIndex(cells.dt.to_timestamp())
+    if pd.api.types.is_integer_dtype(cells):
+        if not cells.isna().any():
+            return cells.to_numpy(dtype=np.int64)
+    elif not pd.api.types.is_datetime64_any_dtype(cells):
+        text = cells
+        if pd.api.types.is_float_dtype(cells):
+            raise UserError(f"The column {name!r} holds fractions, not stamps; use dates or whole numbers.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                cells = pd.to_datetime(text)
+            except (ValueError, TypeError, OverflowError, UserWarning):
+                bad = pd.to_datetime(text, errors="coerce", format="ISO8601").isna().to_numpy().nonzero()[0]
+                row = int(bad[0]) if len(bad) else 0
+                raise UserError(
+                    f"Row {row} of column {name!r} is {str(text.iloc[row])[:60]!r}, and the dates are not understood; "
+                    "write them as YYYY-MM-DD HH:MM, or convert them with pandas.to_datetime first."
+                ) from None
+    missing = cells.isna().to_numpy().nonzero()[0]
+    if len(missing):
+        raise UserError(f"Row {missing[0]} has no stamp in column {name!r}; fill it or drop the row.")
+    return pd.DatetimeIndex(cells)
+
+
+def _values(frame: Any, ids: Array, columns: Columns) -> Array:
+    """The target as float64; NaN where missing."""
+    import pandas as pd
+
+    cells = frame[columns.target]
+    values = np.array(pd.to_numeric(cells, errors="coerce"), dtype=float)
+    text = np.isnan(values) & cells.notna().to_numpy() & (cells.astype(str).str.strip() != "").to_numpy()
+    wrong = {
+        "no number; correct it or leave it empty": text,
+        "infinite; correct it or leave it empty": np.isinf(values),
+    }
+    wrong["too large; give the series in a larger unit"] = np.abs(values) > _LARGEST
+    for what, rows in wrong.items():
+        for row in np.flatnonzero(rows)[:1]:
+            raise UserError(
+                f"Series {str(ids[row])!r}: {str(cells.iloc[row])[:60]!r} in column {columns.target!r}, row {row}, "
+                f"is {what}."
+            )
+    return values
+
+
+def panel_of(
+    data: Any, columns: Columns, *, freq: str | int | None, clock: Clock | None = None, resample: str | None = None
+) -> Panel:  # fmt: skip
+    """The series of a frame on the grid of their clock; see `long_frame` for what a frame may be."""
+    import pandas as pd
+
+    frame = long_frame(data, columns)
+    missing = [c for c in (*columns.past, *columns.future, *columns.static) if c not in frame]
+    if missing:
+        raise UserError(f"The frame has no column {missing[0]!r}, which the model uses; add it.")
+    names = frame[columns.id].astype(str).to_numpy()
+    values, stamps = _values(frame, names, columns), stamps_of(frame[columns.time], columns.time)
+    codes, ids = pd.factorize(names)
+    rows = np.arange(len(frame))
+    raw = stamps if not isinstance(stamps, pd.DatetimeIndex) else stamps.asi8
+    order = np.lexsort((raw, codes))
+    codes, values, rows, stamps = codes[order], values[order], rows[order], stamps[order]
+    clock = clock_of(freq, stamps, codes) if clock is None else _same_kind(clock, stamps)
+    numbers = clock.numbers(stamps)
+    ends = np.flatnonzero(np.diff(codes, append=len(ids)) > 0)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    phase = numbers % clock.every if resample is None else np.zeros_like(numbers)
+    uneven = np.flatnonzero(phase != phase[starts][codes])
+    if len(uneven):
+        i = uneven[0]
+        raise UserError(
+            f"Series {ids[codes[i]]!r}: the stamp {stamps[i]} in row {rows[i]} is off the grid of one {clock.name}; "
+            'set freq to the step of the stamps, or resample="mean" to average them onto the grid.'
+        )
+    if resample is not None:
+        numbers = numbers - numbers % clock.every
+    twice = np.flatnonzero((np.diff(numbers) == 0) & (np.diff(codes) == 0))
+    if len(twice) and resample is None:
+        i = twice[0]
+        raise UserError(
+            f"Series {ids[codes[i]]!r}: rows {min(rows[i], rows[i + 1])} and {max(rows[i], rows[i + 1])} are both at "
+            f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, or set resample='mean'."
+        )
+    lengths = (numbers[ends] - numbers[starts]) // clock.every + 1
+    _check_density(ids, starts, ends, lengths, numbers, clock)
+    ordered = frame.iloc[order]
+    return assembled(
+        [str(i) for i in ids], codes, numbers, values, columns.matrix(ordered, columns.past),
+        columns.matrix(ordered, columns.future), columns.matrix(ordered.iloc[ends], columns.static), clock, columns,
+        resample,
+    )  # fmt: skip
+
+
+def assembled(
+    ids: list[str], codes: Array, numbers: Array, y: Array, past: Array, future: Array, static: Array, clock: Clock,
+    columns: Columns, resample: str | None = None,
+) -> Panel:  # fmt: skip
+    """A panel of rows in any order; of two at the same step the later one counts, unless they are resampled."""
+    first, last = np.full(len(ids), np.iinfo(np.int64).max), np.full(len(ids), np.iinfo(np.int64).min)
+    np.minimum.at(first, codes, numbers)
+    np.maximum.at(last, codes, numbers)
+    offsets = np.concatenate([[0], ((last - first) // clock.every + 1).cumsum()])
+    at = offsets[codes] + (numbers - first[codes]) // clock.every
+    placed = [_placed(at, block, int(offsets[-1]), resample) for block in (y[:, None], past, future)]
+    return Panel(
+        ids, offsets, first, placed[0][:, 0], placed[1].astype(np.float32), placed[2].astype(np.float32), static, clock,
+        columns,
+    )  # fmt: skip
+
+
+def joined(old: Panel, new: Panel) -> Panel:
+    """Both together: rows of ``new`` replace those at the same step, and its new series come last."""
+    known = {name: i for i, name in enumerate(old.ids)}
+    ids = [*old.ids, *(name for name in new.ids if name not in known)]
+    place = {name: i for i, name in enumerate(ids)}
+    parts = []
+    for panel in (old, new):
+        codes = np.repeat(np.array([place[name] for name in panel.ids]), panel.lengths)
+        rows = np.arange(len(panel.y)) - np.repeat(panel.offsets[:-1], panel.lengths)
+        numbers = np.repeat(panel.first, panel.lengths) + rows * panel.clock.every
+        some = ~np.isnan(panel.y) | (panel is old)
+        parts.append((codes[some], numbers[some], panel.y[some], panel.past[some], panel.future[some]))
+    for i, name in enumerate(new.ids):
+        if name in known and (new.first[i] - old.first[known[name]]) % old.clock.every:
+            raise UserError(f"Series {name!r}: the new stamps are off the grid of the old ones; correct them.")
+    static = np.concatenate([old.static, new.static[[i for i, name in enumerate(new.ids) if name not in known]]])
+    codes, numbers, y, past, future = (np.concatenate(pair) for pair in zip(*parts, strict=True))
+    return assembled(ids, codes, numbers, y, past, future, static, old.clock, old.columns)
+
+
+def _same_kind(clock: Clock, stamps: Any) -> Clock:
+    import pandas as pd
+
+    dated = isinstance(stamps, pd.DatetimeIndex)
+    if dated != (clock.unit != "number"):
+        raise UserError(f"The model was fitted on steps of one {clock.name}; these stamps are of another kind.")
+    if dated and (stamps.tz is None) != (clock.zone == ""):
+        raise UserError("The model was fitted on stamps with a time zone and these have none, or the reverse.")
+    return clock
+
+
+def _check_density(ids: Any, starts: Array, ends: Array, lengths: Array, numbers: Array, clock: Clock) -> None:
+    """Refuse a grid that is much finer than the rows."""
+    counts = ends - starts + 1
+    thin = np.flatnonzero((lengths > 10 * counts) & (lengths > 1000))
+    if not len(thin) and lengths.sum() > 1.9 * counts.sum():
+        steps = np.diff(numbers)[np.isin(np.arange(1, len(numbers)), starts, invert=True)]
+        thin = np.arange(1) if len(steps) > 2 and (steps >= 2 * clock.every).mean() > 0.95 else thin
+    for i in thin[:1]:
+        raise UserError(
+            f"Series {ids[i]!r} has {counts[i]:,} rows on {lengths[i]:,} steps of one {clock.name}; "
+            "set freq to the step of the stamps."
+        )
+
+
+def _placed(at: Array, values: Array, length: int, resample: str | None) -> Array:
+    """Rows on the grid; NaN where there is none."""
+    grid = np.full((length, values.shape[1]), np.nan)
+    if resample is None or resample == "last":
+        grid[at] = values
+        return grid
+    known = ~np.isnan(values)
+    total, count = np.zeros_like(grid), np.zeros_like(grid)
+    np.add.at(total, at, np.where(known, values, 0))
+    np.add.at(count, at, known)
+    return np.where(count > 0, total if resample == "sum" else total / np.maximum(count, 1), np.nan)

@@ -1,0 +1,54 @@
+"""Scores of the tables that `Forecaster.backtest` returns."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+
+def scores(table: Any, *, by: str | None = None, history: Any = None, season: int = 1, id_col: str = "unique_id",
+           target_col: str = "y") -> Any:  # fmt: skip
+    """Scores of a backtest table, or of a forecast merged with what came (column y).
+
+    Args:
+        table: columns y, mean, median, lo-L and hi-L (and crps, where there).
+        by: a column to group by, such as "step" or "unique_id"; None: one row.
+        history: a long frame of the past; with it mase, and MSIS in units of each series' mean absolute seasonal
+            difference, as in the M4 competition. season: of that difference.
+
+    Returns:
+        A DataFrame with mae, rmse, smape (percent), crps, mase, and coverage-L, width-L, msis-L for each level.
+    """
+    import pandas as pd
+
+    y = table[target_col].to_numpy(dtype=float)
+    unit = np.ones(len(table))
+    if history is not None:
+        past = history.sort_values([id_col, *[c for c in ("ds",) if c in history]])
+        step = past.groupby(id_col, sort=False)[target_col].apply(
+            lambda v: float(np.nanmean(np.abs(v.to_numpy()[season:] - v.to_numpy()[:-season])))
+        )
+        unit = table[id_col].map(step).to_numpy(dtype=float)
+    off = np.abs(y - table["median"].to_numpy())
+    size = np.abs(y) + np.abs(table["median"].to_numpy())
+    columns = {"mae": off, "rmse": (y - table["mean"].to_numpy()) ** 2}
+    columns["smape"] = 200 * np.divide(off, size, out=np.zeros_like(off), where=size > 0)
+    columns["smape"][np.isnan(y)] = np.nan
+    if "crps" in table:
+        columns["crps"] = table["crps"].to_numpy()
+    if history is not None:
+        columns["mase"] = off / unit
+    for name in [c for c in table if re.fullmatch(r"lo-[\d.]+", str(c))]:
+        level = name[3:]
+        low, high, alpha = table[name].to_numpy(), table[f"hi-{level}"].to_numpy(), 1 - float(level) / 100
+        beyond = np.maximum(low - y, 0) + np.maximum(y - high, 0)
+        columns[f"coverage-{level}"] = np.where(np.isnan(y), np.nan, (y >= low) & (y <= high))
+        columns[f"width-{level}"] = high - low
+        columns[f"msis-{level}"] = (high - low + 2 / alpha * beyond) / unit
+    frame = pd.DataFrame(columns)
+    grouped = frame.groupby(table[by].to_numpy()) if by else frame.groupby(np.zeros(len(frame)))
+    found = grouped.mean()
+    found["rmse"] = np.sqrt(found["rmse"])
+    return found.rename_axis(by) if by else found.reset_index(drop=True)

@@ -1,0 +1,218 @@
+"""The base forecast: transformation, scaling, anchor and penalty, chosen by walking forward through the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression
+from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
+
+Array = np.ndarray
+_TRAIN, _TEST = 16_000, 3_000  # windows of one fold
+_BLOCK = 4_096
+_ENOUGH = 20_000  # windows with which one fold is enough
+_BASES, _ABOUT = 2, 1.1  # bases that are kept, and how much worse than the best the second may be
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Targets of training windows end before row ``cut`` (S,) of each series; validation windows start from there, up
+    to row ``stop`` (S,)."""
+
+    cut: Array
+    stop: Array
+
+
+def folds(panel: Panel, shape: Shape) -> list[Fold]:
+    """Five blocks of the second half of short data; the last two horizons of each series where windows are many."""
+    lengths, horizon = panel.lengths, shape.horizon
+    windows = int(np.maximum(lengths - horizon - shape.least, 0).sum())
+    if len(panel) > 1 and windows > _ENOUGH:
+        size = np.clip(lengths // 5, 0, 2 * horizon)
+        return [Fold(lengths - size, lengths - horizon)]
+    found = []
+    for k in range(5):
+        cut = lengths * (5 + k) // 10
+        stop = np.minimum(lengths * (6 + k) // 10, lengths - horizon)
+        if (np.minimum(cut - horizon - shape.least, stop - cut + 1) > 0).any():
+            found.append(Fold(np.maximum(cut, horizon + shape.least), stop))
+    return found
+
+
+@dataclass(frozen=True)
+class Base:
+    """A linear forecast with the distribution of its errors.
+
+    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference) or "recent" (that
+    and the size of the errors one horizon ago).
+    """
+
+    shape: Shape
+    linear: Linear
+    spread: str
+    calibration: grids.Calibration
+
+    def point(self, batch: Batch) -> Array:
+        return self.linear(batch, self.shape)
+
+    def unit(self, windows: Windows, batch: Batch) -> Array:
+        """(B,): what errors are divided by, in the scale of the batch."""
+        return batch.spread if self.spread == "season" else recent(self.linear, windows, batch)
+
+    def grid(self, point: Array, unit: Array) -> Array:
+        """Quantiles (B, H, Q) in the scale of the batch."""
+        return point[..., None] + unit[:, None, None] * self.calibration.map(grids.Z)
+
+
+def recent(linear: Linear, windows: Windows, batch: Batch) -> Array:
+    """Geometric mean of the seasonal difference and of the errors that a forecast one horizon ago made."""
+    shape = windows.shape
+    old = windows.batch(batch.series, np.maximum(batch.ends - shape.horizon, 1))
+    error = np.abs(old.target - linear(old, shape)) * (old.scale / batch.scale)[:, None]
+    count = (~np.isnan(error)).sum(1)
+    size = np.where(count > 0, np.nansum(error, 1) / np.maximum(count, 1), batch.spread)
+    size = np.clip(size, 0.1 * batch.spread, 10 * batch.spread)
+    return np.sqrt(size * batch.spread)
+
+
+def unit_of(batch: Batch, shape: Shape) -> Array:
+    """(B,): a size of each series in its own unit, by which scores of different series can be averaged."""
+    size = batch.scale * batch.spread
+    if not batch.log.any():
+        return size
+    context = batch.levels(shape, batch.context)
+    season = shape.season if shape.season < shape.context else 1
+    return np.where(batch.log, np.maximum(np.abs(context[:, season:] - context[:, :-season]).mean(1), 1e-12), size)
+
+
+def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: np.random.Generator,
+           say: Callable[[str], None]) -> tuple[list[Base], list[Base], Fold | None]:  # fmt: skip
+    """The best base and, if it is about as good, the second; fitted on all rows, and on rows before the last fold; and
+    that fold."""
+    found: list[tuple[float, Base]] = []
+    shapes = list(shapes)
+    for shape in shapes:
+        windows = Windows(panel, shape, holidays=holidays)
+        one = _walk(windows, folds(panel, shape), rng)
+        if one is not None:
+            named = f"log {shape.log}, {shape.scaling}: {one[1].linear.anchor}, ridge {one[1].linear.penalty:g}"
+            say(f"{named}, validation CRPS {one[0]:.4f}")
+            found.append(one)
+    if not found:
+        base = _untrained(panel, shapes[0], holidays, rng)
+        return [base], [base], None
+    found.sort(key=lambda pair: pair[0])
+    before = [base for value, base in found[:_BASES] if value < _ABOUT * found[0][0]]
+    after = []
+    for base in before:
+        fitted = _regression(Windows(panel, base.shape, holidays=holidays), panel.lengths, rng)
+        assert fitted is not None
+        after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty)))
+    return after, before, folds(panel, shapes[0])[-1]
+
+
+def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:
+    shape = windows.shape
+    low = np.full(len(cut), shape.least)
+    series, ends = origins(windows.panel, shape, low, cut - shape.horizon, _TRAIN, rng)
+    if not len(ends):
+        return None
+    batch = windows.batch(series, ends)
+    if np.isnan(batch.target).all(1).any():
+        some = ~np.isnan(batch.target).all(1)
+        if not some.any():
+            return None
+        batch = windows.batch(series[some], ends[some])
+    return Regression(batch, shape)
+
+
+def validation(windows: Windows, fold: Fold, most: int, rng: np.random.Generator) -> Batch | None:
+    """Windows of a fold with something to compare with."""
+    cut = np.maximum(fold.cut, windows.shape.least)
+    series, ends = origins(windows.panel, windows.shape, cut, fold.stop, most, rng)
+    if not len(ends):
+        return None
+    batch = windows.batch(series, ends)
+    some = ~np.isnan(batch.target).all(1) & batch.known.any(1)
+    return batch if some.all() else windows.batch(series[some], ends[some]) if some.any() else None
+
+
+def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple[float, Base] | None:
+    """The best anchor, penalty and spread of one shape, with the distribution of its errors over all folds."""
+    shape = windows.shape
+    parts: list[tuple[Regression, Batch]] = []
+    for fold in cuts:
+        fitted, batch = _regression(windows, fold.cut, rng), validation(windows, fold, _TEST, rng)
+        if fitted is not None and batch is not None:
+            parts.append((fitted, batch))
+    if not parts:
+        return None
+    names = [n for n in parts[0][0].bases if all(n in fitted.bases for fitted, _ in parts)]
+    errors: dict[tuple[str, float], float] = {}
+    for anchor, penalty in product(names, PENALTIES):
+        total = count = 0.0
+        for fitted, batch in parts:
+            off = np.abs(batch.levels(shape, fitted.linear(anchor, penalty)(batch, shape)) - batch.actual)
+            size = off / unit_of(batch, shape)[:, None]
+            total, count = total + float(np.nansum(np.minimum(size, 50))), count + float((~np.isnan(size)).sum())
+        errors[anchor, penalty] = total / max(count, 1)
+    anchor, penalty = min(errors, key=lambda key: errors[key])
+    best: tuple[float, Base] | None = None
+    for spread in ("season", "recent"):
+        z, units, batches, points = [], [], [], []
+        for fitted, batch in parts:
+            linear = fitted.linear(anchor, penalty)
+            unit = batch.spread if spread == "season" else recent(linear, windows, batch)
+            points.append(linear(batch, shape))
+            units.append(unit)
+            batches.append(batch)
+            z.append((batch.target - points[-1]) / unit[:, None])
+        scores = np.concatenate(z)
+        base = Base(
+            shape, parts[-1][0].linear(anchor, penalty), spread, grids.Calibration.fit(scores, apart(batches, shape))
+        )
+        value = np.mean([
+            score(b.levels(shape, base.grid(p, u)), b, shape) for b, p, u in zip(batches, points, units, strict=True)
+        ])  # fmt: skip
+        if best is None or value < best[0]:
+            best = float(value), base
+    return best
+
+
+def apart(batches: list[Batch], shape: Shape) -> float:
+    """How many windows do not overlap."""
+    total = 0.0
+    for batch in batches:
+        order = np.lexsort((batch.ends, batch.series))
+        series, ends = batch.series[order], batch.ends[order]
+        gap = np.where(np.diff(series) == 0, np.minimum(np.diff(ends), shape.horizon) / shape.horizon, 1.0)
+        total += 1 + float(gap.sum())
+    return total
+
+
+def score(levels: Array, batch: Batch, shape: Shape) -> float:
+    """Mean CRPS of quantiles in the unit of the series, over a seasonal difference."""
+    value = grids.crps(levels, batch.actual) / unit_of(batch, shape)[:, None]
+    return float(np.nanmean(np.minimum(value, 50)))
+
+
+def _untrained(panel: Panel, shape: Shape, holidays: str | None, rng: np.random.Generator) -> Base:
+    """For series too short to be cut: the season before or the last value, with errors like its differences."""
+    windows = Windows(panel, shape, holidays=holidays)
+    batch = windows.batch(np.arange(len(panel)), panel.lengths)
+    anchor = next((f"season {s}" for s in shape.seasons if s < panel.lengths.max()), "last")
+    size = Regression(replace_target(batch), shape)
+    calibration = grids.Calibration.identity(shape.horizon)
+    steps = np.sqrt(1 + np.arange(shape.horizon) // shape.season)
+    return Base(shape, size.linear(anchor, np.inf), "season", replace(calibration, spread=1.4 * steps))
+
+
+def replace_target(batch: Batch) -> Batch:
+    """The batch with a target that its context says nothing about."""
+    return replace(batch, target=np.zeros_like(batch.target))

@@ -1,0 +1,204 @@
+"""Windows of a panel: indexed, sampled across series, scaled one by one; none is kept in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bayesrnn.forecasting.panel import Panel
+
+Array = np.ndarray
+_LEAST = 1e-9  # scale of a constant window, relative to its values
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a window is.
+
+    Args:
+        context: steps T that are looked back on. horizon: steps H ahead.
+        seasons: in steps, the strongest first; empty: none.
+        scaling: "mean_abs", "standard" or "robust".
+        log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
+    """
+
+    context: int
+    horizon: int
+    seasons: tuple[int, ...] = ()
+    scaling: str = "standard"
+    log: str = "none"
+    shift: float = 0.0
+
+    @property
+    def season(self) -> int:
+        return self.seasons[0] if self.seasons else 1
+
+    @property
+    def least(self) -> int:
+        """Rows before the first window that is learnt from."""
+        return min(self.context, max(2 * self.season if self.season <= 60 else self.season, self.horizon // 2, 4))
+
+
+@dataclass
+class Batch:
+    """B windows. Context and targets are scaled: (transformed value - ``centre``) / ``scale``.
+
+    ``context`` (B, T) has every gap filled from before it, ``known`` (B, T) says where it was not; ``target`` (B, H) is
+    NaN where unknown. ``spread`` (B,) is the mean absolute difference to the season before, in the same scale. ``log``
+    (B,) says which windows are logarithms.
+    """
+
+    series: Array
+    ends: Array
+    centre: Array
+    scale: Array
+    spread: Array
+    context: Array
+    known: Array
+    target: Array
+    actual: Array
+    past: Array
+    future: Array
+    calendar: Array
+    static: Array
+    log: Array
+
+    def levels(self, shape: Shape, scaled: Array) -> Array:
+        """Scaled values (B, ...) in the unit of the series."""
+        axes = (slice(None),) + (None,) * (scaled.ndim - 1)
+        found = self.centre[axes] + self.scale[axes] * scaled
+        if self.log.any():
+            found[self.log] = np.exp(np.clip(found[self.log], -700, 700)) - shape.shift
+        return found
+
+
+def origins(
+    panel: Panel, shape: Shape, low: Array, high: Array, most: int, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """At most so many windows (series, end) with low <= end <= high, evenly over all of them; ends count from a
+    series' first row."""
+    counts = np.maximum(high - low + 1, 0)
+    total = int(counts.sum())
+    edges = counts.cumsum()
+    chosen = np.arange(total) if total <= most else np.sort(rng.choice(total, most, replace=False)) if (
+        total < 50_000_000) else np.sort(rng.integers(0, total, most))  # fmt: skip
+    series = np.searchsorted(edges, chosen, side="right")
+    return series, low[series] + chosen - (edges[series] - counts[series])
+
+
+class Windows:
+    """Cuts windows out of a panel.
+
+    ``ahead`` (S, H, F) are future-known columns after the end of each series, where they are given.
+    """
+
+    def __init__(self, panel: Panel, shape: Shape, *, holidays: str | None = None, ahead: Array | None = None) -> None:
+        self.panel, self.shape, self.ahead = panel, shape, ahead
+        clock, last = panel.clock, panel.first + (panel.lengths - 1 + shape.horizon) * panel.clock.every
+        self._start = int(panel.first.min())
+        if clock.unit == "time":  # one table for all phases of the grid
+            self._start -= self._start % clock.every
+        count = (int(last.max()) - self._start) // clock.every + 1
+        self.logs = _logs(panel, shape)
+        self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays)
+
+    def batch(self, series: Array, ends: Array) -> Batch:
+        panel, shape = self.panel, self.shape
+        size, horizon = shape.context, shape.horizon
+        rows = ends[:, None] + np.arange(-size, horizon)
+        at = panel.offsets[series][:, None] + rows
+        inside = (rows >= 0) & (rows < panel.lengths[series][:, None])
+        at = np.where(inside, at, 0)
+        y = np.where(inside, panel.y[at], np.nan)
+        log = self.logs[series]
+        values = y.copy()
+        if log.any():
+            values[log] = np.log(np.maximum(y[log] + shape.shift, 1e-300))
+        context, target = values[:, :size], values[:, size:]
+        known = ~np.isnan(context)
+        centre, scale = _scales(context, known, shape)
+        filled = _filled((context - centre[:, None]) / scale[:, None], known, shape.seasons)
+        before = (ends[:, None] + np.arange(-size, 0)) >= 0
+        past = np.where((inside[:, :size] & before)[..., None], panel.past[at[:, :size]], np.nan)
+        place = (panel.numbers(series[:, None], rows[:, size:]) - self._start) // panel.clock.every
+        calendar = self._table[np.clip(place, 0, max(len(self._table) - 1, 0))]
+        future = np.where(inside[:, size:, None], panel.future[at[:, size:]], np.nan)
+        if self.ahead is not None and future.shape[2]:
+            beyond = rows[:, size:] - panel.lengths[series][:, None]
+            late = self.ahead[series[:, None], np.clip(beyond, 0, horizon - 1)]
+            future = np.where((beyond >= 0)[..., None], late, future)
+        return Batch(
+            series=series, ends=ends, centre=centre, scale=scale, spread=_spread(filled, known, shape.season),
+            context=filled, known=known, target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:],
+            past=np.nan_to_num(past), future=np.nan_to_num(future), calendar=calendar, static=panel.static[series],
+            log=log,
+        )  # fmt: skip
+
+
+def _logs(panel: Panel, shape: Shape) -> Array:
+    """Which series are modelled as logarithms."""
+    if shape.log != "skewed":
+        return np.full(len(panel), shape.log == "all")
+    found = np.zeros(len(panel), bool)
+    for i, (a, b) in enumerate(zip(panel.offsets[:-1], panel.offsets[1:], strict=True)):
+        y = panel.y[a : a + max(2 * (b - a) // 3, 1)]  # not the rows that validation looks at
+        y = y[~np.isnan(y)]
+        found[i] = len(y) > 10 and abs(_skew(np.log(np.maximum(y + shape.shift, 1e-300)))) < abs(_skew(y)) - 0.5
+    return found
+
+
+def _skew(y: Array) -> float:
+    apart = y - y.mean()
+    size = np.sqrt((apart**2).mean())
+    return float((apart**3).mean() / size**3) if size > 0 else 0.0
+
+
+def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:
+    count = known.sum(1)
+    some = np.maximum(count, 1)
+    zeroed = np.where(known, context, 0.0)
+    mean = zeroed.sum(1) / some
+    size = np.abs(zeroed).sum(1) / some
+    if shape.scaling == "mean_abs":
+        centre, scale = np.zeros_like(mean), size
+    elif shape.scaling == "robust":
+        shown = np.where(count[:, None] > 0, context, 0.0)
+        low, centre, high = np.nanquantile(shown, [0.25, 0.5, 0.75], axis=1)
+        scale = (high - low) / 1.35
+        other = np.sqrt((np.where(known, context - mean[:, None], 0.0) ** 2).sum(1) / some)
+        scale = np.where(scale > 0.1 * other, scale, other)
+    else:
+        centre = mean
+        scale = np.sqrt((np.where(known, context - mean[:, None], 0.0) ** 2).sum(1) / some)
+    least = np.maximum(_LEAST * np.maximum(size, np.abs(mean)), 1e-12)
+    flat = scale <= least
+    return centre, np.where(flat, np.where(size > 0, size, 1.0), scale)
+
+
+def _filled(scaled: Array, known: Array, seasons: tuple[int, ...]) -> Array:
+    """Gaps filled by the last season's value where there is one, else by the last value; before the first, by it."""
+    if known.all():
+        return scaled
+    found, there = np.where(known, scaled, 0.0), known.copy()
+    size = scaled.shape[1]
+    for season in seasons:
+        for start in range(season, size, season):  # whole seasons, so that filled values are carried on
+            stop = min(start + season, size)
+            gap = ~there[:, start:stop] & there[:, start - season : stop - season]
+            found[:, start:stop] = np.where(gap, found[:, start - season : stop - season], found[:, start:stop])
+            there[:, start:stop] |= gap
+    last = np.maximum.accumulate(np.where(there, np.arange(size), -1), axis=1)
+    first = np.where(there.any(1), there.argmax(1), 0)
+    return np.take_along_axis(found, np.where(last < 0, first[:, None], last), 1)
+
+
+def _spread(filled: Array, known: Array, season: int) -> Array:
+    season = season if season < filled.shape[1] else 1
+    both = known[:, season:] & known[:, :-season]
+    change = np.abs(filled[:, season:] - filled[:, :-season])
+    count = both.sum(1)
+    size = np.where(both, change, 0.0).sum(1) / np.maximum(count, 1)
+    step = np.abs(np.diff(filled, axis=1)).mean(1)
+    size = np.where((count > 0) & (size > 0), size, step)
+    return np.where(size > 1e-6, size, np.where(step > 1e-6, step, 1e-3))
