@@ -69,7 +69,7 @@ def _parts(
         if member is not None:
             found[k] = member.levels(base, windows, batch, seed=seed, draws=member.draws)
             continue
-        levels = batch.levels(base.shape, base.grid(base.point(batch), base.unit(windows, batch)))
+        levels = batch.levels(base.shape, base.grid(base.point(windows, batch), base.unit(windows, batch)))
         found[k] = levels, np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
     return found
 
@@ -117,6 +117,8 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     if fold is None:
         return model
     cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
+    for windows in cuts:
+        windows.seen = fold.cut
     held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
     assert held is not None
     if windows_before(cuts[0], fold) >= _FEW and members != 0:

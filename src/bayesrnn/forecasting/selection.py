@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
 
-from bayesrnn.forecasting import grids
+from bayesrnn.forecasting import grids, own
 from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
@@ -49,32 +49,57 @@ def folds(panel: Panel, shape: Shape) -> list[Fold]:
 class Base:
     """A linear forecast with the distribution of its errors.
 
-    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference) or "recent" (that
-    and the size of the errors one horizon ago).
+    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference), "recent" (that and
+    the size of the errors one horizon ago) or "own" (that and the size of the series' errors). ``penalty`` is that of
+    the corrections of single series; infinite: none.
     """
 
     shape: Shape
     linear: Linear
     spread: str
     calibration: grids.Calibration
+    penalty: float = np.inf
+    _kept: dict[int, tuple[Windows, own.Own]] = field(default_factory=dict, compare=False)
 
-    def point(self, batch: Batch) -> Array:
-        return self.linear(batch, self.shape)
+    def _own(self, windows: Windows, series: Array) -> tuple[own.Own, Array]:
+        """Corrections, and which of them are those of these series."""
+        if len(windows.panel) > own.MOST:
+            unique, place = np.unique(series, return_inverse=True)
+            return own.fitted(self.linear, windows, unique, windows.seen[unique], (self.penalty,))[0], place
+        if id(windows) not in self._kept:
+            every = np.arange(len(windows.panel))
+            made = own.fitted(self.linear, windows, every, windows.seen, (self.penalty,))[0]
+            self._kept.clear()
+            self._kept[id(windows)] = windows, made  # the windows are kept so that no others take their id
+        return self._kept[id(windows)][1], series
+
+    def point(self, windows: Windows, batch: Batch) -> Array:
+        """Scaled forecasts (B, H)."""
+        found = self.linear(batch, self.shape)
+        if np.isinf(self.penalty):
+            return found
+        made, place = self._own(windows, batch.series)
+        return found + made(batch, self.shape, place)
 
     def unit(self, windows: Windows, batch: Batch) -> Array:
         """(B,): what errors are divided by, in the scale of the batch."""
-        return batch.spread if self.spread == "season" else recent(self.linear, windows, batch)
+        if self.spread == "season":
+            return batch.spread
+        if self.spread == "own":
+            made, place = self._own(windows, batch.series)
+            return batch.spread * made.left[place]
+        return recent(self, windows, batch)
 
     def grid(self, point: Array, unit: Array) -> Array:
         """Quantiles (B, H, Q) in the scale of the batch."""
         return point[..., None] + unit[:, None, None] * self.calibration.map(grids.Z)
 
 
-def recent(linear: Linear, windows: Windows, batch: Batch) -> Array:
+def recent(base: Base, windows: Windows, batch: Batch) -> Array:
     """Geometric mean of the seasonal difference and of the errors that a forecast one horizon ago made."""
     shape = windows.shape
     old = windows.batch(batch.series, np.maximum(batch.ends - shape.horizon, 1))
-    error = np.abs(old.target - linear(old, shape)) * (old.scale / batch.scale)[:, None]
+    error = np.abs(old.target - base.point(windows, old)) * (old.scale / batch.scale)[:, None]
     count = (~np.isnan(error)).sum(1)
     size = np.where(count > 0, np.nansum(error, 1) / np.maximum(count, 1), batch.spread)
     size = np.clip(size, 0.1 * batch.spread, 10 * batch.spread)
@@ -101,7 +126,9 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
         windows = Windows(panel, shape, holidays=holidays)
         one = _walk(windows, folds(panel, shape), rng)
         if one is not None:
-            named = f"log {shape.log}, {shape.scaling}: {one[1].linear.anchor}, ridge {one[1].linear.penalty:g}"
+            base = one[1]
+            named = f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
+            named += f", own {base.penalty:g}, {base.spread}"
             say(f"{named}, validation CRPS {one[0]:.4f}")
             found.append(one)
     if not found:
@@ -113,7 +140,7 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
     for base in before:
         fitted = _regression(Windows(panel, base.shape, holidays=holidays), panel.lengths, rng)
         assert fitted is not None
-        after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty)))
+        after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty), _kept={}))
     return after, before, folds(panel, shapes[0])[-1]
 
 
@@ -147,10 +174,12 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple
     """The best anchor, penalty and spread of one shape, with the distribution of its errors over all folds."""
     shape = windows.shape
     parts: list[tuple[Regression, Batch]] = []
+    seen: list[Array] = []
     for fold in cuts:
         fitted, batch = _regression(windows, fold.cut, rng), validation(windows, fold, _TEST, rng)
         if fitted is not None and batch is not None:
             parts.append((fitted, batch))
+            seen.append(fold.cut)
     if not parts:
         return None
     names = [n for n in parts[0][0].bases if all(n in fitted.bases for fitted, _ in parts)]
@@ -163,26 +192,41 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple
             total, count = total + float(np.nansum(np.minimum(size, 50))), count + float((~np.isnan(size)).sum())
         errors[anchor, penalty] = total / max(count, 1)
     anchor, penalty = min(errors, key=lambda key: errors[key])
+    linears = [fitted.linear(anchor, penalty) for fitted, _ in parts]
+    single = _single(windows, linears, [batch for _, batch in parts], seen, errors[anchor, penalty])
     best: tuple[float, Base] | None = None
-    for spread in ("season", "recent"):
-        z, units, batches, points = [], [], [], []
-        for fitted, batch in parts:
-            linear = fitted.linear(anchor, penalty)
-            unit = batch.spread if spread == "season" else recent(linear, windows, batch)
-            points.append(linear(batch, shape))
-            units.append(unit)
-            batches.append(batch)
-            z.append((batch.target - points[-1]) / unit[:, None])
-        scores = np.concatenate(z)
-        base = Base(
-            shape, parts[-1][0].linear(anchor, penalty), spread, grids.Calibration.fit(scores, apart(batches, shape))
-        )
+    blank = grids.Calibration.identity(shape.horizon)
+    made, points = [Base(shape, linear, "season", blank, single) for linear in linears], []
+    batches = [batch for _, batch in parts]
+    for base, rows, batch in zip(made, seen, batches, strict=True):
+        windows.seen = rows
+        points.append(base.point(windows, batch))
+    for spread in ("season", "recent") if np.isinf(single) else ("season", "recent", "own"):
+        units = [replace(base, spread=spread).unit(windows, b) for base, b in zip(made, batches, strict=True)]
+        z = [(b.target - p) / u[:, None] for b, p, u in zip(batches, points, units, strict=True)]
+        calibration = grids.Calibration.fit(np.concatenate(z), apart(batches, shape))
+        base = replace(made[-1], spread=spread, calibration=calibration, _kept={})
         value = np.mean([
             score(b.levels(shape, base.grid(p, u)), b, shape) for b, p, u in zip(batches, points, units, strict=True)
         ])  # fmt: skip
         if best is None or value < best[0]:
             best = float(value), base
     return best
+
+
+def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array], without: float) -> float:
+    """The penalty of corrections for single series with the least error; infinite where none helps."""
+    if len(windows.panel) > own.MOST:
+        return np.inf
+    shape, errors = windows.shape, np.zeros((len(own.PENALTIES), 2))
+    for linear, batch, rows in zip(linears, batches, seen, strict=True):
+        series, place = np.unique(batch.series, return_inverse=True)
+        point, unit = linear(batch, shape), unit_of(batch, shape)[:, None]
+        for k, made in enumerate(own.fitted(linear, windows, series, rows[series], own.PENALTIES)):
+            off = np.abs(batch.levels(shape, point + made(batch, shape, place)) - batch.actual) / unit
+            errors[k] += float(np.nansum(np.minimum(off, 50))), float((~np.isnan(off)).sum())
+    found = errors[:, 0] / np.maximum(errors[:, 1], 1)
+    return own.PENALTIES[int(found.argmin())] if found.min() < 0.995 * without else np.inf
 
 
 def apart(batches: list[Batch], shape: Shape) -> float:
