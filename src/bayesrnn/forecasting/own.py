@@ -13,7 +13,7 @@ Array = np.ndarray
 PENALTIES = (0.3, 1.0, 3.0, 10.0)  # times the number of windows
 MOST = 5_000  # series of a panel for which this is tried
 _CLIP = 12.0  # in mean seasonal differences
-_WINDOWS = 60_000  # of all series together
+_WINDOWS = 40_000  # of all series together
 _NUMBERS = 4_000_000  # of features at once
 
 

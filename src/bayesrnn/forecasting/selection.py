@@ -17,7 +17,7 @@ Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
 _BLOCK = 4_096
 _ENOUGH = 20_000  # windows with which one fold is enough
-_BASES, _ABOUT = 2, 1.1  # bases that are kept, and how much worse than the best the second may be
+_BASES, _ABOUT = 2, 1.3  # bases that are kept, with and without logarithms; how much worse the second may be
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,10 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
         base = _untrained(panel, shapes[0], holidays, rng)
         return [base], [base], None
     found.sort(key=lambda pair: pair[0])
-    before = [base for value, base in found[:_BASES] if value < _ABOUT * found[0][0]]
+    others = sorted(
+        found[1:], key=lambda pair: ((pair[1].shape.log == "none") == (found[0][1].shape.log == "none"), pair[0])
+    )
+    before = [base for value, base in (found[0], *others[: _BASES - 1]) if value < _ABOUT * found[0][0]]
     after = []
     for base in before:
         fitted = _regression(Windows(panel, base.shape, holidays=holidays), panel.lengths, rng)
@@ -193,11 +196,13 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple
         errors[anchor, penalty] = total / max(count, 1)
     anchor, penalty = min(errors, key=lambda key: errors[key])
     linears = [fitted.linear(anchor, penalty) for fitted, _ in parts]
-    single = _single(windows, linears, [batch for _, batch in parts], seen, errors[anchor, penalty])
+    batches = [batch for _, batch in parts]
+    single, corrections = _single(windows, linears, batches, seen, errors[anchor, penalty])
     best: tuple[float, Base] | None = None
     blank = grids.Calibration.identity(shape.horizon)
     made, points = [Base(shape, linear, "season", blank, single) for linear in linears], []
-    batches = [batch for _, batch in parts]
+    for base, one in zip(made, corrections, strict=False):
+        base._kept[id(windows)] = windows, one
     for base, rows, batch in zip(made, seen, batches, strict=True):
         windows.seen = rows
         points.append(base.point(windows, batch))
@@ -214,19 +219,22 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple
     return best
 
 
-def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array], without: float) -> float:
-    """The penalty of corrections for single series with the least error; infinite where none helps."""
+def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array],
+            without: float) -> tuple[float, list[own.Own]]:  # fmt: skip
+    """The penalty of corrections for single series with the least error, and these for each fold; infinite where none
+    helps."""
     if len(windows.panel) > own.MOST:
-        return np.inf
-    shape, errors = windows.shape, np.zeros((len(own.PENALTIES), 2))
+        return np.inf, []
+    shape, errors, made = windows.shape, np.zeros((len(own.PENALTIES), 2)), []
     for linear, batch, rows in zip(linears, batches, seen, strict=True):
-        series, place = np.unique(batch.series, return_inverse=True)
         point, unit = linear(batch, shape), unit_of(batch, shape)[:, None]
-        for k, made in enumerate(own.fitted(linear, windows, series, rows[series], own.PENALTIES)):
-            off = np.abs(batch.levels(shape, point + made(batch, shape, place)) - batch.actual) / unit
+        made.append(own.fitted(linear, windows, np.arange(len(rows)), rows, own.PENALTIES))
+        for k, one in enumerate(made[-1]):
+            off = np.abs(batch.levels(shape, point + one(batch, shape, batch.series)) - batch.actual) / unit
             errors[k] += float(np.nansum(np.minimum(off, 50))), float((~np.isnan(off)).sum())
     found = errors[:, 0] / np.maximum(errors[:, 1], 1)
-    return own.PENALTIES[int(found.argmin())] if found.min() < 0.995 * without else np.inf
+    k = int(found.argmin())
+    return (own.PENALTIES[k], [one[k] for one in made]) if found.min() < 0.995 * without else (np.inf, [])
 
 
 def apart(batches: list[Batch], shape: Shape) -> float:
@@ -241,9 +249,14 @@ def apart(batches: list[Batch], shape: Shape) -> float:
 
 
 def score(levels: Array, batch: Batch, shape: Shape) -> float:
-    """Mean CRPS of quantiles in the unit of the series, over a seasonal difference."""
-    value = grids.crps(levels, batch.actual) / unit_of(batch, shape)[:, None]
-    return float(np.nanmean(np.minimum(value, 50)))
+    """Mean CRPS of quantiles in the unit of the series, over a seasonal difference. For several positive series, the
+    geometric mean of that and of the CRPS over the values, so that errors in percent count too."""
+    crps = grids.crps(levels, batch.actual)
+    value = float(np.nanmean(np.minimum(crps / unit_of(batch, shape)[:, None], 50)))
+    if batch.series.min() == batch.series.max() or np.nanmin(batch.actual) <= 0:
+        return value
+    size = np.abs(batch.actual) + np.abs(levels[..., grids.MEDIAN])
+    return float(np.sqrt(value * np.nanmean(np.minimum(2 * crps / size, 2))))
 
 
 def _untrained(panel: Panel, shape: Shape, holidays: str | None, rng: np.random.Generator) -> Base:
