@@ -326,8 +326,8 @@ class Forecaster:
         """Those of each base; forecasts may learn from rows before ``seen`` (S,), or from all."""
         holidays = self.settings["holidays"]
         found = [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
-        for windows in found if seen is not None else []:
-            windows.seen = seen
+        for windows in found:
+            windows.seen = panel.lengths if seen is None else seen
         return found
 
     def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:

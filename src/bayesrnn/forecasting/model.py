@@ -13,12 +13,11 @@ import torch
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.network import patch_of
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.selection import Base, Fold, apart, choose, score, validation
-from bayesrnn.forecasting.training import Member, Settings, combine, windows_before
+from bayesrnn.forecasting.selection import FEW, Base, Fold, apart, choose, score, validation, windows_before
+from bayesrnn.forecasting.training import Member, Settings, combine
 from bayesrnn.forecasting.windows import Batch, Shape, Windows
 
 Array = np.ndarray
-_FEW = 300  # windows: with fewer, no network is trained
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID = 2_000
 
@@ -121,7 +120,8 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         windows.seen = fold.cut
     held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
     assert held is not None
-    if windows_before(cuts[0], fold) >= _FEW and members != 0:
+    few = windows_before(panel, model.shape) < FEW
+    if not few and members != 0:
         counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
@@ -135,7 +135,9 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         return np.maximum(total, model.lower)  # type: ignore[arg-type]
 
     allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
-    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
+    model.weights = np.full(count, 1 / count)
+    if not few:
+        model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
     named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")

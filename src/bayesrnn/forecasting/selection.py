@@ -15,7 +15,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
-_BLOCK = 4_096
+FEW = 300  # windows: with fewer, no network is trained
 _ENOUGH = 20_000  # windows with which one fold is enough
 _BASES, _ABOUT = 2, 1.3  # bases that are kept, with and without logarithms; how much worse the second may be
 
@@ -135,6 +135,13 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
         base = _untrained(panel, shapes[0], holidays, rng)
         return [base], [base], None
     found.sort(key=lambda pair: pair[0])
+    if (
+        windows_before(panel, shapes[0]) < FEW
+    ):  # learning from few windows is a gamble: half of it goes to the best anchor
+        simple = _walk(Windows(panel, shapes[0], holidays=holidays), folds(panel, shapes[0]), rng, (np.inf,))
+        assert simple is not None
+        found = [next((one for one in found if not np.isinf(one[1].linear.penalty)), found[0]), simple]
+        found[1] = min(found[1][0], found[0][0]), found[1][1]
     others = sorted(
         found[1:], key=lambda pair: ((pair[1].shape.log == "none") == (found[0][1].shape.log == "none"), pair[0])
     )
@@ -145,6 +152,12 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
         assert fitted is not None
         after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty), _kept={}))
     return after, before, folds(panel, shapes[0])[-1]
+
+
+def windows_before(panel: Panel, shape: Shape) -> int:
+    """How many training windows there are before the last fold."""
+    cut = folds(panel, shape)[-1].cut
+    return int(np.maximum(cut - shape.horizon - shape.least + 1, 0).sum())
 
 
 def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:
@@ -173,7 +186,8 @@ def validation(windows: Windows, fold: Fold, most: int, rng: np.random.Generator
     return batch if some.all() else windows.batch(series[some], ends[some]) if some.any() else None
 
 
-def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple[float, Base] | None:
+def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, penalties: tuple[float, ...] = PENALTIES
+          ) -> tuple[float, Base] | None:  # fmt: skip
     """The best anchor, penalty and spread of one shape, with the distribution of its errors over all folds."""
     shape = windows.shape
     parts: list[tuple[Regression, Batch]] = []
@@ -187,13 +201,15 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple
         return None
     names = [n for n in parts[0][0].bases if all(n in fitted.bases for fitted, _ in parts)]
     errors: dict[tuple[str, float], float] = {}
-    for anchor, penalty in product(names, PENALTIES):
+    independent = apart([batch for _, batch in parts], shape)
+    for anchor, penalty in product(names, penalties):
         total = count = 0.0
         for fitted, batch in parts:
             off = np.abs(batch.levels(shape, fitted.linear(anchor, penalty)(batch, shape)) - batch.actual)
             size = off / unit_of(batch, shape)[:, None]
             total, count = total + float(np.nansum(np.minimum(size, 50))), count + float((~np.isnan(size)).sum())
-        errors[anchor, penalty] = total / max(count, 1)
+        learnt = 0 if np.isinf(penalty) else 1 / independent  # what is learnt from few windows must be clearly better
+        errors[anchor, penalty] = total / max(count, 1) * (1 + learnt)
     anchor, penalty = min(errors, key=lambda key: errors[key])
     linears = [fitted.linear(anchor, penalty) for fitted, _ in parts]
     batches = [batch for _, batch in parts]
@@ -223,7 +239,7 @@ def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen:
             without: float) -> tuple[float, list[own.Own]]:  # fmt: skip
     """The penalty of corrections for single series with the least error, and these for each fold; infinite where none
     helps."""
-    if len(windows.panel) > own.MOST:
+    if not 1 < len(windows.panel) <= own.MOST:
         return np.inf, []
     shape, errors, made = windows.shape, np.zeros((len(own.PENALTIES), 2)), []
     for linear, batch, rows in zip(linears, batches, seen, strict=True):

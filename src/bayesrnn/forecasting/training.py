@@ -140,11 +140,6 @@ class _Sampler:
         return self.windows.batch(*origins(self.windows.panel, self.windows.shape, self.low, self.high, size, self.rng))
 
 
-def windows_before(windows: Windows, fold: Fold) -> int:
-    """How many training windows there are."""
-    return int(np.maximum(fold.cut - windows.shape.horizon - windows.shape.least + 1, 0).sum())
-
-
 def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:
     """Weights (n,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
 
