@@ -233,18 +233,24 @@ def metrics(task: Task, quantiles: np.ndarray, point: np.ndarray | None = None) 
     low, high = quantiles[..., 0], quantiles[..., -1]
     width = high - low + 2 / 0.05 * (np.maximum(low - y, 0) + np.maximum(y - high, 0))
     mean = np.nanmean
+
+    def each(values: np.ndarray, axis: int) -> list[float | None]:
+        """Means along the other axis; None where nothing is known."""
+        rows = (row[~np.isnan(row)] for row in (values if axis else values.T))
+        return [round(float(row.mean()), 6) if len(row) else None for row in rows]
+
     found: dict[str, object] = {
         "smape": float(mean(200 * np.abs(y - point) / np.maximum(np.abs(y) + np.abs(point), 1e-12))),
         "mase": float(mean(np.abs(y - point) / scale)),
         "msis": float(mean(width / scale)),
         "crps": float(mean(crps)),
         "scaled_crps": float(mean(crps / scale)),
-        "crps_by_step": [round(float(v), 6) for v in mean(crps, axis=0)],
-        "scaled_crps_by_origin": [round(float(v), 6) for v in mean(crps / scale, axis=1)],
+        "crps_by_step": each(crps, 0),
+        "scaled_crps_by_origin": each(crps / scale, 1),
     }
     known = ~np.isnan(y)
     for level, (a, b) in COVERAGE.items():
         inside = np.where(known, (y >= quantiles[..., a]) & (y <= quantiles[..., b]), np.nan)
         found[f"coverage_{level}"] = float(mean(inside))
-        found[f"coverage_{level}_by_step"] = [round(float(v), 4) for v in mean(inside, axis=0)]
+        found[f"coverage_{level}_by_step"] = each(inside, 0)
     return found
