@@ -16,7 +16,7 @@ SITE ?= build/site
 # Environments with the oldest and the newest dependencies: some gigabytes.
 BOUNDS ?= .bounds
 
-.PHONY: help demo test test-fast test-bounds lint docs bench clean
+.PHONY: help demo test test-fast test-bounds lint docs release-check bench clean
 
 help:
 	@echo "make demo   create $(VENV), install, run 'bayesrnn quickstart' (about a minute on 2 cores)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-bounds  the fast tests with the oldest and with the newest dependencies allowed, in $(BOUNDS)/"
 	@echo "make lint   ruff, mypy and the import contracts alone"
 	@echo "make docs   build the site into $(SITE); warnings are errors"
+	@echo "make release-check  build the release into dist/ and check it: the list to go through before an upload"
 	@echo "make bench  the CPU benchmark"
 	@echo "make clean  remove $(VENV), $(BOUNDS), caches and build outputs (runs/ and data/ stay)"
 
@@ -39,6 +40,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/bayesrnn quickstart --out runs/demo --force
@@ -62,6 +67,11 @@ test-bounds:
 docs: $(VENV)/.installed-test
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs $(SITE)
+	$(BIN)/python -m docs.build.site $(SITE)
+
+release-check: $(VENV)/.installed-dev lint docs
+	$(BIN)/python -m pytest -q tests/test_typed.py tests/test_wheel.py tests/test_docs.py -k 'not examples_run and not commands'
+	$(BIN)/python tests/release.py --out dist
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu.py

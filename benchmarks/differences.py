@@ -36,7 +36,7 @@ from bayesrnn.lab.engine.launch import device_of
 from bayesrnn.lab.engine.progress import Progress
 from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.runs.folder import RunFolder
+from bayesrnn.lab.runs.folder import RunFolder, config_of
 from bayesrnn.lab.runs.record import from_json
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.task import Language
@@ -248,7 +248,7 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
     recipe, overrides = recipe_of(variant, options.size, options.epochs or variant.epochs)
     task, told = variant.task(recipe, options.data, device), Reporter(name)
     files = task.files()
-    config = provenance.config(recipe, name=variant.recipe, data=options.data, seed=options.seed, files=files)
+    config = config_of(recipe, name=variant.recipe, data=options.data, seed=options.seed, files=files)
     metrics: dict[str, Any]
     with (
         tempfile.TemporaryDirectory() as place,

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
+from bayesrnn.forecasting.mixture import measures, running_scale, together
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.provenance import commit
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.runs.record import RECORD
-from bayesrnn.lab.tasks.forecast.forecaster import Walk, measures
-from bayesrnn.lab.tasks.forecast.mixture import running_scale, together
+from bayesrnn.lab.tasks.forecast.forecaster import Walk
 from bayesrnn.lab.tasks.forecast.plan import Plan
 from bayesrnn.lab.tasks.forecast.settings import Data
 from bayesrnn.lab.tasks.forecast.task import Forecast, forecaster, read_series

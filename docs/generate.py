@@ -60,7 +60,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 _MODULES = (captioning, cpu, digits, distributed, forecast, fuzz, penn_treebank, sentiment, speed)
-_DRAWN = (captioning, digits, forecast, penn_treebank, sentiment)
+_DRAWN = (captioning, cpu, digits, forecast, penn_treebank, sentiment, speed)
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "tree": lambda root, page: architecture.tree(root),
     "headlines": headlines.block,

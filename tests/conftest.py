@@ -1,4 +1,5 @@
 import gc
+import os
 import random
 
 import pytest
@@ -23,10 +24,16 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
-@pytest.fixture(scope="session")
-def text_folder(tmp_path_factory):
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_the_disk():
+    """Runs flush every file to the disk, which takes longer than the small runs of tests; only power failures tell."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def _text(folder, most=300):
     """A small made-up language: sentences of a few words that follow each other by rule."""
-    folder = tmp_path_factory.mktemp("text")
     source = random.Random(0)
     for split, lines in (("train", 300), ("valid", 40), ("test", 40)):
         text = []
@@ -36,8 +43,30 @@ def text_folder(tmp_path_factory):
                 sentence.append(f"w{word}")
                 word = (word * 2 + source.randrange(3)) % 12
             text.append(" ".join(sentence))
-        (folder / f"{split}.txt").write_text("\n".join(text) + "\n")
+        (folder / f"{split}.txt").write_text("\n".join(text[:most]) + "\n")
     return folder
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory):
+    """A text of a made-up language, short enough to be trained on in no time."""
+    return _text(tmp_path_factory.mktemp("text"), most=120)
+
+
+@pytest.fixture(scope="session")
+def long_text_folder(tmp_path_factory):
+    """The same language, with more text to train on."""
+    return _text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture
+def new_packages():
+    """Tasks of other packages are looked for again, before and after the test."""
+    from bayesrnn.lab import registry
+
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
 
 
 @pytest.fixture

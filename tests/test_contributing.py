@@ -1,4 +1,4 @@
-"""The four recipes of CONTRIBUTING.md work as they stand: each is put outside the tree and followed."""
+"""Adding a posterior, a likelihood, a task or a kernel path works as the pages say: each is put outside the tree."""
 
 import importlib
 import json
@@ -16,7 +16,8 @@ from bayesrnn import kernels
 from bayesrnn.kernels import dispatch
 from bayesrnn.lab.cli import app
 
-PAGE = (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PACKAGE = "contributed"
 
 
@@ -24,6 +25,12 @@ def blocks(heading, language="python"):
     """The fenced blocks of one section."""
     (section,) = re.findall(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     return re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+
+
+def cookbook(page, language="python"):
+    """The fenced blocks of a page of the cookbook."""
+    text = (ROOT / "docs/cookbook" / page).read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -72,23 +79,22 @@ def test_a_page_of_at_most_800_words():
 
 
 def test_a_posterior(package):
-    tied = package("tied", *blocks("Add a posterior")).Tied
+    laplace = package("laplace", cookbook("new-posterior.md")[0]).LaplaceWeights
     torch.manual_seed(0)
-    q = br.Bayesian(Net(), tied)
+    q = br.Bayesian(Net(), laplace)
     assert isinstance(q.posterior, br.Posterior)
     x = torch.randn(40, 5, 3)
     y = x.sum((1, 2))[:, None]
     elbo = br.ELBO(q, br.Gaussian(1.0), num_data=2000)
     losses = train(elbo, x, y, steps=60)
     assert losses[-1] < 0.9 * losses[0]
-    assert q.posterior.log_sigma.grad.all()
 
     expected = torch.zeros(())
-    for (name, mean), sigma in zip(q.means.items(), q.posterior.log_sigma.exp(), strict=True):
-        prior = torch.distributions.Normal(0.0, 1.0)
-        found = torch.distributions.Normal(mean, sigma.expand_as(mean))
-        assert name in q.posterior.shapes
-        expected = expected + torch.distributions.kl_divergence(found, prior).sum()
+    for name, mean in q.means.items():
+        log_scale = q.posterior.log_scale[name.replace(".", "/")]
+        assert log_scale.grad.all()
+        found = torch.distributions.Laplace(mean, log_scale.exp())
+        expected = expected + torch.distributions.kl_divergence(found, torch.distributions.Laplace(0.0, 1.0)).sum()
     torch.testing.assert_close(br.kl(q), expected)
 
     p = br.predict(q, x, samples=8, seed=0, likelihood=elbo.likelihood)
@@ -123,10 +129,11 @@ def test_a_likelihood(package):
     assert 0.75 < inside.float().mean() <= 1
 
 
+@pytest.mark.usefixtures("new_packages")
 def test_a_task(package, tmp_path):
-    (package.folder / "task.py").write_text(*blocks("Add a task"))
+    (package.folder / "task.py").write_text(*cookbook("new-task.md"))
     (package.folder / "recipes").mkdir()
-    (package.folder / "recipes/waves-gru.yaml").write_text(*blocks("Add a task", "yaml"))
+    (package.folder / "recipes/waves-gru.yaml").write_text(*cookbook("new-task.md", "yaml"))
     about = package.folder.parent / f"{PACKAGE}-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")

@@ -214,8 +214,10 @@ class TestWeightOfTheKL:
         assert float(terms.kl) == 0
         torch.testing.assert_close(terms.loss, terms.nll / 4)
 
-    def test_it_rises_over_the_warm_up_and_the_loss_is_the_bound_then(self):
-        q, elbo = self.made(kl_weight=0.5, warmup=4)
+    @pytest.mark.parametrize("warmup", [{"warmup": 4}, {"warmup_epochs": 0.32}])
+    def test_it_rises_over_the_warm_up_and_the_loss_is_the_bound_then(self, warmup):
+        """Four steps of four targets are 0.32 of an epoch of 50."""
+        q, elbo = self.made(kl_weight=0.5, **warmup)
 
         def weight():
             terms = elbo(q(self.x), self.y)
@@ -239,7 +241,17 @@ class TestWeightOfTheKL:
         assert not any("calls" in key for key in self.made()[1].state_dict())
 
     @pytest.mark.parametrize(
-        "bad", [{"kl_weight": -1}, {"kl_weight": math.nan}, {"warmup": -1}, {"warmup": 2.5}, {"window": 0}]
+        "bad",
+        [
+            {"kl_weight": -1},
+            {"kl_weight": math.nan},
+            {"warmup": -1},
+            {"warmup": 2.5},
+            {"window": 0},
+            {"warmup_epochs": -1},
+            {"warmup_epochs": math.inf},
+            {"warmup_epochs": 1, "warmup": 3},
+        ],
     )
     def test_bad_arguments(self, bad):
         with pytest.raises(ValueError, match=next(iter(bad))):

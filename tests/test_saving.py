@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pickle
 import sys
 
 import pytest
@@ -264,6 +265,39 @@ def test_links_are_followed_to_regular_files_alone_and_their_content_is_not_show
     with pytest.raises(UserError) as error:
         br.load(folder, nn.Linear(3, 2))
     assert "1234" not in str(error.value)
+
+
+class Evil:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, place):
+        self.place = str(place)
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+def test_nothing_in_the_folder_is_executed(folder, tmp_path, monkeypatch):
+    """Code and pickles under the names that other libraries look for, also where the weights should be."""
+    marker = tmp_path / "executed"
+    code, pickled = f"import os; os.mkdir({str(marker)!r})", pickle.dumps(Evil(marker))
+    for name in ("pytorch_model.bin", "model.pt", "optimizer.pkl"):
+        (folder / name).write_bytes(pickled)
+    for name in ("modeling.py", "__init__.py", "sitecustomize.py", "safetensors.py", "conftest.py"):
+        (folder / name).write_text(code)
+    change(folder, auto_map={"AutoModel": "modeling.Model"}, architectures=["os.system"], _target_="os.system")
+    monkeypatch.chdir(folder)
+    br.load(folder, nn.Linear(3, 2))
+    br.load(".", nn.Linear(3, 2))
+    replace_weights(folder, pickled)
+    refused(folder, f"{WEIGHTS} is damaged")
+    for builder in ("modeling", "modeling:Model", "os:mkdir", "../lab", "lab:builder"):
+        change(folder, builder=builder, arguments={"path": str(marker)})
+        with pytest.raises(UserError, match="to build its module; known are lab"):
+            br.load(folder)
+    assert not marker.exists()
+    pickle.loads(pickled)  # it would have been noticed
+    assert marker.exists()
 
 
 def test_a_folder_says_what_it_needs(folder, monkeypatch):

@@ -267,3 +267,16 @@ def test_too_little_to_learn_from():
         BayesianRNNRegressor(**QUICK).fit([[1.0, 2.0]], [1.0])
     with pytest.raises(ValueError, match="at least 2 classes, got 1 class: a"):
         BayesianRNNClassifier(**QUICK).fit([[1.0, 2.0], [2.0, 3.0]], ["a", "a"])
+
+
+def test_each_output_has_its_own_noise():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 4))
+    y = rows[:, -1:] + rng.normal(size=(400, 2)) * [0.05, 2.0]
+    model = BayesianRNNRegressor(epochs=40, hidden_size=8, dropout=0.05, learning_rate=0.02, random_state=0).fit(
+        rows, y
+    )
+    noise, _ = model.predict_uncertainty(rows[:5])
+    assert noise.shape == (5, 2)
+    np.testing.assert_allclose(noise[0, 1], 2.0, rtol=0.15)
+    assert noise[0, 0] < 0.5  # one noise for both would be above 1

@@ -7,7 +7,7 @@
 | ``pruning/*.json`` | `Pruning`, the prune.json of ``bayesrnn prune`` |
 | ``caption-texts/*.json`` | `Captions`, what a record's model said |
 | ``quickstart/record.json`` | `Quickstart` |
-| ``cpu.json``; ``gpu-SIZE.json``; ``gpu-layers*.json``; ``gradients/*.json``; ``distributed.json`` | benchmarks |
+| ``cpu*.json``; ``gpu-SIZE.json``; ``gpu-layers*.json``; ``gradients/*.json``; ``distributed.json`` | benchmarks |
 | ``gpu-tests.json`` | the GPU suite |
 | ``forecast-choice*.json`` | `ForecastChoice`: settings, or mixtures, tried before the test parts |
 | ``fuzz.json``, ``torture.json`` | `Fuzz`, `Torture` |
@@ -82,6 +82,14 @@ class CpuBench(_Made):
     prediction: list[Row]
     memory: Row
     peers: list[Row] = []
+
+
+class BeforeBench(_Made):
+    """benchmarks/before.py: CPU time relative to another checkout of this library."""
+
+    before: str
+    threads: int
+    ratios: list[Row]
 
 
 class GpuBench(_Made):
@@ -183,6 +191,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "caption-texts/*.json": Captions,
     "quickstart/record.json": Quickstart,
     "cpu.json": CpuBench,
+    "cpu-before.json": BeforeBench,
     "gpu-layers*.json": LayerBench,
     "gpu-tests.json": GpuTests,
     "gpu-*.json": GpuBench,

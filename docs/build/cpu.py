@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bayesrnn.lab.report.plots import COLOURS
 from bayesrnn.lab.report.tables import Column, markdown_table
 from docs.build import archive
 from docs.build.archive import CpuBench
+from docs.build.pictures import drawn, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TRAINING = (
     Column("what", "training step, T = 35"),
@@ -22,11 +27,15 @@ def _record(results: Path) -> CpuBench:
     return archive.required(results / "cpu.json", CpuBench, "python benchmarks/cpu.py --peers --out results/cpu.json")
 
 
-def _table(record: CpuBench) -> str:
-    rows = [
+def _rows(record: CpuBench) -> list[dict[str, Any]]:
+    return [
         {**row, "what": f"{row['cell']}, {row['model']}, {row['hidden']} units, batch {row['batch']}"}
         for row in record.training
     ]
+
+
+def _table(record: CpuBench) -> str:
+    rows = _rows(record)
     return markdown_table(rows, [c for c in _TRAINING if any(c.key in row for row in rows)])
 
 
@@ -49,7 +58,7 @@ def memory(results: Path) -> str:
 
 def everything(results: Path) -> str:
     record = _record(results)
-    lines = [_table(record)]
+    lines = [_table(record), "![Speed of a training step of each model beside torch.nn](figures/speed-cpu.png)", ""]
     for row in record.peers:
         lines.append(
             f"- One Bayesian LSTM layer of {row['hidden']} units, batch {row['batch']}, forward, KL and backward: "
@@ -67,6 +76,24 @@ def everything(results: Path) -> str:
         _written(record),
     ]
     return "\n".join(lines)
+
+
+def figures(results: Path) -> dict[str, bytes]:
+    path = results / "cpu.json"
+    rows = _rows(archive.load(path, CpuBench)) if path.is_file() else []
+    return {"speed-cpu.png": drawn(lambda figure: _draw(figure, rows), (8.0, 1.4 + 0.28 * len(rows)))} if rows else {}
+
+
+def _draw(figure: "Figure", rows: list[dict[str, Any]]) -> None:
+    """One line per size, one mark per model."""
+    axes = figure.add_subplot()
+    for colour, marker, column in zip(COLOURS, "sDo^", [c for c in _TRAINING if c.pattern == "{:.2f}x"], strict=False):
+        marks = [(row[column.key], -place) for place, row in enumerate(rows) if column.key in row]
+        axes.plot(*zip(*marks, strict=True), marker, color=colour, markersize=6, linestyle="", label=column.heading)
+    axes.axvline(1, color="#444444", linewidth=1)
+    axes.set_yticks([-place for place in range(len(rows))], [row["what"] for row in rows])
+    tidy(axes, x="speed, multiples of torch.nn", grid="both")
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
 
 
 def _apart(part: dict[str, Any]) -> str:

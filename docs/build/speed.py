@@ -2,12 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.report.plots import COLOURS
 from bayesrnn.lab.report.tables import Column, markdown_table
 from docs.build import archive
 from docs.build.archive import GpuBench, LayerBench
+from docs.build.pictures import drawn, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RECORDS = tuple(
     f"gpu-{size}{precision}" for precision in ("", "-bf16") for size in ("650x20", "1500x20", "650x128", "650x256")
@@ -59,17 +64,43 @@ def gpu(results: Path) -> str:
     found = records(results)
     if not found:
         return ""
-    lines = [_training(found)]
-    drawn: dict[tuple[Any, ...], str] = {}  # once each: batches of training have nothing to do with it
+    lines = [_training(found), "![Speed of a training step of each model beside torch.nn](figures/speed-gpu.png)", ""]
+    said: dict[tuple[Any, ...], str] = {}  # once each: batches of training have nothing to do with it
     for record in found:
         for row in record.prediction:
-            drawn.setdefault((row["kind"], row["hidden"], record.precision), _prediction(row, record.precision))
-    lines += drawn.values()
+            said.setdefault((row["kind"], row["hidden"], record.precision), _prediction(row, record.precision))
+    lines += said.values()
     graphs = all(row.get("graph", True) for record in found for row in record.training)
     versions = {f"{r.made_on}, bayesrnn {r.versions['bayesrnn']}" for r in found}
     sizes = " ".join(dict.fromkeys(f"{row['hidden']}x{row['batch']}" for r in found for row in r.training))
     written = f"Written by `bayesrnn bench --out` for the sizes {sizes} ({'; '.join(sorted(versions))})."
     return "\n".join([*lines, "", f"{'Every step is one CUDA graph. ' if graphs else ''}{written}"])
+
+
+def figures(results: Path) -> dict[str, bytes]:
+    found = records(results)
+    return {"speed-gpu.png": drawn(lambda figure: _draw(figure, found), (8.0, 3.4))} if found else {}
+
+
+def _draw(figure: "Figure", found: list[GpuBench]) -> None:
+    """Bars of every kind in groups of one size each, as multiples of the speed of torch.nn with dropout."""
+    groups: dict[str, dict[str, float]] = {}
+    for record in found:
+        for row in record.training:
+            base = next((r for r in record.training if r["title"] == row["title"] and r["kind"] == BASE), None)
+            if base is not None and row["kind"] not in (BASE, "plain") and "ratio" in row:
+                title = f"{row['title']}, {record.precision}".replace(", batch", "\nbatch")
+                groups.setdefault(title, {})[row["kind"]] = row["ratio"] / base["ratio"]
+    kinds = list(dict.fromkeys(kind for group in groups.values() for kind in group))
+    axes, width = figure.add_subplot(), 0.8 / len(kinds)
+    for i, kind in enumerate(kinds):
+        bars = [(place, group[kind]) for place, group in enumerate(groups.values()) if kind in group]
+        places = [place + (i - (len(kinds) - 1) / 2) * width for place, _ in bars]
+        axes.bar(places, [height for _, height in bars], 0.9 * width, color=COLOURS[i], label=kind)
+    axes.axhline(1, color="#444444", linewidth=1)
+    axes.set_xticks(range(len(groups)), list(groups))
+    tidy(axes, y="speed, multiples of torch.nn")
+    figure.legend(loc="outside upper center", ncols=len(kinds), frameon=False)
 
 
 def layers(results: Path) -> str:

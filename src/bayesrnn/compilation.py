@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+_compiler: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""What follows the code that runs now: None where nobody compiles."""
+_REASON = "noise and kernels of bayesrnn run outside the graph; torch.export(strict=True) takes a model in eval mode"
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=nn.Module)
@@ -66,12 +70,12 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "torch._dynamo" not in sys.modules:
+        if "torch._dynamo" not in sys.modules or (not torch.compiler.is_dynamo_compiling() and _compiler() is None):
             return function(*args, **kwargs)
         if not disabled:
-            disabled.append(sys.modules["torch._dynamo"].disable(function, reason="it has kernels of its own"))
+            disabled.append(sys.modules["torch._dynamo"].disable(function, reason=_REASON))
         result: R = disabled[0](*args, **kwargs)
         return result
 
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable, call._torchdynamo_disable_msg = True, _REASON  # type: ignore[attr-defined]
     return call

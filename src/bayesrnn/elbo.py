@@ -52,6 +52,7 @@ class ELBO(nn.Module):
             the KL is not computed, and `terms.kl` is 0.
         warmup: training steps over which beta rises linearly from 0 to `kl_weight`; the loss is the bound from then
             on. Calls in train mode are counted, and the count is in the `state_dict`. In eval mode beta is `kl_weight`.
+        warmup_epochs: the same in passes over `num_data` targets, in place of `warmup`; may be a fraction.
         length_scale: prior length scale l of dropout posteriors, see `br.kl`.
         window: 1: the loss is per target. T: it is T times that, the sum over the T steps of a window, averaged over
             sequences, as papers on language models write it.
@@ -67,6 +68,7 @@ class ELBO(nn.Module):
     """
 
     calls: Tensor
+    """Training steps so far; with `warmup_epochs` targets."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class ELBO(nn.Module):
         check_finite: bool = True,
         kl_weight: float = 1.0,
         warmup: int = 0,
+        warmup_epochs: float = 0.0,
         window: int = 1,
     ) -> None:
         super().__init__()
@@ -93,13 +96,19 @@ class ELBO(nn.Module):
             raise ValueError(f"kl_weight must be a number of at least 0, got {kl_weight!r}: 1 is the bound")
         if not is_whole(warmup) or warmup < 0:
             raise ValueError(f"warmup must be a whole number of steps, 0 for none, got {warmup!r}")
+        if not is_number(warmup_epochs) or not 0 <= warmup_epochs < math.inf or (warmup and warmup_epochs):
+            raise ValueError(
+                f"warmup_epochs must be a number of epochs, 0 for none, and is given in place of warmup: "
+                f"got {warmup_epochs!r} with warmup={warmup!r}"
+            )
         if not is_whole(window) or window < 1:
             raise ValueError(f"window must be a whole number of steps, at least 1, got {window!r}")
         self.model, self.likelihood = model, likelihood
         self.num_data = int(num_data) if is_whole(num_data) else float(num_data)
         self.length_scale, self.check_finite = _check_length_scale(length_scale), check_finite
         self.kl_weight, self.warmup, self.window = float(kl_weight), int(warmup), int(window)
-        if warmup:
+        self.warmup_epochs = float(warmup_epochs)
+        if warmup or warmup_epochs:
             first = next(model.parameters(), torch.zeros(()))
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=first.device))
         self._watch = _Watch()
@@ -138,7 +147,7 @@ class ELBO(nn.Module):
         number = self.likelihood.count(target) if count is None else count
         loss = (nll + sharpening if levels else nll) / number
         if self.kl_weight:
-            loss = loss + self._weighted(divergence, share)
+            loss = loss + self._weighted(divergence, share, target)
         if self.window > 1:
             loss = self.window * loss
         terms = Terms(loss=loss, nll=nll, kl=divergence, sharpening=sharpening)
@@ -177,13 +186,14 @@ class ELBO(nn.Module):
             return torch.zeros_like(nll)
         return kl(self.model, length_scale=self.length_scale).to(nll.device)
 
-    def _weighted(self, divergence: Tensor, share: Tensor | float) -> Tensor:
+    def _weighted(self, divergence: Tensor, share: Tensor | float, target: Tensor) -> Tensor:
         """beta / N times the KL, with the beta of this step."""
         if isinstance(share, Tensor) or share != 1.0:
             divergence = share * divergence
-        if self.warmup and self.training and self.model.training:
-            divergence = (self.calls / self.warmup).clamp(max=1.0).to(divergence) * divergence
-            self.calls += 1
+        if (self.warmup or self.warmup_epochs) and self.training and self.model.training:
+            end = self.warmup or self.warmup_epochs * self.num_data
+            divergence = (self.calls / end).clamp(max=1.0).to(divergence) * divergence
+            self.calls += 1 if self.warmup else torch.as_tensor(self.likelihood.count(target)).to(self.calls)
         return divergence / (self.num_data / self.kl_weight)
 
     def _look(self, terms: Terms, count: Any) -> None:
@@ -255,7 +265,15 @@ class _Watch:
 
 def parts(model: nn.Module, kind: type) -> list[Any]:
     """The modules of this class, each once, however deep. A wrapper that poses as its module is not one of them."""
-    return [part for part in model.modules() if kind in type(part).__mro__]
+    found, seen, left = [], set[int](), [model]
+    while left:  # what model.modules() gives, at a fraction of its time
+        part = left.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            left += [inner for inner in reversed(part._modules.values()) if inner is not None]
+            if kind in type(part).__mro__:
+                found.append(part)
+    return found
 
 
 def _levels(model: nn.Module) -> list[TwoLevel]:

@@ -123,3 +123,8 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """A count with its noun: 1 word, 1,200 words."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

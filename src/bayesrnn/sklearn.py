@@ -11,6 +11,7 @@ Needs scikit-learn, which nothing else of the library does.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +80,19 @@ def _standard(values: Tensor, name: str) -> tuple[Tensor, Tensor]:
             "multiply it"
         )
     return mean, torch.where(varies, spread, torch.ones_like(spread))
+
+
+class _Noise(br.Gaussian):
+    """A Gaussian with a standard deviation of its own, learnt, for each of several outputs (the last axis)."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(0.5)
+        self.log_sigma = nn.Parameter(self.log_sigma.detach().repeat(outputs))
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        scaled = (target - output) / self.sigma
+        constant = len(target) * (self.log_sigma + 0.5 * math.log(2 * math.pi)).sum()
+        return 0.5 * scaled.square().sum() + constant
 
 
 class _Network(nn.Module):
@@ -220,8 +234,8 @@ class _Estimator(BaseEstimator):
 class BayesianRNNRegressor(RegressorMixin, _Estimator):
     __doc__ = f"""A recurrent network for rows that are sequences, with a predictive standard deviation.
 
-    The noise of the data is learnt with the weights. Inputs and targets are standardised inside, inputs feature by
-    feature over all steps.
+    The noise of the data, one standard deviation per output, is learnt with the weights. Inputs and targets are
+    standardised inside, inputs feature by feature over all steps.
     {_PARAMETERS}
     ``y`` has shape (n,) or (n, outputs).
     """
@@ -235,7 +249,7 @@ class BayesianRNNRegressor(RegressorMixin, _Estimator):
         self.single_ = np.ndim(y) == 1
         self.target_mean_, self.target_scale_ = _standard(target, "y")
         scaled = ((target - self.target_mean_) / self.target_scale_).float()
-        self._fit(X, scaled, target.shape[1], br.Gaussian(0.5))
+        self._fit(X, scaled, target.shape[1], _Noise(target.shape[1]))
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -326,10 +326,11 @@ class TestPointers:
         ("tensor", "words"),
         [
             (torch.empty(4, dtype=torch.float64), "got torch.float64 on cpu"),
-            (torch.empty(4, device="meta"), "memory of their own, got Tensor"),
+            (torch.empty(4, device="meta"), "got torch.float32 on meta"),
             (torch.empty(5), r"need 4 numbers of torch.float32 .* with shape \(5,\)"),
             (torch.empty(4, 2)[:, 0], r"contiguous memory, got strides \(2,\)"),
-            (torch.eye(2).to_sparse(), "got Tensor"),
+            (torch.eye(2).to_sparse(), "memory of their own"),
+            (torch.ones(4)._neg_view(), "memory of their own"),
         ],
     )
     def test_one_line(self, tensor, words):

@@ -19,6 +19,7 @@ CELLS = [br.LSTM, br.GRU, br.RNN]
 @pytest.fixture(autouse=True)
 def own_scratch(monkeypatch):
     monkeypatch.setattr(recurrent, "_scratch", Pool())
+    monkeypatch.setattr(memory, "_SMALL", 0)  # pools small memory too
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -22,6 +22,7 @@ torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = 
 
 OURS = {nn.LSTM: br.LSTM, nn.GRU: br.GRU, nn.RNN: br.RNN}
 PATHS = [None, "compiled", "loop", "reference"]
+QUICK = (None, "compiled")  # those that users get in float32
 
 
 def samples(cell, training, dtype):
@@ -43,8 +44,9 @@ def tensors(value):
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("cell", OURS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("path", "dtype"), [*((path, torch.float64) for path in PATHS), *((p, torch.float32) for p in PATHS if p in QUICK)]
+)
 def test_outputs_and_gradients_are_torch_s(cell, training, path, dtype):
     made = samples(cell, training, dtype)
     assert len(made) > 8

@@ -21,6 +21,9 @@ MIXTURES = {
     "the rows before": lambda h: h.cumsum(0),
     "the rows after": lambda h: h.flip(0).cumsum(0).flip(0),
     "the neighbour": lambda h: h + h.roll(1, 0),
+    "the row at the other end": lambda h: h + h.flip(0),
+    "rows far before": lambda h: h + F.pad(h, (0, 0, 20, 0))[: len(h)],
+    "rows far after": lambda h: h + F.pad(h, (0, 0, 0, 20))[-len(h) :],
     "pairs": lambda h: h + h.view(-1, 2, h.shape[-1]).flip(1).view_as(h),
     "attention": lambda h: (h @ h.T).softmax(-1) @ h,
     "batch norm": lambda h: F.batch_norm(h, None, None, training=True),
@@ -49,6 +52,17 @@ def test_predictions_are_those_of_single_draws(mix, noise):
     for limit in (1, 3_000, 10**9):
         found = br.predict(model, x, samples=12, seed=3, memory_limit=limit, likelihood=br.Gaussian(1.0))
         assert_close(found.samples, torch.stack(expected), msg=lambda m, limit=limit: f"memory_limit={limit}: {m}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_hides_no_mixing(dtype):
+    """A few percent of other rows: more than rounding, less than the roots of eps."""
+    torch.manual_seed(0)
+    model = Mixing(nn.Dropout(0.5), lambda h: h + 0.02 * h.mean(0)).eval().to(dtype)
+    x = torch.randn(4, 5, dtype=dtype)
+    alone = [br.predict(model, x, samples=k, seed=3, memory_limit=1).samples[-1] for k in (1, 6, 12)]
+    found = br.predict(model, x, samples=12, seed=3).samples
+    assert [torch.equal(found[k - 1], one) for k, one in zip((1, 6, 12), alone, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize("samples", range(1, 9))

@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import bayesrnn as br
+from bayesrnn.prediction import calls
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +193,49 @@ def test_a_forked_process_predicts_the_same():
             os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 1) == b"\0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_fork_during_a_prediction(waits, monkeypatch):
+    """It waits for the prediction to end; where that takes too long, the new process refuses the model."""
+    monkeypatch.setattr(calls, "_PATIENCE", 60.0 if waits else 0.0)
+    model, x = br.BayesByBackprop(nn.Linear(4, 3)).eval(), torch.randn(2, 4)
+    expected = model(x)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pause(done, total):
+        begun.set()
+        go_on.wait(30)
+
+    thread = threading.Thread(target=lambda: br.predict(model, x, samples=9, seed=1, progress=pause))
+    thread.start()
+    begun.wait(30)
+    timer = threading.Timer(0.2, go_on.set)
+    if waits:
+        timer.start()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            if waits:
+                br.predict(model, x, samples=2)
+                code = 0 if torch.equal(model(x), expected) else 2
+            else:
+                with pytest.raises(RuntimeError, match="forked while another thread was predicting"):
+                    br.predict(model, x, samples=2)
+                code = 0
+        finally:
+            os.write(write, bytes([code]))
+            os._exit(0)
+    os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
+    assert os.read(read, 1) == b"\0"
+    assert torch.equal(model(x), expected)
 
 
 def test_a_generator_keeps_its_draw_inside_a_draw_of_its_caller():

@@ -284,3 +284,44 @@ def test_a_second_derivative_of_drawn_weights_is_refused_not_left_out():
         (gradient,) = torch.autograd.grad(q(torch.randn(5, 3)).square().sum(), rho, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiated once"):
             torch.autograd.grad(gradient.square().sum() + rho.sum(), rho)
+
+
+@pytest.mark.parametrize("cell", [br.LSTM, br.GRU, br.RNN])
+@pytest.mark.parametrize("noise", [{}, {"weight_dropout": 0.4}, {"recurrent_dropout": 0.4, "share": "batch"}])
+def test_vmap_of_a_held_draw_whose_noise_the_weights_hold(cell, noise):
+    """The noise is made outside of vmap, and torch's fused kernels, which vmap does not know, are left out."""
+    torch.manual_seed(0)
+    layer, xs = cell(3, 4, **noise), torch.randn(5, 6, 2, 3)
+
+    def run(x):
+        with br.draw(layer, seed=0):
+            return layer(x)[0]
+
+    torch.testing.assert_close(torch.vmap(run)(xs), torch.stack([run(x) for x in xs]))
+    with br.draw(layer, seed=0):
+        mapped = torch.vmap(lambda x: layer(x)[0])(xs)
+        torch.testing.assert_close(mapped[0], layer(xs[0])[0])  # what vmap left behind serves ordinary calls
+
+
+EXPORTED = {
+    "LSTM": lambda: br.LSTM(3, 4, recurrent_dropout=0.3),
+    "GRU": lambda: br.GRU(3, 4, weight_dropout=0.3),
+    "Bayes by Backprop": lambda: br.BayesByBackprop(nn.RNN(3, 4)),
+    "DropConnect": lambda: br.DropConnect(nn.GRU(3, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", EXPORTED)
+def test_export_takes_the_mean_and_refuses_draws(name):
+    model, x = EXPORTED[name]().eval(), torch.randn(5, 2, 3)
+    for strict in (False, True):
+        exported = torch.export.export(model, (x,), strict=strict)
+        assert_close(exported.module()(x)[0], model(x)[0])
+    with (
+        br.draw(model, seed=1),
+        pytest.raises(RuntimeError, match=r"^torch\.export cannot record a held draw: [^\n]*$"),
+    ):
+        torch.export.export(model, (x,), strict=False)
+    with pytest.raises(Exception, match="takes a model in eval mode"):
+        torch.export.export(model.train(), (x,), strict=True)

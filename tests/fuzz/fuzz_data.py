@@ -106,7 +106,7 @@ def series_inputs() -> Any:
 
 
 def read_series(given: tuple[bytes, str, str, str, int], folder: Path) -> object:
-    from bayesrnn.lab.tasks.forecast.series import read_csv
+    from bayesrnn.forecasting.series import read_csv
 
     data, target, covariates, date, gap = given
     series = read_csv(write(folder, "s.csv", data), target=target, covariates=covariates, date=date, max_gap=gap)
@@ -138,7 +138,7 @@ def read_digits(given: tuple[bytes, int], folder: Path) -> object:
         import torch
 
         labels = torch.zeros(len(found), dtype=torch.uint8)
-        return digits.Digits(found, labels, found, labels)
+        return digits.DigitImages(found, labels, found, labels)
     return found
 
 

@@ -96,8 +96,8 @@ def tiny_run() -> dict[str, bytes]:
     import torch
 
     from bayesrnn.lab import recipes
-    from bayesrnn.lab.engine import provenance
     from bayesrnn.lab.runs import checkpoint
+    from bayesrnn.lab.runs.folder import config_of
     from bayesrnn.lab.tasks.base import task_class
 
     recipe = recipes.override(recipes.load("brnn-medium"), ["hidden=3", "layers=1"])
@@ -109,7 +109,7 @@ def tiny_run() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint.save_file(Path(folder) / "x", {f"model.{k}": v for k, v in model.state_dict().items()}, about)
         weights = path.read_bytes()
-    config = provenance.config(recipe, name="brnn-medium", data="python-docs", seed=1, files=files)
+    config = config_of(recipe, name="brnn-medium", data="python-docs", seed=1, files=files)
     del config["file_digests"]  # else no changed vocabulary would be read
     return {"config.json": json.dumps(config).encode(), "best.safetensors": weights, **files}
 

@@ -6,6 +6,7 @@ A reader is a function of one input that returns, or raises `UserError`. Anythin
 from __future__ import annotations
 
 import fuzz_data as data
+import fuzz_requests as requests
 import fuzz_runs as runs
 import fuzz_saved as saved
 from fuzz_inputs import Reader
@@ -34,5 +35,6 @@ READERS = {
     "captions": Reader(data.captions_inputs, data.read_captions, "caption files of Flickr8k and COCO"),
     "image": Reader(data.image_inputs, data.read_image, "an image, of any format that is read"),
     "features": Reader(data.features_inputs, data.read_features, "features of images: .npy, and the names beside it"),
+    "request": Reader(requests.request_inputs, requests.read_request, "requests to the page of `bayesrnn explore`"),
     "tokens": Reader(data.tokens_inputs, data.read_tokens, "token files of a large text"),
 }

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def module(name):
     """One of the files beside this one, as a module of its own: those of the readers choose how inputs are made."""
-    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_saved", "fuzz_data"):
+    for other in ("readers", "fuzz_inputs", "fuzz_runs", "fuzz_saved", "fuzz_data", "fuzz_requests"):
         sys.modules.pop(other, None)
     sys.path.insert(0, str(HERE))
     try:
@@ -38,7 +38,7 @@ def test_it_reads_or_refuses(name):
     base = Path(tempfile.mkdtemp())
     told = {"read": 0, "refused": 0}
 
-    @settings(max_examples=80, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(reader.inputs())
     def one(value):
         folder = base / "input"

@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(**CASES, bias=st.booleans())
 def test_outputs_and_gradients_are_the_reference_s(sizes, features, hidden, gates, masks, bias):
     leaves, mask = make(sizes, features, hidden, gates=gates, masks=masks, bias=bias)
@@ -85,7 +85,7 @@ def test_layers_on_every_path(cell, tied, monkeypatch):
     assert_close(outcome("loop"), expected)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(**CASES)
 def test_gradient_of_recurrent_weights(sizes, features, hidden, gates, masks):
     (h, w, _), mask = make(sizes, features, hidden, gates=gates, masks=masks)

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,22 +25,30 @@ def program(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def refused(*command):
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    return done.stderr.splitlines()[-1]
+@pytest.fixture
+def refused(program, monkeypatch, capsys):
+    """The last line of a program that ends with status 2 and prints nothing else."""
+
+    def run(name, *words):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            program(name).main()
+        out, err = capsys.readouterr()
+        assert (end.value.code, out) == (2, "")
+        return err.splitlines()[-1]
+
+    return run
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["recurrent.py", "gaussian.py"])
-def test_no_gpu(name):
+@pytest.mark.parametrize("name", ["recurrent", "gaussian"])
+def test_no_gpu(refused, name):
     pytest.importorskip("triton")
-    assert refused(FOLDER / name).endswith("this measures on a GPU, and torch sees no CUDA device here")
+    assert refused(name).endswith("this measures on a GPU, and torch sees no CUDA device here")
 
 
-def test_a_record_has_a_folder_before_it_is_measured(tmp_path):
-    line = refused(FOLDER / "cpu.py", "--out", tmp_path / "none" / "cpu.json")
+def test_a_record_has_a_folder_before_it_is_measured(refused, tmp_path):
+    line = refused("cpu", "--out", tmp_path / "none" / "cpu.json")
     assert line.endswith("none is not a folder; make it first, or choose another --out.")
 
 
@@ -83,9 +90,9 @@ def test_gradients_are_named_after_what_ran(program, monkeypatch, text_folder, r
         gradients.explained(task)
 
 
-def test_gradients_refuse_a_device_whose_paths_have_other_names(text_folder):
+def test_gradients_refuse_a_device_whose_paths_have_other_names(refused, text_folder):
     words = ["--data", text_folder, "--device", "cpu", "--epochs", "0", "--windows", "1", "--set", *TINY]
-    assert "'one launch' is not what runs on cpu" in refused(FOLDER / "gradients.py", *words)
+    assert "'one launch' is not what runs on cpu" in refused("gradients", *words)
 
 
 @pytest.fixture

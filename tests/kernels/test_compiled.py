@@ -53,7 +53,7 @@ def assert_same(case, cell, used=None):
         assert float((ours - exact).norm()) <= 3e-6 * float(exact.norm()) + 1e-6
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     cell=st.sampled_from(CELLS),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=7),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import bayesrnn as br
+from bayesrnn.kernels.cpu import memory
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.gaussian import noise as noises
 from bayesrnn.kernels.gaussian import reference, sampling
@@ -144,6 +145,13 @@ def test_noise_follows_torch_manual_seed(compile, monkeypatch):
     assert not torch.equal(made_noise(((100,),), None)[0], b)
 
 
+@pytest.fixture
+def pools_small_memory(monkeypatch):
+    """Small memory too, which is otherwise made anew."""
+    monkeypatch.setattr(memory, "_SMALL", 0)
+
+
+@pytest.mark.usefixtures("pools_small_memory")
 def test_pool_hands_memory_out_again_only_when_nobody_holds_it():
     pool, like = Pool(), torch.empty(())
     first = pool.take((4, 5), like)
@@ -171,6 +179,7 @@ def test_pool_keeps_dtypes_and_sizes_apart():
     assert pool.take((2, 0), torch.empty(())).shape == (2, 0)
 
 
+@pytest.mark.usefixtures("pools_small_memory")
 def test_pool_is_not_copied_or_saved_with_its_buffers():
     pool = Pool()
     pool.take((1000,), torch.empty(()))
@@ -188,6 +197,7 @@ def test_pool_in_inference_mode_leaves_no_inference_tensors_behind():
     assert torch.isfinite(q.posterior.rho["weight"].grad).all()
 
 
+@pytest.mark.usefixtures("pools_small_memory")
 def test_pool_under_threads_never_gives_one_buffer_to_two():
     pool, like, clashes = Pool(), torch.empty(()), []
 

@@ -17,7 +17,7 @@ KINDS = ("tanh", "relu")
 RAGGED = [3, 3, 2, 1, 1]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=7),
     hidden=st.integers(1, 7),

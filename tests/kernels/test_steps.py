@@ -24,7 +24,7 @@ def who_and_when(sizes):
     return packed.data.tolist()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(sizes=batch_sizes)
 def test_rows_of_a_mask_follow_their_sequences(sizes):
     mask = torch.randn(sizes[0], 3, dtype=torch.float64)
@@ -34,7 +34,7 @@ def test_rows_of_a_mask_follow_their_sequences(sizes):
     assert torch.equal(times_rows(x, mask, sizes), x * rows)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(sizes=batch_sizes, reverse=st.booleans())
 def test_previous_rows(sizes, reverse):
     out, first = torch.randn(sum(sizes), 2), torch.randn(sizes[0], 2)
@@ -44,7 +44,7 @@ def test_previous_rows(sizes, reverse):
     assert torch.equal(previous_rows(out, first, sizes, reverse=reverse), torch.stack(expected))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(sizes=batch_sizes, gates=st.integers(1, 4), bias=st.booleans(), kind=st.sampled_from(["none", "tied", "untied"]))
 def test_input_products_of_every_row_and_gate(sizes, gates, bias, kind):
     hidden, features = 3, 2

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.series import mauna_loa
 from bayesrnn.lab import hub, recipes
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.opening import OpenedRun, open_run
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast.plan import Plan
-from bayesrnn.lab.tasks.forecast.series import mauna_loa
 
 CPU = torch.device("cpu")
 WORDS = b"<unk>\n<eos>\na\nb\nc\n"
@@ -161,6 +161,10 @@ def test_the_card_has_what_the_record_says_about_uncertainty(tmp_path):
     assert "On mnist, with samples 50." in unsure
     assert "| test calibration error, averaged over draws | 0.01234 |" in unsure
     assert "trained by Bayes by Backprop" in card
+    assert "changed settings below" not in card
+    changed = Record(data="mnist", metrics=metrics, overrides=["hidden=4"])
+    card = hub.card(opened("digits-bbb-400", ["hidden=4"], tmp_path), changed, name="m")
+    assert "(task: digits), with the changed settings below." in card
 
 
 def test_words_of_a_stranger_do_not_become_markup(tmp_path):

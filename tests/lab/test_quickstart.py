@@ -10,7 +10,7 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab import quickstart, recipes
-from bayesrnn.lab.quickstart import Row, Word, findings, guesses, row, typical_sentence
+from bayesrnn.lab.quickstart import ModelRow, Word, findings, guesses, row, typical_sentence
 from bayesrnn.lab.tasks.language.scoring import scores
 
 PROBABILITIES = [[0.92, 0.05, 0.03], [0.26, 0.54, 0.20], [0.36, 0.34, 0.30]]
@@ -56,7 +56,7 @@ def test_a_model_that_is_never_sure():
 
 
 def line(model, *, perplexity=100.0, error=0.05, said=0.7, right=0.5):
-    return Row(
+    return ModelRow(
         model=model, perplexity=perplexity, calibration_error=error, said=said, right=right, sure=1, reliability=[]
     )
 
@@ -100,7 +100,8 @@ def test_the_three_recipes_differ_in_nothing_but_the_method():
     }
 
 
-def test_an_error_in_a_process_reaches_the_parent(tmp_path):
+def test_an_error_in_a_process_reaches_the_parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart, "MODELS", {"plain": "plain LSTM"})
     (tmp_path / "plain").write_text("a file where the run folder should be")
     with pytest.raises(UserError, match="plain is a file"):
         quickstart.train(tmp_path, seed=0, fast=True, told=lambda *_: None)

@@ -16,7 +16,7 @@ import bayesrnn as br
 T, B, F = 6, 4, 30
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     steps=st.integers(1, 6),
     rows=st.integers(1, 4),

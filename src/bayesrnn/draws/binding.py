@@ -144,6 +144,10 @@ def source(module: nn.Module) -> Source | None:
 def _source_in_a_block(module: nn.Module) -> Source | None:
     bound = _here(_bounds(module))
     if bound is not None:
+        if bound.source is not None and torch.compiler.is_exporting():
+            raise RuntimeError(
+                "torch.export cannot record a held draw: export br.to_torch(model), or the model in eval mode"
+            )
         return bound if bound.source is not None else None
     return FRESH if module.training else None
 

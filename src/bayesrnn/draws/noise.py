@@ -18,6 +18,10 @@ class Distribution(Protocol):
         """Noise of this shape, with the device and dtype of `like`."""
         ...
 
+    def each(self, generators: Sequence[torch.Generator], shape: Sequence[int], device: torch.device) -> Tensor:
+        """(draws, *shape) in float32: one part per generator."""
+        ...
+
     def seeded(self, seeds: Sequence[int], shape: Sequence[int], device: torch.device) -> Tensor:
         """(draws, *shape) in float32: one part per seed."""
         ...
@@ -47,15 +51,17 @@ class Noise:
         self._fill(out, generator)
         return self._scale(out).to(like.dtype)
 
+    def each(self, generators: Sequence[torch.Generator], shape: Sequence[int], device: torch.device) -> Tensor:
+        out = torch.empty((len(generators), *shape), device=device, dtype=torch.float32)
+        for generator, part in zip(generators, out.unbind(), strict=True):
+            self._fill(part, generator)
+        return self._scale(out)
+
     def seeded(self, seeds: Sequence[int], shape: Sequence[int], device: torch.device) -> Tensor:
         masks = masks_in_one_launch(device.type)
         if masks is not None and self.p < 1:
             return masks(seeds, shape, self.p, gaussian=self.kind == "gaussian", device=device)
-        out = torch.empty((len(seeds), *shape), device=device, dtype=torch.float32)
-        generator = torch.Generator(device)
-        for seed, part in zip(seeds, out.unbind(), strict=True):
-            self._fill(part, generator.manual_seed(seed))
-        return self._scale(out)
+        return self.each([torch.Generator(device).manual_seed(seed) for seed in seeds], shape, device)
 
     def _fill(self, out: Tensor, generator: torch.Generator | None) -> None:
         if self.p == 1:
@@ -80,6 +86,9 @@ class Uniform:
         out = torch.empty(tuple(shape), device=like.device, dtype=torch.float32)
         return out.uniform_(self.low, self.high, generator=generator).to(like.dtype)
 
+    def each(self, generators: Sequence[torch.Generator], shape: Sequence[int], device: torch.device) -> Tensor:
+        like = torch.empty(0, device=device, dtype=torch.float32)
+        return torch.stack([self.sample(shape, like, generator) for generator in generators])
+
     def seeded(self, seeds: Sequence[int], shape: Sequence[int], device: torch.device) -> Tensor:
-        generator, like = torch.Generator(device), torch.empty(0, device=device, dtype=torch.float32)
-        return torch.stack([self.sample(shape, like, generator.manual_seed(seed)) for seed in seeds])
+        return self.each([torch.Generator(device).manual_seed(seed) for seed in seeds], shape, device)

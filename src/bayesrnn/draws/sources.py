@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -84,17 +84,23 @@ class HeldNoise(Fresh):
 
 @contextmanager
 def _noise_to_keep() -> Iterator[None]:
-    """Make noise that serves later calls of any kind: real tensors, without gradients, outside of any tracing."""
+    """Make noise that serves later calls of any kind: real tensors, without gradients, outside tracers and vmap."""
     if torch.jit.is_tracing():
         raise RuntimeError(
             "torch.jit.trace cannot record a held draw: trace br.to_torch(model), or the model inside br.mean(model)"
         )
-    with torch.inference_mode(False), torch.no_grad():
+    with ExitStack() as stack:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            stack.enter_context(torch._C._DisableFuncTorch())
+        if torch._C._len_torch_function_stack() > 0:
+            stack.enter_context(torch._C.DisableTorchFunction())
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
         if _traced():
-            with _disable_current_modes():
-                yield
-        else:
-            yield
+            stack.enter_context(_disable_current_modes())
+        yield
 
 
 def _traced() -> bool:
@@ -146,10 +152,14 @@ class Draw:
         with _noise_to_keep():
             if masks_in_one_launch(like.device.type) is not None:
                 return _next_steps([self], self._held, key, noise, shape, like)[0]
-            if key not in self._held:
-                self._held[key] = self.generator(key, like.device)
-            plain = torch.empty(0, device=like.device, dtype=like.dtype)
-            return noise.sample(shape, plain, self._held[key])
+            return noise.sample(shape, like, self.next_steps(key, like.device))
+
+    def next_steps(self, key: str, device: torch.device) -> torch.Generator:
+        """The generator that goes on at every call."""
+        if key not in self._held:
+            self._held[key] = self.generator(key, device)
+        held: torch.Generator = self._held[key]
+        return held
 
     def weights(self, key: str, make: Make, device: torch.device) -> Any:
         if key not in self._held:
@@ -231,10 +241,13 @@ class Stacked:
             raise Unfoldable(f"{key} has no batch axis to fold draws into")
         each = self._each(key, shape[batch_dim])
         size = (*shape[:batch_dim], each, *shape[batch_dim + 1 :])
-        if masks_in_one_launch(like.device.type) is not None:
-            made = _next_steps(self.draws, self._held, key, noise, size, like)
+        with _noise_to_keep():
+            if masks_in_one_launch(like.device.type) is not None:
+                made = _next_steps(self.draws, self._held, key, noise, size, like)
+            else:
+                generators = [draw.next_steps(key, like.device) for draw in self.draws]
+                made = noise.each(generators, size, like.device).to(like.dtype)
             return made.movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
-        return torch.cat([d.steps(key, noise, size, like, batch_dim=batch_dim) for d in self.draws], dim=batch_dim)
 
     def weights(self, key: str, make: Make, device: torch.device) -> Any:
         raise Unfoldable(f"{key} draws whole weights")

@@ -86,14 +86,15 @@ class Forecaster:
         cell: str = "gru",
         samples: int = 16,
         calibrate: bool = True,
-        minutes: float = 2.0,
+        minutes: float = 1.5,
         seed: int = 0,
         verbose: bool = False,
         id_col: str = "unique_id",
         time_col: str = "ds",
         target_col: str = "y",
     ) -> None:
-        self.settings: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        self.settings: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
         self.horizon = check_whole("horizon", horizon, least=1, what="steps")
         check_choice("posterior", posterior, ("variational", "bbb", "none"))
         check_choice("likelihood", likelihood, ("auto", *LIKELIHOODS))

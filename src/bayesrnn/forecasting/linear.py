@@ -35,13 +35,16 @@ def anchors(batch: Batch, shape: Shape) -> dict[str, Array]:
 
 
 def features(batch: Batch) -> Array:
-    """(B, D): context, calendar at the first step ahead, covariates, and 1."""
+    """(B, D): context, calendar at the first step ahead, covariates, and 1; kept with the batch."""
+    if batch.features is not None:
+        return batch.features
     rows = len(batch.ends)
     parts = [np.clip(batch.context, -_CLIP, _CLIP), batch.calendar[:, 0], batch.static]
     parts.append(batch.past[:, -_LAGS:].reshape(rows, -1))
     parts.append(batch.future.reshape(rows, -1))
     parts.append(np.ones((rows, 1)))
-    return np.concatenate(parts, 1)
+    batch.features = np.concatenate(parts, 1)
+    return batch.features
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID = 2_000
+_FLOOR = 0.8  # of the lowest value
 
 
 @dataclass
@@ -41,12 +42,21 @@ class Model:
         """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         used = np.flatnonzero(self.weights).tolist()
         parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
-        grid = sum(self.weights[k] * parts[k][0] for k in used)
+        floor = self.floor(cuts[0].batch(series, ends))
+        grid = sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used)
         share = sum(self.weights[k] * parts[k][1] for k in used)
-        return self.bounded(self.calibration.apply(grid)), share  # type: ignore[return-value, arg-type]
+        return np.maximum(self.calibration.apply(grid), floor), share  # type: ignore[return-value, arg-type]
 
     def bounded(self, grid: Array) -> Array:
         return np.maximum(grid, self.lower)
+
+    def floor(self, batch: Batch) -> Array:
+        """What forecasts (B, H, Q) of quantities that are never negative do not fall below: near the lowest value of
+        the context, since a sum of errors of both signs does not know that such quantities have a lower end."""
+        if not math.isfinite(self.lower):
+            return np.full((len(batch.ends), 1, 1), -math.inf)
+        levels = np.where(batch.known, batch.levels(self.shape, batch.context), math.inf)
+        return np.maximum(_FLOOR * levels.min(1), self.lower)[:, None, None]
 
 
 def _parts(
@@ -65,11 +75,13 @@ def _parts(
         member = members[k - len(bases)] if k >= len(bases) else None
         i = k if member is None else member.base
         base, batch, windows = bases[i], batches[i], cuts[i]
+        doubt = np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
         if member is not None:
-            found[k] = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+            levels, share = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+            found[k] = levels, 1 - (1 - share) * (1 - doubt)
             continue
         levels = batch.levels(base.shape, base.grid(base.point(windows, batch), base.unit(windows, batch)))
-        found[k] = levels, np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
+        found[k] = levels, doubt
     return found
 
 
@@ -93,9 +105,11 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
+    """Two or three of the longest season, and at least three horizons; twelve where there is no season."""
     first = seasons[0] if seasons else 1
     largest = max(seasons, default=1)
-    wanted = max(2 * horizon, 16, 2 * largest if largest < 200 else largest + max(first, horizon))
+    wanted = 3 * largest if largest <= 60 else 2 * largest if largest < 200 else largest + max(first, horizon)
+    wanted = max(wanted, 3 * horizon if seasons else min(12 * horizon, 200), 16)
     wanted = min(wanted, 800, max(8, (longest - horizon) // 2, largest + 1 if 2 * largest < longest else 8))
     grain = first if 1 < first <= wanted // 2 else 4
     return max(4, math.ceil(wanted / grain) * grain)
@@ -130,9 +144,10 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     count = len(bases) + len(model.members)
     parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
 
+    floor = model.floor(held)
+
     def mixed(weights: Array) -> Array:
-        total = sum(weights[k] * parts[k][0] for k in np.flatnonzero(weights).tolist())
-        return np.maximum(total, model.lower)  # type: ignore[arg-type]
+        return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
     allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
     model.weights = np.full(count, 1 / count)

@@ -163,6 +163,6 @@ def make(model: Encoder, posterior: str) -> nn.Module:
 
 
 def patch_of(context: int, season: int) -> int:
-    """Steps of a patch: about thirty of them cover the context, in whole parts of a season where there is one."""
+    """Steps of a patch: about fifteen of them cover the context, in whole parts of a season where there is one."""
     sizes = [p for p in range(1, context + 1) if context % p == 0]
-    return min(sizes, key=lambda p: abs(math.log(context / p / 28)) + (0.3 if season > 1 and season % p else 0))
+    return min(sizes, key=lambda p: abs(math.log(context / p / 14)) + (0.3 if season > 1 and season % p else 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -123,9 +122,11 @@ class Panel:
         )  # fmt: skip
 
 
-def read(data: Any) -> Any:
-    """A path to CSV, CSV.gz or Parquet as a frame; anything else as it is."""
+def read(data: Any, time: str) -> Any:
+    """A path to CSV, CSV.gz or Parquet as a frame whose column of stamps is called ``time``; else what it was."""
     import pandas as pd
+
+    from bayesrnn.forecasting.dates import date_column
 
     if not isinstance(data, (str, Path)):
         return data
@@ -133,20 +134,24 @@ def read(data: Any) -> Any:
     try:
         if path.suffix in (".parquet", ".pq"):
             return pd.read_parquet(path)
-        return pd.read_csv(path)
+        frame = pd.read_csv(path)
+        if len(frame.columns) == 1 and ";" in str(frame.columns[0]):
+            frame = pd.read_csv(path, sep=";", decimal=",")
     except FileNotFoundError:
         raise UserError(f"There is no file {path}; give the path of a CSV, CSV.gz or Parquet file.") from None
     except ImportError:
         raise UserError("Parquet files need pyarrow; pip install 'bayesrnn[forecast]'") from None
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read as a table ({str(error).splitlines()[0][:200]}).") from None
+    found = time if time in frame else date_column(frame.head(200).astype(str))
+    return frame.rename(columns={found: time}) if found else frame
 
 
 def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
     """Any of the accepted forms as a long frame with the columns id, time and target, then further ones."""
     import pandas as pd
 
-    data = read(data)
+    data = read(data, columns.time)
     if isinstance(data, pd.Series):
         name = str(data.name) if data.name is not None else "series"
         data = pd.DataFrame({columns.id: name, columns.time: data.index, columns.target: data.to_numpy()})
@@ -164,7 +169,7 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
             )
         frame = frame.reset_index(names=columns.time)
     if target and columns.target not in frame:
-        if columns.id in frame:
+        if columns.id in frame or columns.target != Columns.target:
             raise UserError(
                 f"The frame has no column {columns.target!r} to forecast; its columns are {_listed(frame.columns)}: "
                 "name it with target_col."
@@ -201,21 +206,28 @@ def stamps_of(cells: Any, name: str) -> Any:
         text = cells
         if pd.api.types.is_float_dtype(cells):
             raise UserError(f"The column {name!r} holds fractions, not stamps; use dates or whole numbers.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                cells = pd.to_datetime(text)
-            except (ValueError, TypeError, OverflowError, UserWarning):
-                bad = pd.to_datetime(text, errors="coerce", format="ISO8601").isna().to_numpy().nonzero()[0]
-                row = int(bad[0]) if len(bad) else 0
-                raise UserError(
-                    f"Row {row} of column {name!r} is {str(text.iloc[row])[:60]!r}, and the dates are not understood; "
-                    "write them as YYYY-MM-DD HH:MM, or convert them with pandas.to_datetime first."
-                ) from None
+        cells = _dates(text, name)
     missing = cells.isna().to_numpy().nonzero()[0]
     if len(missing):
         raise UserError(f"Row {missing[0]} has no stamp in column {name!r}; fill it or drop the row.")
     return pd.DatetimeIndex(cells)
+
+
+def _dates(text: Any, name: str) -> Any:
+    """Text as dates: ISO, else in any form that `dates.parse` knows and that can be read in one way only."""
+    import pandas as pd
+
+    from bayesrnn.forecasting.dates import parse
+
+    try:
+        return pd.Series(pd.to_datetime(text, format="ISO8601"))
+    except (ValueError, TypeError, OverflowError):
+        pass
+    try:
+        return pd.Series(parse(text.fillna("").astype(str).tolist(), list(range(len(text))), name, []))
+    except (UserError, ValueError) as error:
+        why = str(error).split(";")[0].replace(" in line ", " in row ")
+        raise UserError(f"{why}; write the dates of column {name!r} as YYYY-MM-DD HH:MM.") from None
 
 
 def _values(frame: Any, ids: Array, columns: Columns) -> Array:

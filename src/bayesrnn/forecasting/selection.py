@@ -11,7 +11,7 @@ import numpy as np
 from bayesrnn.forecasting import grids, own
 from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
+from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_of
 
 Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
@@ -111,9 +111,8 @@ def unit_of(batch: Batch, shape: Shape) -> Array:
     size = batch.scale * batch.spread
     if not batch.log.any():
         return size
-    context = batch.levels(shape, batch.context)
-    season = shape.season if shape.season < shape.context else 1
-    return np.where(batch.log, np.maximum(np.abs(context[:, season:] - context[:, :-season]).mean(1), 1e-12), size)
+    spread = spread_of(batch.levels(shape, batch.context), batch.known, shape.season)
+    return np.where(batch.log, np.maximum(spread, 1e-12), size)
 
 
 def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: np.random.Generator,

@@ -19,7 +19,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
 _VALID = 1_500  # validation windows
-_EVERY = 25  # steps between looks at validation
+_EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
 
 
@@ -84,11 +84,11 @@ class Member:
         draw = _Sampler(base, windows, fold, rng)
         batch = draw(2048)
         self.head.learn_start((batch.target - base.point(windows, batch)) / base.unit(windows, batch)[:, None])
-        size = int(np.clip(draw.total // 8, 32, 256))
+        size = int(np.clip(draw.total // 8, 32, 128))
         elbo = br.ELBO(
             self.model, self.head.likelihood, num_data=draw.total * windows.shape.horizon, check_finite=False
         )
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
         best, kept, since, steps = np.inf, deepcopy(self.model.state_dict()), 0, 0
         while True:
             if steps % _EVERY == 0:
@@ -102,7 +102,7 @@ class Member:
                             group["lr"] /= 2
                 passed = time.monotonic() - started
                 report(steps=steps, score=best, share=min(1.0, max(passed / seconds, since / _PATIENCE)))
-                if since >= _PATIENCE or passed > seconds:
+                if since >= _PATIENCE or (passed > seconds and steps):
                     break
             self._step(elbo, optimizer, base, windows, draw(size))
             steps += 1

@@ -9,6 +9,7 @@ import numpy as np
 from bayesrnn.forecasting.panel import Panel
 
 Array = np.ndarray
+_LONG = 48  # steps of a season that is long
 _LEAST = 1e-9  # scale of a constant window, relative to its values
 
 
@@ -63,6 +64,7 @@ class Batch:
     calendar: Array
     static: Array
     log: Array
+    features: Array | None = None
 
     def levels(self, shape: Shape, scaled: Array) -> Array:
         """Scaled values (B, ...) in the unit of the series."""
@@ -130,7 +132,7 @@ class Windows:
             late = self.ahead[series[:, None], np.clip(beyond, 0, horizon - 1)]
             future = np.where((beyond >= 0)[..., None], late, future)
         return Batch(
-            series=series, ends=ends, centre=centre, scale=scale, spread=_spread(filled, known, shape.season),
+            series=series, ends=ends, centre=centre, scale=scale, spread=spread_of(filled, known, shape.season),
             context=filled, known=known, target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:],
             past=np.nan_to_num(past), future=np.nan_to_num(future), calendar=calendar, static=panel.static[series],
             log=log,
@@ -194,12 +196,17 @@ def _filled(scaled: Array, known: Array, seasons: tuple[int, ...]) -> Array:
     return np.take_along_axis(found, np.where(last < 0, first[:, None], last), 1)
 
 
-def _spread(filled: Array, known: Array, season: int) -> Array:
-    season = season if season < filled.shape[1] else 1
-    both = known[:, season:] & known[:, :-season]
-    change = np.abs(filled[:, season:] - filled[:, :-season])
-    count = both.sum(1)
-    size = np.where(both, change, 0.0).sum(1) / np.maximum(count, 1)
-    step = np.abs(np.diff(filled, axis=1)).mean(1)
-    size = np.where((count > 0) & (size > 0), size, step)
-    return np.where(size > 1e-6, size, np.where(step > 1e-6, step, 1e-3))
+def spread_of(filled: Array, known: Array, season: int) -> Array:
+    """Of a long season, over which the level changes, the lesser of it and the step before."""
+    step = _change(filled, known, 1)
+    size = _change(filled, known, season) if 1 < season < filled.shape[1] else step
+    if season > _LONG:
+        size = np.where(step > 0, np.minimum(size, step), size)
+    size = np.where(size > 1e-6, size, step)
+    return np.where(size > 1e-6, size, 1e-3)
+
+
+def _change(filled: Array, known: Array, lag: int) -> Array:
+    """Mean absolute difference at a lag, of values that are known; 0 where there are none."""
+    both = known[:, lag:] & known[:, :-lag]
+    return np.where(both, np.abs(filled[:, lag:] - filled[:, :-lag]), 0.0).sum(1) / np.maximum(both.sum(1), 1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,8 +27,7 @@ _ROOT = __name__.rpartition(".")[0]
 _NO_PATHS = ("cpu", "gpu", "shared")  # folders with what the paths are built from
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """The facts a choice depends on. None means unknown, which is no reason against a path."""
 
     kernel: str

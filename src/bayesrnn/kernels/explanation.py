@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -76,7 +75,7 @@ def _check(what: object, dtype: object, facts: dict[str, Any]) -> None:
         raise TypeError(f"explain takes a module or the name of a kernel, got {type(what).__name__}")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float32, got {dtype!r}")
-    known = [field.name for field in fields(kernels.Case)][3:]  # after the kernel, its device and dtype
+    known = kernels.Case._fields[3:]  # after the kernel, its device and dtype
     for name, value in facts.items():
         if name not in known:
             raise TypeError(f"there is no {name!r} to explain; there are device, dtype, {', '.join(known)}")
@@ -163,4 +162,4 @@ def _of_layer(
         return _paragraph(title, case)
     if not ours:
         return f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers: torch's own layer."
-    return _plain(title, replace(case, plain=True), why)
+    return _plain(title, case._replace(plain=True), why)

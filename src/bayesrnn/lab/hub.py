@@ -71,7 +71,8 @@ def card(run: "OpenedRun", record: Record | None, *, name: str, pruned: bool = F
     imports = f"{'import json' * ('json.' in about.example)}\nfrom pathlib import Path".lstrip()
     parts = [
         f"---\n{_metadata(run, [] if pruned else rows, printable(data))}---\n\n# {_text(run.config['recipe'])}",
-        f"{_text(run.recipe.description) or 'A model'} (task: {run.recipe.task}). {_posterior(run.recipe)}",
+        f"{_text(run.recipe.description) or 'A model'} (task: {run.recipe.task}){_changed(record)}. "
+        f"{_posterior(run.recipe)}",
         "## Load",
         f"```python\n{imports}\n\nimport torch\n\nimport bayesrnn as br  # pip install 'bayesrnn[lab]'\n\n"
         f"folder = Path({name!r})\nmodel = br.load(folder)\n{about.example}```",
@@ -121,6 +122,11 @@ def _measured(record: Record | None, metrics: Sequence[Metric]) -> list[Row]:
 def _table(rows: Sequence[Row]) -> str:
     lines = [f"| {metric.label} | {value:.4g} | {metric.unit} |" for metric, value in rows]
     return "\n".join(["| metric | value | unit |", "|---|---|---|", *lines])
+
+
+def _changed(record: Record | None) -> str:
+    """The recipe's description may not fit a run with other settings."""
+    return ", with the changed settings below" if record is not None and record.overrides else ""
 
 
 def _conditions(record: Record | None, keys: Sequence[str]) -> str:

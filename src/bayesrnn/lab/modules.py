@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+
+from bayesrnn import draws
+from bayesrnn.draws import Draw
+from bayesrnn.posteriors.base import Bayesian
+from bayesrnn.posteriors.sharpening import PosteriorSharpening
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -53,3 +59,18 @@ def sequence_dropout(rate: float) -> nn.Module:
     import bayesrnn as br
 
     return br.SequenceDropout(rate) if rate else nn.Identity()
+
+
+def drawn(model: nn.Module, draw: Draw | None) -> nn.Module:
+    """A plain copy with the weights of this draw; the model itself for the mean (None), or without a posterior."""
+    q = model.q if isinstance(model, PosteriorSharpening) else model
+    if draw is None or not isinstance(q, Bayesian):
+        return model
+    made = q.mean_module()
+    with draws.bind(q, draw), torch.no_grad():
+        source = draws.source(q)
+        assert source is not None
+        noise = source.weights("weights", q.posterior.noise, next(q.parameters()).device)
+        for name, weight in q.posterior.weights(q.means, noise).items():
+            made.get_parameter(name).copy_(weight)
+    return made.eval()

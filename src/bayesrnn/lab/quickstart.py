@@ -62,7 +62,7 @@ class Bin(BaseModel):
     count: int
 
 
-class Row(BaseModel):
+class ModelRow(BaseModel):
     """A line of the table: one model on the test text."""
 
     model: str
@@ -77,7 +77,7 @@ class Row(BaseModel):
 class Outcome(BaseModel):
     """A trained model: its rows of the table, its guesses at the first words of the test text, its run's record."""
 
-    rows: list[Row]
+    rows: list[ModelRow]
     words: list[Word]
     text: str
     record: Record
@@ -98,7 +98,7 @@ class Quickstart(BaseModel):
     text: str
     versions: dict[str, str]
     settings: dict[str, dict[str, Any]]
-    table: list[Row]
+    table: list[ModelRow]
     sentence: dict[str, list[Word]]
     findings: list[str]
     curves: dict[str, list[float]]
@@ -196,12 +196,12 @@ def train_one(name: str, out: Path, *, seed: int, fast: bool, send: Callable[[An
     return Outcome(rows=rows, words=words, text=task.describe(), record=record, cpu_seconds=time.process_time())
 
 
-def row(model: str, found: "Scores") -> Row:
+def row(model: str, found: "Scores") -> ModelRow:
     """The table's line for a model with these scores."""
     bins = [Bin.model_validate(each) for each in found.reliability]
     sure = [b for b in bins if b.confidence >= SURE]  # SURE is where a range begins
     count = sum(b.count for b in sure)
-    return Row(
+    return ModelRow(
         model=model,
         perplexity=found.perplexity,
         calibration_error=found.calibration_error,
@@ -241,7 +241,7 @@ def typical_sentence(texts: Mapping[str, list[Word]]) -> dict[str, list[Word]]:
     return {name: text[chosen] for name, text in texts.items()}
 
 
-def findings(rows: Sequence[Row], curves: Mapping[str, list[float]]) -> list[str]:
+def findings(rows: Sequence[ModelRow], curves: Mapping[str, list[float]]) -> list[str]:
     """The table in sentences, whoever wins, and what the validation perplexities of the epochs say."""
     claims = [
         f"the {r.model} "

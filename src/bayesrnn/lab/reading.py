@@ -10,6 +10,7 @@ from typing import Any
 from bayesrnn.errors import UserError
 from bayesrnn.reading import DEPTH, check_text, depth
 from bayesrnn.reading import MB as MB
+from bayesrnn.reading import counted as counted
 from bayesrnn.reading import first_line as first_line
 from bayesrnn.reading import parse_json as parse_json
 from bayesrnn.reading import printable as printable
@@ -102,11 +103,6 @@ def lack_of_memory(error: BaseException) -> str | None:
 def data_name(data: str) -> str:
     """The name of the data in a record: the last part of the path, also for "."."""
     return Path(os.path.abspath(data)).name if data else ""
-
-
-def counted(number: int, noun: str) -> str:
-    """A count with its noun: 1 word, 1,200 words."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def as_given(value: Any) -> str:

@@ -75,7 +75,7 @@ class Vocabulary:
         return torch.tensor(self.ids(tokens), dtype=torch.long)
 
     def ids(self, tokens: Iterable[str]) -> list[int]:
-        """As :meth:`encode`, as a list."""
+        """Like :meth:`encode`, as a list."""
         return [self._ids.get(token, 0) for token in tokens]
 
     def decode(self, ids: Tensor | Iterable[int]) -> list[str]:

@@ -60,7 +60,8 @@ def names(num_layers: int, bidirectional: bool) -> tuple[str, ...]:
 
 def weights_of(module: nn.RNNBase) -> dict[str, Tensor]:
     """The weights by name, in torch's order, as attributes: parametrised, pruned or drawn ones are the current ones."""
-    return {name: getattr(module, name) for name in module._flat_weights_names}
+    own = module._parameters
+    return {n: getattr(module, n) if own.get(n) is None else own[n] for n in module._flat_weights_names}  # type: ignore[misc]
 
 
 @dataclass

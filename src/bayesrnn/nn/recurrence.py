@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from bayesrnn import kernels
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source
 from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.kernels.shared.tensors import unwatched
 from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
 
 STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"
@@ -22,8 +22,7 @@ MODES = {torch.lstm: "LSTM", torch.gru: "GRU", torch.rnn_tanh: "RNN_TANH", torch
 _FUNCTIONS = {mode: function for function, mode in MODES.items()}
 
 
-@dataclass(frozen=True)
-class Stack:
+class Stack(NamedTuple):
     """A stack of recurrent layers: its sizes, and its weights by the names that torch gives them."""
 
     mode: str
@@ -216,13 +215,14 @@ def run(
         plain: torch's own kernel could run it too, and `beats_torch` was asked.
     """
     x = input.data if isinstance(input, PackedSequence) else input
-    given = prepare(module, input, hx, dtype=_dtype(x.dtype, x.device.type))
-    rows = given.x.reshape(-1, given.x.shape[-1])
-    packed = given.packed is not None
-    out, final = _layers(Stack.of(module), rows, given.sizes, given.states, source, noise, packed, plain)
-    if not packed:
-        out = out.view(len(given.sizes), given.sizes[0], out.shape[-1])
-    return finish(module, given, out, final)
+    with unwatched(x):
+        given = prepare(module, input, hx, dtype=_dtype(x.dtype, x.device.type))
+        rows = given.x.reshape(-1, given.x.shape[-1])
+        packed = given.packed is not None
+        out, final = _layers(Stack.of(module), rows, given.sizes, given.states, source, noise, packed, plain)
+        if not packed:
+            out = out.view(len(given.sizes), given.sizes[0], out.shape[-1])
+        return finish(module, given, out, final)
 
 
 def run_function(
@@ -238,12 +238,13 @@ def run_function(
         x = x.transpose(0, 1) if batch_first else x
         steps = [x.shape[1]] * x.shape[0]
     stack = stack_of_call(function, weights, bias, layers, dropout, bidirectional)
-    states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in (hx if stack.mode == "LSTM" else (hx,)))
-    out, final = _layers(stack, x.reshape(-1, x.shape[-1]), steps, states, source, None, packed, plain)
-    if not packed:
-        out = out.view(*x.shape[:2], out.shape[-1])
-        out = out.transpose(0, 1) if batch_first else out
-    return out, *final
+    with unwatched(x):
+        states = tuple(s.to(_dtype(s.dtype, x.device.type)) for s in (hx if stack.mode == "LSTM" else (hx,)))
+        out, final = _layers(stack, x.reshape(-1, x.shape[-1]), steps, states, source, None, packed, plain)
+        if not packed:
+            out = out.view(*x.shape[:2], out.shape[-1])
+            out = out.transpose(0, 1) if batch_first else out
+        return out, *final
 
 
 def stack_of_call(
@@ -268,11 +269,7 @@ def _layers(
     last: list[tuple[Tensor, ...]] = []
     directions = 2 if stack.bidirectional else 1
     recorded = torch._C._len_torch_dispatch_stack() > 0  # then calls into C would be left out
-    watched = torch._C._len_torch_function_stack() > 0  # by function modes, which cost time at every operation below
-    with (
-        kernels.force("reference") if recorded else nullcontext(),
-        torch._C.DisableTorchFunction() if watched and type(x) is Tensor else nullcontext(),
-    ):
+    with kernels.force("reference") if recorded else nullcontext():
         for layer in range(stack.num_layers):
             outs = []
             for suffix in stack.suffixes[layer * directions : (layer + 1) * directions]:
@@ -359,8 +356,8 @@ def _autocast(device: str) -> torch.dtype | None:
 
 
 def _in_full(device: str) -> AbstractContextManager[Any]:
-    """Without autocast, on devices that have it; "meta" lacks it."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    """Without autocast."""
+    return torch.autocast(device, enabled=False) if lowered(device) else nullcontext()
 
 
 def _dtype(given: torch.dtype, device: str) -> torch.dtype:

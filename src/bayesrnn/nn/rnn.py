@@ -32,6 +32,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import draws, kernels
 from bayesrnn.checks import check_choice, check_probability
 from bayesrnn.compilation import uncompiled
+from bayesrnn.kernels.shared.tensors import mapped
 from bayesrnn.nn import masks, recurrence
 from bayesrnn.nn.base import NoisyLayer
 
@@ -88,6 +89,24 @@ class NoisyRNN(NoisyLayer, _Base):
     tied = _setting("tied")
     noise = _setting("noise")
     share = _setting("share")
+
+    def __init__(
+        self,
+        *args: Any,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        cell_dropout: float = 0.0,
+        tied: bool = True,
+        noise: str = "bernoulli",
+        share: str = "sequence",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._set_rates(
+            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
+            cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,
+        )  # fmt: skip
 
     def _set_rates(self, *, cell_dropout: float = 0.0, **rates: Any) -> None:
         for name in ("input_dropout", "recurrent_dropout", "weight_dropout"):
@@ -147,7 +166,8 @@ class NoisyRNN(NoisyLayer, _Base):
         return recurrence.fused(self, input, hx, masks.noisy_weights(self, noise))
 
     def _forced(self) -> bool:
-        return not torch.compiler.is_dynamo_compiling() and kernels.forced()
+        """Whether torch's fused kernel is out of the question: another path was asked for, or vmap is at work."""
+        return not torch.compiler.is_dynamo_compiling() and (kernels.forced() or mapped())
 
     def _prefers_our_kernels(self, input: Any) -> bool:
         return self._forced() or recurrence.beats_torch(self, input)
@@ -186,96 +206,15 @@ class NoisyRNN(NoisyLayer, _Base):
 
 
 class RNN(NoisyRNN, torch.nn.RNN):
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        nonlinearity: str = "tanh",
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-    ) -> None:
-        torch.nn.RNN.__init__(
-            self, input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            tied=tied, noise=noise, share=share,
-        )  # fmt: skip
+    pass
 
 
 class GRU(NoisyRNN, torch.nn.GRU):
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-    ) -> None:
-        torch.nn.GRU.__init__(
-            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            tied=tied, noise=noise, share=share,
-        )  # fmt: skip
+    pass
 
 
 class LSTM(NoisyRNN, torch.nn.LSTM):
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        cell_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-    ) -> None:
-        torch.nn.LSTM.__init__(
-            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,
-        )  # fmt: skip
+    pass
 
 
 RNN.__doc__ = "Elman RNN with noise held for the sequence.\n" + _NOISE_DOC.format(name="RNN", cell="")

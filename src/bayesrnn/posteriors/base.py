@@ -170,9 +170,13 @@ class Bayesian(RandomWeights):
 
     def noise(self, source: draws.Source | None) -> Any:
         """The noise of one draw from this source; None: new noise."""
+        return self.noises([source or draws.FRESH])[0]
+
+    def noises(self, sources: Sequence[draws.Source]) -> list[Any]:
+        """The noise of one draw from each source."""
         self._check_module()
-        device = next(iter(self.means.values())).device
-        return (source or draws.FRESH).weights("weights", self.posterior.noise, device)
+        device = placement.parameters(self._places, next(iter(self._places))).device
+        return [source.weights("weights", self.posterior.noise, device) for source in sources]
 
     def _draw(self, noise: Any) -> Mapping[str, Tensor]:
         drawn: Mapping[str, Tensor] = self.posterior.weights(self.means, noise)

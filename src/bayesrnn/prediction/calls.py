@@ -7,8 +7,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,26 +19,89 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn.draws import Draw, Unfoldable, using
 
-_LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
-os.register_at_fork(after_in_child=_LOCKS.clear)  # a lock may be held by a thread that the child lacks
+_PATIENCE = 60.0  # seconds that a fork waits for predictions of other threads
 
 
-def alone(model: nn.Module) -> threading.RLock:
-    """Held while a model is predicted with: draws and drawn weights are in the model itself, so threads take turns."""
-    return _LOCKS.setdefault(model, threading.RLock())
+class _Turns:
+    """Which threads predict with which models.
+
+    Draws and drawn weights are in the model itself, so threads take turns, and a fork waits until other threads have
+    finished: the new process would find the model in the middle of a prediction that never ends.
+    """
+
+    def __init__(self, unfinished: Iterable[nn.Module] = ()) -> None:
+        self.locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+        self.changed = threading.Condition()
+        self.running: dict[int, list[nn.Module]] = {}
+        self.forks = 0
+        self.unfinished = weakref.WeakSet(unfinished)
+
+    def others(self) -> list[nn.Module]:
+        """The models that other threads predict with."""
+        return [m for thread, models in self.running.items() if thread != threading.get_ident() for m in models]
+
+    def before_fork(self) -> None:
+        with self.changed:
+            self.forks += 1
+            self.changed.wait_for(lambda: not self.others(), _PATIENCE)
+
+    def after_fork(self) -> None:
+        with self.changed:
+            self.forks -= 1
+            self.changed.notify_all()
+
+    @contextmanager
+    def take(self, model: nn.Module) -> Iterator[None]:
+        if model in self.unfinished:
+            raise RuntimeError(
+                "this process was forked while another thread was predicting with the model, whose weights are those "
+                "of an unfinished draw: fork first, or load the model in this process"
+            )
+        own = threading.get_ident()
+        with self.changed:
+            self.changed.wait_for(lambda: self.forks == 0 or own in self.running)
+            mine = self.running.setdefault(own, [])
+            mine.append(model)
+        try:
+            with self.locks.setdefault(model, threading.RLock()):
+                yield
+        finally:
+            with self.changed:
+                mine.pop()
+                if not mine:
+                    del self.running[own]
+                    self.changed.notify_all()
+
+
+_turns = _Turns()
+
+
+def _in_child() -> None:
+    global _turns
+    _turns = _Turns(_turns.others())
+
+
+os.register_at_fork(
+    before=lambda: _turns.before_fork(), after_in_parent=lambda: _turns.after_fork(), after_in_child=_in_child
+)
+
+
+def alone(model: nn.Module) -> AbstractContextManager[None]:
+    """A block in which no other thread predicts with the model, and none forks."""
+    return _turns.take(model)
 
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
     """Eval mode inside the block; afterwards every module is in the mode it was in."""
-    modes = [(m, m.training) for m in model.modules()]
+    training = [m for m in model.modules() if m.training]
     try:
-        for module, _ in modes:
+        for module in training:
             module.training = False
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 class Rest(NamedTuple):

@@ -72,10 +72,11 @@ class Footprint:
 
 
 @contextmanager
-def watch(model: nn.Module) -> Iterator[Footprint]:
-    """The footprint of one draw that runs inside the block."""
+def watch(model: nn.Module | None) -> Iterator[Footprint]:
+    """The footprint of one draw that runs inside the block; None: nothing is watched."""
     found = Footprint()
-    parts = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]  # which takes no hooks
+    every = () if model is None else model.modules()
+    parts = [m for m in every if not isinstance(m, torch.jit.ScriptModule)]  # which takes no hooks
     handles = [m.register_forward_hook(found.see) for m in parts]
     try:
         yield found

@@ -170,7 +170,7 @@ def _weight_draws(model: nn.Module, x: Any, rest: Rest, seeds: list[int], memory
     done, chunk, known = 0, _FIRST if roomy else 1, False
     while done < len(seeds):
         part = [Draw(seed) for seed in seeds[done : done + chunk]]
-        with memory.watch(model) as found:
+        with memory.watch(model if vectorised and not known else None) as found:
             if vectorised and q is not None and len(part) > 1:
                 try:
                     outputs = batched_weight_draws(q, x, rest, part, name)

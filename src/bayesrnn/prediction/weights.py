@@ -32,8 +32,9 @@ def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw], 
         with q.placed(weights):
             return first_of(q.module(x, *rest.args, **rest.kwargs))
 
+    stacked = _stacked_weights(q, part, name)
     with _mapped(q, x):
-        return torch.vmap(run)(_stacked_weights(q, part, name))
+        return torch.vmap(run)(stacked)
 
 
 class HeldDraws:
@@ -92,7 +93,7 @@ def has_unit_noise(model: nn.Module) -> bool:
 
 def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, Tensor]:
     """The weights of all draws, (draws, *shape) each."""
-    return q.draw_many([q.noise(draws.Bound(name, draw)) for draw in part])  # the noise that q itself would ask for
+    return q.draw_many(q.noises([draws.Bound(name, draw) for draw in part]))  # the noise that q itself would ask for
 
 
 @contextmanager

@@ -138,9 +138,9 @@ def test_bad_requests(run, tmp_path):
         ([run, "--format", "pickle"], "no format pickle; choose torch, exported, onnx"),
         (
             [run, "--format", "exported", "--out", "ex.exported"],
-            "ex.exported must end in .pt2: torch.export.load warns",
+            "ex.exported must end in .pt2, or torch.export.load warns",
         ),
-        ([run, "--format", "exported", "--out", "ex"], "of other names; --out ex.pt2 is one"),
+        ([run, "--format", "exported", "--out", "ex"], "choose --out ex.pt2."),
         ([run, "--out", tmp_path / "no" / "a.onnx"], "There is no folder"),
         ([tmp_path / "none"], "is not a run of bayesrnn train"),
     ):

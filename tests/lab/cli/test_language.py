@@ -11,6 +11,7 @@ from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine import loop
 from bayesrnn.lab.reading import data_name
 from bayesrnn.lab.tasks.language import pruning
+from bayesrnn.lab.tasks.language.text import Corpus
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=1"]
 
@@ -302,7 +303,7 @@ def test_what_a_pruned_run_has_lost_is_counted(bayesian):
     run = bayesian / "pruned-0.8"
     result = invoke("prune", run, "--fraction", 0.5)
     assert result.exit_code == 0, result.output
-    assert f"80% of the weights in {run} are gone already: 50% removes no more.\n" in result.stdout
+    assert f"{run} lacks 80% of its weights already: 50% removes no more.\n" in result.stdout
     assert "With 80% removed:" in result.stdout
     assert "50% removed" not in result.stdout
     summary = json.loads((run / "prune.json").read_text())
@@ -607,7 +608,7 @@ def test_predict_in_colour_and_bad_text(runs, tmp_path):
 def test_predict_without_stdin(runs, monkeypatch):
     import sys
 
-    from bayesrnn.lab.tasks.language import prediction
+    from bayesrnn.lab.tasks.language import words as prediction
 
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UserError, match=r"^stdin is closed; send a text to it, or name a file"):
@@ -620,7 +621,7 @@ def test_predict_from_a_stdin_without_end(runs, monkeypatch):
     import sys
     from types import SimpleNamespace
 
-    from bayesrnn.lab.tasks.language import prediction
+    from bayesrnn.lab.tasks.language import words as prediction
 
     class Endless(io.RawIOBase):
         def __init__(self, content):
@@ -631,7 +632,7 @@ def test_predict_from_a_stdin_without_end(runs, monkeypatch):
             self.taken += size
             return self.content * size
 
-    monkeypatch.setattr("bayesrnn.lab.tasks.language.prediction.MAX_BYTES", 3 << 20)
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.words.MAX_BYTES", 3 << 20)
     for content, said, most in ((b"a", "stdin has more than", 4 << 20), (b"\0", None, 1 << 20)):
         source = Endless(content)
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source))
@@ -683,7 +684,7 @@ def test_a_record_that_is_none_is_said(bayesian, content):
     file.unlink() if content is None else file.write_text(content)
     result = invoke("evaluate", bayesian, "--samples", 0)
     assert result.exit_code == 0, result.output
-    said = f"{file} is missing or no record: the metrics are in evaluation.json alone.\n"
+    said = f"{file} is missing, or not a record: the metrics are only in evaluation.json.\n"
     assert said in result.stdout
     assert content == (file.read_text() if file.exists() else None)
     assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())
@@ -736,9 +737,10 @@ def test_a_run_is_used_from_another_folder(text_folder, tmp_path, monkeypatch):
 
 def test_a_folder_by_the_name_of_the_own_text(text_folder, tmp_path, monkeypatch):
     """It goes first in every command; a run on the task's own text is not led astray by it."""
+    text = [f"own{k * k % 19}" for k in range(300)]
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.task.python_docs", lambda: Corpus(text, text[:80], text[40:]))
     monkeypatch.chdir(tmp_path)
-    own = ["--out", "docs", "--device", "cpu", *TINY, "batch_size=20", "window=35"]
-    assert invoke("train", "brnn-medium", *own).exit_code == 0
+    assert invoke("train", "brnn-medium", "--out", "docs", "--device", "cpu", *TINY).exit_code == 0
     shutil.copytree(text_folder, tmp_path / "python-docs")
     words = ["--data", "python-docs", "--out", "run", "--device", "cpu", *TINY]
     assert invoke("train", "brnn-medium", *words).exit_code == 0
@@ -750,7 +752,7 @@ def test_a_folder_by_the_name_of_the_own_text(text_folder, tmp_path, monkeypatch
         assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["test_perplexity"] == pytest.approx(
             before
         )
-        pruned = invoke("prune", "run", "--retrain", 1, "--device", "cpu", *more)
+        pruned = invoke("prune", "run", "--retrain", 1, "--device", "cpu", *more)  # the second time nothing is trained
         assert pruned.exit_code == 0, pruned.output
     assert invoke("evaluate", "run/pruned-0.8", "--samples", 0).exit_code == 0
     result = invoke("evaluate", "docs", "--samples", 0)

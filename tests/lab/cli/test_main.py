@@ -85,7 +85,7 @@ def test_an_interrupt_before_a_subcommand_begins_is_one_line():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("words", ["recipes", "--help", "train --help"])
+@pytest.mark.parametrize("words", ["recipes", "train --help"])
 def test_an_output_that_is_full_is_one_line(words):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "bayesrnn", *words.split()]
@@ -97,12 +97,15 @@ def test_an_output_that_is_full_is_one_line(words):
 def test_numpy_is_imported_before_torch():
     """Imported by torch's own code, it loses an interrupt that comes meanwhile, and the command goes on."""
     code = (
-        "import sys; from typer.testing import CliRunner; from bayesrnn.lab.cli import app\n"
+        "import os, sys; from typer.testing import CliRunner; from bayesrnn.lab.cli import app\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': os._exit(0 if 'numpy' in sys.modules else 1)\n"
+        "sys.meta_path.insert(0, Watch())\n"
         "CliRunner().invoke(app, ['train', 'small-plain', '--data', '/nowhere'])\n"
-        "names = list(sys.modules); print(names.index('numpy') < names.index('torch'))"
+        "os._exit(2)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "True\n"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_package_is_the_command():
@@ -110,12 +113,11 @@ def test_the_package_is_the_command():
     assert result.stdout == f"bayesrnn {__version__}\n"
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_an_output_without_a_place_for_a_letter_ends_no_command(encoding):
+def test_an_output_without_a_place_for_a_letter_ends_no_command():
     result = subprocess.run(
         [sys.executable, "-m", "bayesrnn", "recipes"],
         capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -52,14 +52,14 @@ def test_reproduce_runs_what_is_missing(text_folder, tmp_path):
     assert len(list((tmp_path / "results").glob("*/*.json"))) == 5
     refused = invoke("reproduce", "fortunato2017", *where, "--data", text_folder, *SETS, "--set", "train.lr=0.5")
     assert refused.exit_code == 2
-    assert "brnn-medium/1 holds a run with other settings or on another text; move it away" in refused.stderr
+    assert "brnn-medium/1 holds a run with other settings or on another text; move it" in refused.stderr
     other = shutil.copytree(text_folder, tmp_path / text_folder.name)  # of the same name, with other words to test on
     (other / "test.txt").write_text(" ".join((other / "test.txt").read_text().split()[::-1]) + "\n")
     kept = (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text()
     elsewhere = ["--results", tmp_path / "others", "--runs", tmp_path / "runs"]
     refused = invoke("reproduce", "fortunato2017", *elsewhere, "--data", other, "--device", "cpu", *SETS)
     assert refused.exit_code == 2
-    assert "another digest. Move the run away" in refused.stderr
+    assert "another digest. Move the run" in refused.stderr
     assert (tmp_path / "runs" / "brnn-medium" / "1" / "record.json").read_text() == kept
     (tmp_path / "results" / "brnn-medium" / "2.json").write_text("[]")
     assert "is not a record" in invoke("reproduce", "fortunato2017", *where).stderr
@@ -355,7 +355,7 @@ def test_a_record_that_lacks_figures_and_whose_run_is_gone_is_trained_again(here
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     assert f"Its run is not in {folder / 'runs/brnn-medium/1'}: it is trained." in result.stdout
-    assert f"{file} was of another run, and is now {file}.before." in result.stdout
+    assert f"{file} belonged to another run, and is now {file}.before." in result.stdout
     assert json.loads((file.parent / "1.json.before").read_text()) == before
     record = json.loads(file.read_text())
     assert record["metrics"]["entropy_gap"] is not None
@@ -388,7 +388,7 @@ def test_figures_made_with_other_settings_than_those_asked_for_are_kept_and_it_i
     assert result.exit_code == 0, result.output
     for name, made in (("brnn-medium", "evaluate.dynamic_lr=0.1"), ("variational-tied-medium", "evaluate.samples=2")):
         file = folder / "results" / name / "1.json"
-        assert f"{file} has its values with {made}, and keeps them; move it away to have others.\n" in result.stdout
+        assert f"{file} has values measured with {made}, and keeps them; move it to measure others.\n" in result.stdout
     assert [file.read_bytes() for file in files] == before
     assert "has its values" not in invoke(*words).stdout
 
@@ -415,7 +415,7 @@ def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
     (run / "metrics.jsonl").write_text("{}\n")
     lost = invoke(*words)  # an error of training, which names that command's options
     assert lost.exit_code == 2
-    assert f"start over with --force. (Those are options of bayesrnn train; here move {run} away, or" in lost.stderr
+    assert f"start over with --force. (Those are options of bayesrnn train; here move {run}, or" in lost.stderr
     assert lost.stderr.count("\n") == 1
     (run / "metrics.jsonl").unlink()
     again = invoke(*words)
@@ -426,8 +426,8 @@ def test_stopped_it_goes_on(text_folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"notes.txt": "mine"}, "holds files and no run; move it away, or choose another --runs."),
-        ({"record.json": "[]"}, "holds a run with other settings or on another text; move it away"),
+        ({"notes.txt": "mine"}, "holds files and no run; move it, or choose another --runs."),
+        ({"record.json": "[]"}, "holds a run with other settings or on another text; move it"),
         ({MARKER: "", "config.json": '{"seed": 2}'}, "holds an unfinished run with other settings"),
     ],
 )

@@ -60,13 +60,25 @@ def train(line_recipe, tmp_path, monkeypatch):
     return run
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """What the fixtures ``stopped`` and ``whole`` have made once."""
+    return {}
+
+
 @pytest.fixture
-def stopped(train, tmp_path):
+def stopped(train, tmp_path, kept):
     """A run stopped in its last epoch between two checkpoints, with all four checkpoint files."""
-    with pytest.raises(Stop):
-        train("stopped", Told(stop=19))
-    assert all((tmp_path / "stopped" / name).is_file() for name in (LAST, PREVIOUS, BEST, BEST_COPY))
-    return tmp_path / "stopped"
+    folder = tmp_path / "stopped"
+    if "stopped" not in kept:
+        with pytest.raises(Stop):
+            train("stopped", Told(stop=19))
+        assert all((folder / name).is_file() for name in (LAST, PREVIOUS, BEST, BEST_COPY))
+        kept["stopped"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    folder.mkdir(exist_ok=True)
+    for name, content in kept["stopped"].items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 def outcome(out):
@@ -84,9 +96,11 @@ def same(a, b):
 
 
 @pytest.fixture
-def whole(train, tmp_path):
-    train("whole")
-    return outcome(tmp_path / "whole")
+def whole(train, tmp_path, kept):
+    if "whole" not in kept:
+        train("whole")
+        kept["whole"] = outcome(tmp_path / "whole")
+    return kept["whole"]
 
 
 def flip(path, at=-5):

@@ -40,7 +40,7 @@ def test_averaging_starts_where_validation_has_stopped_to_improve(patience):
     found = [schedule.averages(settings, values[: epoch - 1], epoch) for epoch in range(1, 61)]
     assert found == trigger_of_the_paper(values, patience)
     assert any(found)
-    assert not schedule.averages(settings, [5.0, 4.0, 3.0, 2.0] * 1, 5)
+    assert not schedule.averages(settings, [5.0, 4.0, 3.0, 2.0], 5)
 
 
 def test_either_trigger_starts_averaging():

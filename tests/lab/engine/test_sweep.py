@@ -41,7 +41,7 @@ def swept(line_recipe, tmp_path):
     return made
 
 
-GRID = ["model.hidden=2,5,7", "train.lr=1e-3,0.01"]
+GRID = ["model.hidden=2,5", "train.lr=1e-3,0.01"]
 
 
 def points(record):
@@ -55,12 +55,12 @@ def figures(record):
 @pytest.mark.slow
 def test_a_grid_tries_every_point_and_keeps_the_best_validation_figure(swept, tmp_path):
     record, said = swept(grid=GRID)
-    assert points(record) == sorted(itertools.product((2, 5, 7), (0.001, 0.01)))
+    assert points(record) == sorted(itertools.product((2, 5), (0.001, 0.01)))
     assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == record
     values = [row["value"] for row in record["trials"]]
     assert values == sorted(values)
     assert record["best"] == record["trials"][0]
-    assert len(said) == 12
+    assert len(said) == 8
     for row in record["trials"]:
         run = json.loads((tmp_path / "out" / row["folder"] / "record.json").read_text())
         assert row["value"] == min(run["curves"]["valid_rmse"])
@@ -81,18 +81,18 @@ def test_the_test_data_is_never_looked_at(swept, monkeypatch):
 
 @pytest.mark.slow
 def test_a_search_is_the_same_for_a_seed(swept):
-    options = {"search": ["train.lr=1e-4:1e-1:log", "hidden=2:6"], "trials": 4}
+    options = {"search": ["train.lr=1e-4:1e-1:log", "hidden=2:6"], "trials": 3}
     first, second, third = swept("a", **options)[0], swept("b", **options)[0], swept("c", seed=2, **options)[0]
-    assert len(first["trials"]) == 4
+    assert len(first["trials"]) == 3
     assert figures(first) == figures(second)
     assert figures(first).keys().isdisjoint(figures(third))
     for row in first["trials"]:
         assert 1e-4 <= row["settings"]["train.lr"] <= 1e-1
         assert row["settings"]["model.hidden"] in range(2, 7)
-    assert len({row["settings"]["train.lr"] for row in first["trials"]}) == 4
-    more, said = swept("a", **{**options, "trials": 6})
-    assert len(more["trials"]) == 6
-    assert len(said) == 4  # two more runs
+    assert len({row["settings"]["train.lr"] for row in first["trials"]}) == 3
+    more, said = swept("a", **{**options, "trials": 4})
+    assert len(more["trials"]) == 4
+    assert len(said) == 2  # one more run
     assert figures(first).items() <= figures(more).items()
 
 
@@ -110,13 +110,13 @@ def test_a_run_that_diverges_is_a_result(swept):
 def test_hopeless_runs_are_given_up(swept):
     # Five good rates, then one that learns nothing: behind the median from the first epoch on.
     grid = ["lr=0.01,0.011,0.012,0.013,0.014,1e-9"]
-    whole, _ = swept("whole", grid=grid)
-    assert {row["state"] for row in whole["trials"]} == {"complete"}
     pruned, _ = swept("pruned", grid=grid, prune=True)
     by_rate = {row["settings"]["train.lr"]: row for row in pruned["trials"]}
-    assert by_rate[1e-9]["state"] == "pruned"
-    assert by_rate[1e-9]["epochs"] == 1
-    assert pruned["best"]["value"] == whole["best"]["value"]
+    hopeless = by_rate.pop(1e-9)
+    assert (hopeless["state"], hopeless["epochs"]) == ("pruned", 1)
+    assert pruned["best"]["value"] == min(row["value"] for row in by_rate.values() if row["state"] == "complete")
+    alone, _ = swept("alone", grid=["lr=1e-9"], prune=True)  # with nothing to compare with it runs to the end
+    assert (alone["trials"][0]["state"], alone["trials"][0]["epochs"]) == ("complete", 3)
 
 
 @pytest.mark.slow
@@ -135,9 +135,9 @@ def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
         swept("stopped", grid=GRID)
     record, said = swept("stopped", grid=GRID)
     assert figures(record) == figures(expected)
-    assert len(said) == 10  # five runs, one of them for the second time
-    assert seen[5:].count(3) == 5
-    assert len(seen) == 18  # three epochs of six runs: none was run twice
+    assert len(said) == 6  # three runs, one of them for the second time
+    assert seen[5:].count(3) == 3
+    assert len(seen) == 12  # three epochs of four runs: none was run twice
     again = next(row for row in record["trials"] if row["folder"] == "trials/0001" and row["state"] == "complete")
     assert again["epochs"] == 3
 

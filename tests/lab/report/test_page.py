@@ -308,5 +308,5 @@ def test_what_is_measured_of_weights(tmp_path):
     assert "a note" in text
     assert "0.200 with 2 draws" in text
     assert {"signal-to-noise.png", "pruning.png", "patterns-brnn-medium.png"} <= set(pictures)
-    kept = weights._kept(analyses["brnn-medium"], 0.5)
+    kept = weights.kept_of(analyses["brnn-medium"].ratios, 0.5)
     assert sum(int(mask.sum()) for mask in kept.values()) == 59 - round(59 / 2)

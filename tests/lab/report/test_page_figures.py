@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bayesrnn.lab.report import html, labels, plots, sections, shades
+from bayesrnn.lab.report import html, labels, plots, sections
 from bayesrnn.lab.runs.record import Record
 from bayesrnn.lab.tasks.forecast import plots as forecast
 from bayesrnn.lab.tasks.language.task import Language
@@ -74,7 +74,7 @@ def test_colours_can_be_told_apart_by_everyone():
     """WCAG: 3:1 for lines, 4.5:1 for text. Colour blindness by Viénot et al. (1999); distances in linear RGB."""
     for colour in plots.COLOURS:
         assert contrast(colour, "#ffffff") >= 3
-    for each, ink in ((shades.LIGHT, shades.INK["light"]), (shades.DARK, shades.INK["dark"])):
+    for each, ink in ((html.LIGHT, html.INK["light"]), (html.DARK, html.INK["dark"])):
         assert all(contrast(shade, ink) >= 4.5 for shade in each)
     deutan = ((0.29275, 0.70725, 0), (0.29275, 0.70725, 0), (-0.02234, 0.02234, 1))
     protan = ((0.11238, 0.88762, 0), (0.11238, 0.88762, 0), (0.00401, -0.00401, 1))

@@ -2,7 +2,7 @@ import struct
 
 import pytest
 
-from bayesrnn.lab.report.sweep import heat_map
+from bayesrnn.lab.report.plots import heat_map
 
 
 @pytest.mark.parametrize("missing", [0, 1, 4])

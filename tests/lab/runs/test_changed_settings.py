@@ -58,7 +58,7 @@ def test_a_setting_that_did_not_exist_then():
     del old["settings"]["model"]["forget_bias"]
     assert changed_settings(old) == []
     wanted = recipes.override(recipes.load("moon-medium"), ["model.forget_bias=1"])
-    assert changed_settings(old, wanted) == ["model.forget_bias=0"]
+    assert changed_settings(old, wanted) == ["model.forget_bias=0.0"]
 
 
 def test_a_recipe_in_place_of_its_name():

@@ -8,7 +8,7 @@ from torch import nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab import registry
-from bayesrnn.lab.recipes.schema import Posterior
+from bayesrnn.lab.recipes.schema import PosteriorSettings
 from bayesrnn.lab.tasks import base
 from bayesrnn.lab.tasks.base import TASKS, Minibatches, Task, posterior, recipe_elbo, task_class
 
@@ -54,13 +54,13 @@ def test_minibatches_of_more_than_there_is():
 class TestPosterior:
     def test_none_is_the_module_itself(self):
         plain = nn.Linear(3, 2)
-        assert posterior(plain, Posterior()) is plain
+        assert posterior(plain, PosteriorSettings()) is plain
 
     @pytest.mark.parametrize("prior", ["mixture", "normal"])
     def test_first_sigmas_are_fractions_of_the_priors(self, prior):
         plain = nn.Sequential()
         plain.rnn, plain.head = nn.LSTM(3, 4), nn.Linear(4, 2)
-        settings = Posterior(kind="bayes_by_backprop", prior=prior, log_sigma1=-1.5)
+        settings = PosteriorSettings(kind="bayes_by_backprop", prior=prior, log_sigma1=-1.5)
         q = posterior(plain, settings, recurrent="rnn.*", exclude="head.bias")
         mixed = math.sqrt(0.25 * math.exp(-3) + 0.75 * math.exp(-14))
         sigma = mixed if prior == "mixture" else math.exp(-1.5)
@@ -70,7 +70,7 @@ class TestPosterior:
         assert 0.499 <= found["head.weight"].min() <= found["head.weight"].max() <= 1.001
 
     def test_sharpened(self):
-        q = posterior(nn.Linear(3, 2), Posterior(kind="sharpened", sigma0=0.3, init_eta=0.5))
+        q = posterior(nn.Linear(3, 2), PosteriorSettings(kind="sharpened", sigma0=0.3, init_eta=0.5))
         assert isinstance(q, br.PosteriorSharpening)
         assert q.sigma0 == 0.3
         assert float(q.eta["weight"].detach().max()) == 0.5
@@ -80,8 +80,8 @@ class TestObjective:
     @pytest.mark.parametrize("kind", ["none", "bayes_by_backprop", "sharpened"])
     def test_is_the_bound_per_target(self, kind):
         torch.manual_seed(0)
-        model = posterior(nn.Linear(3, 4), Posterior(kind=kind)).train()
-        elbo = recipe_elbo(model, br.Categorical(), Posterior(kind=kind), num_data=100)
+        model = posterior(nn.Linear(3, 4), PosteriorSettings(kind=kind)).train()
+        elbo = recipe_elbo(model, br.Categorical(), PosteriorSettings(kind=kind), num_data=100)
         x, y = torch.randn(6, 3), torch.randint(4, (6,))
         terms, output = elbo.evaluate(lambda: (model(x), "state"), y)
         assert output[1] == "state"
@@ -93,14 +93,14 @@ class TestObjective:
 
     def test_dropout_without_a_posterior_has_no_kl(self):
         model = nn.Sequential(br.SequenceDropout(0.5), nn.Linear(3, 4)).train()
-        elbo = recipe_elbo(model, br.Categorical(), Posterior(kind="none"), num_data=100)
+        elbo = recipe_elbo(model, br.Categorical(), PosteriorSettings(kind="none"), num_data=100)
         x, y = torch.randn(2, 6, 3), torch.randint(4, (2, 6))
         assert float(elbo.evaluate(lambda: model(x), y)[0].kl) == 0
 
     def test_both_passes_of_sharpening_see_one_draw(self):
         torch.manual_seed(0)
-        model = posterior(nn.Linear(3, 4), Posterior(kind="sharpened", sigma0=1e-9, init_eta=0.0)).train()
-        elbo = recipe_elbo(model, br.Categorical(), Posterior(kind="sharpened"), num_data=100)
+        model = posterior(nn.Linear(3, 4), PosteriorSettings(kind="sharpened", sigma0=1e-9, init_eta=0.0)).train()
+        elbo = recipe_elbo(model, br.Categorical(), PosteriorSettings(kind="sharpened"), num_data=100)
         x, y, outputs = torch.randn(6, 3), torch.randint(4, (6,)), []
 
         def run():
@@ -152,6 +152,7 @@ def test_tasks_by_name(monkeypatch):
     assert task_class("mine") is Mine
 
 
+@pytest.mark.usefixtures("new_packages")
 def test_tasks_of_other_packages(monkeypatch):
     entry = importlib.metadata.EntryPoint("theirs", "bayesrnn.lab.tasks.base:Task", "bayesrnn.tasks")
     asked = []

@@ -143,7 +143,7 @@ train: {epochs: 2, optimizer: adam, lr: 0.01, clip: 1.0}
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def package(tmp_path, monkeypatch, new_packages):
     """A folder on the path with the package and its entry point, as pip installs them."""
     folder = tmp_path / "site"
     files = {

@@ -57,9 +57,14 @@ if hasattr(os, "register_at_fork"):
 
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, built and loaded at the first call; None if that fails."""
+    return loaded() if why_not() is None else None
+
+
+def why_not() -> str | None:
+    """Why the compiled kernels are unavailable; None if they are available."""
     global _outcome
     if os.environ.get("BAYESRNN_COMPILE") == "0":
-        return None
+        return "BAYESRNN_COMPILE=0 switches them off"
     if _outcome is None:
         with _lock:
             if _outcome is None:
@@ -69,15 +74,13 @@ def library() -> ctypes.CDLL | None:
                     _outcome = reason
                 except OSError as error:
                     _outcome = Unavailable(f"the compiled kernels could not be written or loaded: {error}")
-    return None if isinstance(_outcome, Unavailable) else _outcome
-
-
-def why_not() -> str | None:
-    """Why the compiled kernels are unavailable; None if they are available."""
-    if os.environ.get("BAYESRNN_COMPILE") == "0":
-        return "BAYESRNN_COMPILE=0 switches them off"
-    library()
     return str(_outcome) if isinstance(_outcome, Unavailable) else None
+
+
+def loaded() -> ctypes.CDLL:
+    """The compiled kernels, for callers that have asked `why_not`."""
+    assert isinstance(_outcome, ctypes.CDLL)
+    return _outcome
 
 
 def threads() -> int:
@@ -96,7 +99,9 @@ def _load() -> ctypes.CDLL:
         with _only_one(target.with_suffix(".lock")):
             if not _usable(target):
                 _compile(compiler, runtime, target)
-    return ctypes.CDLL(str(target))
+    made = ctypes.CDLL(str(target))
+    made.bayesrnn_draw.restype, made.bayesrnn_mark.restype = ctypes.c_double, ctypes.c_uint64
+    return made
 
 
 def _compiler() -> list[str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesrnn.kernels.shared.tensors import ordinary, traced, transformed
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 _PATIENCE = 4096  # requests after which a buffer that nobody asked for is given back
+_SMALL = 1 << 14  # numbers; new memory of up to this size costs less than a look into the pool
 
 
 def _holders(buffer: Tensor) -> int:
@@ -60,14 +61,17 @@ class Pool:
 
     def take_all(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
         """Uninitialised tensors of these shapes, with the dtype and device of `like`."""
-        pooled = _use_count is not None and like.is_cpu and ordinary(like)
+        sizes, kind, device = [math.prod(shape) for shape in shapes], like.dtype, like.device
+        pooled = max(sizes, default=0) > _SMALL and _use_count is not None and like.is_cpu and ordinary(like)
         if not pooled or torch.is_inference_mode_enabled() or transformed() or traced():
-            return [torch.empty(tuple(shape), dtype=like.dtype, device=like.device) for shape in shapes]
+            return [torch.empty(tuple(shape), dtype=kind, device=device) for shape in shapes]
         with self._lock:
-            return [self._take(shape, like.dtype).view(shape) for shape in shapes]
+            return [
+                self._take(size, kind).view(shape) if size > _SMALL else torch.empty(shape, dtype=kind, device=device)
+                for size, shape in zip(sizes, shapes, strict=True)
+            ]
 
-    def _take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        size = math.prod(shape)
+    def _take(self, size: int, dtype: torch.dtype) -> Tensor:
         self._requests += 1
         for own in self._buffers:
             if own.size == size and own.memory.dtype == dtype and self._free(own):
@@ -106,29 +110,27 @@ def address(tensor: Tensor | None, size: int | None = None, dtype: torch.dtype =
     Args:
         size: how many numbers C reads or writes there; None: as many as there are.
     """
-    if tensor is not None and not ordinary(tensor):
-        raise ValueError(f"compiled kernels need tensors with memory of their own, got {type(tensor).__name__}")
-    return _place(tensor, size, dtype)
-
-
-def _place(tensor: Tensor | None, size: int | None, dtype: torch.dtype) -> int:
     if tensor is None:
         return 0
+    if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+        raise ValueError(f"compiled kernels need tensors with memory of their own, got {type(tensor).__name__}")
     count = tensor.numel()
     if not tensor.is_cpu or tensor.dtype != dtype or (size is not None and count != size):
         raise ValueError(
             f"compiled kernels need {count if size is None else size} numbers of {dtype} in a CPU's memory, "
             f"got {tensor.dtype} on {tensor.device} with shape {tuple(tensor.shape)}"
         )
-    place = tensor.data_ptr()
-    if not tensor.is_contiguous() or (not place and count):
+    try:
+        place = tensor.data_ptr()
+    except RuntimeError:  # inside a transform
+        place = 0
+    if (not place and count) or tensor.is_neg():
+        raise ValueError("compiled kernels need tensors with memory of their own, got one without")
+    if not tensor.is_contiguous():
         raise ValueError(f"compiled kernels need contiguous memory, got strides {tensor.stride()}")
     return place
 
 
-def addresses(
-    tensors: Sequence[Tensor | None], sizes: Sequence[int], dtype: torch.dtype = torch.float32, *, known: bool = False
-) -> array[int]:
-    """The addresses of many tensors, as C wants them; `known`: the caller has made sure that they are `ordinary`."""
-    find = _place if known else address
-    return array("Q", [find(t, size, dtype) for t, size in zip(tensors, sizes, strict=True)])
+def addresses(tensors: Iterable[Tensor | None], sizes: Iterable[int], dtype: torch.dtype = torch.float32) -> array[int]:
+    """The addresses of many tensors, as C wants them."""
+    return array("Q", [address(t, size, dtype) for t, size in zip(tensors, sizes, strict=True)])

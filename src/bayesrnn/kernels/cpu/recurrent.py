@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -44,21 +43,11 @@ class _Backward(ctypes.Structure):
 
 def serves(gx: Tensor, *others: Tensor | None) -> bool:
     """Whether the compiled kernels can run a layer with these tensors: float32 on a CPU, and kernels there are."""
-    tensors = [beneath(t) for t in (gx, *others) if t is not None]
-    fit = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
-    usable = fit and not traced() and ordinary(*tensors)
-    return usable and gx.shape[0] > 0 and gx.shape[1] > 0 and build.library() is not None
-
-
-def expect(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(what)
-
-
-def _library() -> ctypes.CDLL:
-    library = build.library()
-    assert library is not None
-    return library
+    tensors = [t for t in (gx, *others) if t is not None]
+    if transformed():
+        tensors = [beneath(t) for t in tensors]
+    fit = all(t.is_cpu and t.dtype == torch.float32 for t in tensors)
+    return fit and gx.numel() > 0 and not traced() and ordinary(*tensors) and build.why_not() is None
 
 
 class Layer:
@@ -69,35 +58,45 @@ class Layer:
     ) -> None:
         number, self.gates = CELLS[cell]
         self.batch, self.hidden = h.shape
-        falling = all(a >= b for a, b in itertools.pairwise(sizes))
-        expect(falling and sizes[-1] > 0 and sizes[0] == self.batch, "batch_sizes must fall, from the batch of h")
-        shapes = ((self.batch, self.hidden), (self.batch, self.gates, self.hidden))
-        expect(mask is None or tuple(mask.shape) in shapes, f"z_h must be of shape {shapes[0]} or {shapes[1]}")
-        expect(cell_mask is None or tuple(cell_mask.shape) == shapes[0], f"z_c must be of shape {shapes[0]}")
+        if sorted(sizes, reverse=True) != list(sizes) or sizes[-1] < 1 or sizes[0] != self.batch:
+            raise ValueError("batch_sizes must fall, from the batch of h")
+        shape, by_gate = (self.batch, self.hidden), (self.batch, self.gates, self.hidden)
+        if mask is not None and mask.shape != shape and mask.shape != by_gate:
+            raise ValueError(f"z_h must be of shape {shape} or {by_gate}, got {tuple(mask.shape)}")
+        if cell_mask is not None and cell_mask.shape != shape:
+            raise ValueError(f"z_c must be of shape {shape}, got {tuple(cell_mask.shape)}")
         self.sizes, self._offsets = array("q", sizes), array("q", offsets(sizes))
         self._kept = [_ready(mask), _ready(cell_mask)]
         masks = 0 if mask is None else 1 if mask.ndim == 2 else mask.shape[1]
         self._layer = _Layer(
             number, self.hidden, self.batch, len(sizes), reverse, self.gates, masks,
-            self.sizes.buffer_info()[0], *(address(t) for t in self._kept),
+            self.sizes.buffer_info()[0], *map(address, self._kept),
         )  # fmt: skip
         self._copies = max(masks, 1)
         work = self.batch * self.gates * self.hidden * self.hidden
         self.threads = max(1, min(build.threads(), work // _WORK))
 
+    # the kernels trust what they are told: what does not fit must not reach them
     def _expect(self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, bias: Tensor | None) -> None:
-        """The kernels trust what they are told: what does not fit must not reach them."""
-        rows, width, state = self._offsets[-1], self.gates * self.hidden, (self.batch, self.hidden)
-        expect(tuple(gx.shape) == (rows, width), f"gx must be of shape {(rows, width)}, got {tuple(gx.shape)}")
-        expect(tuple(w.shape) == (width, self.hidden), f"w_hh must be of shape {(width, self.hidden)}")
-        expect(tuple(h.shape) == state and (c is None or tuple(c.shape) == state), f"states must be of shape {state}")
-        expect(bias is None or tuple(bias.shape) == (self.hidden,), f"b_hn must be of shape {(self.hidden,)}")
+        width, state = self.gates * self.hidden, (self.batch, self.hidden)
+        expected = {
+            "gx": (gx, (self._offsets[-1], width)),
+            "w_hh": (w, (width, self.hidden)),
+            "the state h": (h, state),
+            "the state c": (c, state),
+            "b_hn": (bias, (self.hidden,)),
+        }
+        for name, (tensor, shape) in expected.items():
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(f"{name} must be of shape {shape}, got {tuple(tensor.shape)}")
 
-    def _packed(self, like: Tensor) -> Tensor:
-        return _scratch.take((self.gates * self.hidden * (-(-self.hidden // _LANES) * _LANES),), like)
+    @property
+    def _packed(self) -> int:
+        """Numbers of the recurrent weights in the order in which the kernels read them."""
+        return self.gates * self.hidden * (-(-self.hidden // _LANES) * _LANES)
 
     def _run(self, name: str, arguments: ctypes.Structure) -> None:
-        function: Any = getattr(_library(), name)
+        function: Any = getattr(build.loaded(), name)
         at = ctypes.c_void_p(self._offsets.buffer_info()[0])
         function(ctypes.byref(self._layer), ctypes.byref(arguments), at, ctypes.c_int(self.threads))
 
@@ -105,8 +104,8 @@ class Layer:
         """The addresses of gx, w, bias, out, kept, h, c, packed and masked, each with room for all draws."""
         rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden
         sizes = (rows * width, width * self.hidden, self.hidden, rows * self.hidden, rows * self.hidden, state, state)
-        fields = [address(t, draws * n) for t, n in zip(tensors[:7], sizes, strict=True)]
-        return _Forward(*fields, *(address(t) for t in tensors[7:]))
+        counts = [draws * n for n in sizes]
+        return _Forward(*map(address, tensors, (*counts, None, None)))
 
     def forward(
         self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, kept: Tensor | None, bias: Tensor | None
@@ -114,8 +113,7 @@ class Layer:
         """Runs all steps: `gx` becomes the gates' activations, `h` and `c` the last states, `out` is written."""
         self._expect(gx, w, h, c, bias)
         w, bias = w.contiguous(), _ready(bias)
-        packed = self._packed(gx)
-        masked = _scratch.take((2 * self._copies * self.batch * self.hidden,), gx)
+        packed, masked = _scratch.take_all([(self._packed,), (2 * self._copies * self.batch * self.hidden,)], gx)
         self._run("bayesrnn_recurrence", self._forward(gx, w, bias, out, kept, h, c, packed, masked))
 
     def forward_many(
@@ -125,12 +123,11 @@ class Layer:
         draws = gx.shape[0]
         self._expect(gx[0], w[0], h[0], None if c is None else c[0], None if bias is None else bias[0])
         threads = min(build.threads(), draws)
-        padded = -(-self.hidden // _LANES) * _LANES
-        packed = _scratch.take((threads * self.gates * self.hidden * padded,), gx)
-        masked = _scratch.take((threads * 2 * self.batch * self.hidden,), gx)
+        shapes = [(threads * self._packed,), (threads * 2 * self.batch * self.hidden,)]
+        packed, masked = _scratch.take_all(shapes, gx)
         fields = self._forward(gx, w, bias, out, None, h, c, packed, masked, draws=draws)
         at = ctypes.c_void_p(self._offsets.buffer_info()[0])
-        function: Any = _library().bayesrnn_recurrence_many
+        function: Any = build.loaded().bayesrnn_recurrence_many
         function(ctypes.byref(self._layer), ctypes.byref(fields), at, ctypes.c_int64(draws), ctypes.c_int(threads))
 
     def backward(
@@ -149,16 +146,15 @@ class Layer:
     ) -> None:
         """All steps back: `dh` and `dc` become the first states' gradients, `d_gx` and `d_product` are written."""
         self._expect(gates if self.gates > 1 else d_gx, w, h0, c0, None)
-        shape = (self._offsets[-1], self.hidden)
-        expect(d_out is None or tuple(d_out.shape) == shape, "the output's gradient must have its shape")
+        if d_out is not None and d_out.shape != (self._offsets[-1], self.hidden):
+            raise ValueError("the output's gradient must have its shape")
         w, h0, c0, d_out = w.contiguous(), h0.contiguous(), _ready(c0), _ready(d_out)
-        packed = self._packed(gates)
+        packed = _scratch.take((self._packed,), gates)
         rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden
         by_unit, by_gate = rows * self.hidden, rows * width
         sizes = (by_gate, by_unit, by_unit, state, state, width * self.hidden, by_unit, state, state, by_gate, by_gate)
         tensors = (gates, out, kept, h0, c0, w, d_out, dh, dc, d_gx, d_product)
-        fields = [address(t, n) for t, n in zip(tensors, sizes, strict=True)]
-        self._run("bayesrnn_recurrence_backward", _Backward(*fields, address(packed)))
+        self._run("bayesrnn_recurrence_backward", _Backward(*map(address, tensors, sizes), address(packed)))
 
 
 def _ready(tensor: Tensor | None) -> Tensor | None:
@@ -196,35 +192,29 @@ def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     expected = (len(x) * rows * inputs, draws * outputs * inputs, draws * outputs, draws * rows * outputs, None)
     tensors_ = (x, w, bias, out, packed)
     at = [ctypes.c_void_p(address(t, n) or None) for t, n in zip(tensors_, expected, strict=True)]
-    _library().bayesrnn_products_many(at[0], x_draw, *at[1:], *sizes, ctypes.c_int(threads))
+    build.loaded().bayesrnn_products_many(at[0], x_draw, *at[1:], *sizes, ctypes.c_int(threads))
     return (out,)
 
 
-def run(
-    cell: str,
-    tensors: Sequence[Any],
-    others: Sequence[Tensor | None],
-    sizes: Sequence[int],
-    reverse: bool,
-    *,
-    fast: Callable[[], Any],
-    loop: Callable[[], tuple[Tensor, ...]],
-    reference: Callable[[], tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
-    """One direction of one layer: `fast` where C can run it, else `loop`, or `reference` inside vmap and the like.
+def elsewhere(
+    cell: str, tensors: Sequence[Any], others: Sequence[Any], given: Sequence[Any], loop: Callable[..., Any],
+    reference: Callable[..., Any], *, batch_sizes: Sequence[int], reverse: bool, **options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """One direction of one layer that C cannot run as it is: in `loop`, or `reference` inside vmap and the like.
 
     Inside vmap, C runs draws of the weights side by side, for predictions: without masks and gradients.
 
     Args:
-        tensors: gx, h, c, w_hh and the bias inside the cell, or None for what the cell has not.
+        tensors: gx, h, c, w_hh and the bias inside the cell, or None for what the cell lacks.
         others: masks and whatever else the compiled kernels may not know.
+        given: the arguments of `loop` and `reference`.
     """
+    options = {"batch_sizes": batch_sizes, "reverse": reverse, **options}
     if not transformed():
-        found = fast() if serves(*tensors, *others) else None
-        return loop() if found is None else found
+        return loop(*given, **options)  # type: ignore[no-any-return]
     if torch.is_grad_enabled() or any(t is not None for t in others) or not serves(*tensors):
-        return reference()
-    return Mapped.apply(partial(_recurrences, cell=cell, sizes=sizes, reverse=reverse), *tensors)  # type: ignore[no-any-return]
+        return reference(*given, **options)  # type: ignore[no-any-return]
+    return Mapped.apply(partial(_recurrences, cell=cell, sizes=batch_sizes, reverse=reverse), *tensors)  # type: ignore[no-any-return]
 
 
 def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

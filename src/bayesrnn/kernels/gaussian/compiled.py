@@ -108,13 +108,6 @@ def _each(sizes: Sequence[int], pointers: int) -> list[int]:
     return [size for size in sizes for _ in range(pointers)]
 
 
-def _library() -> Any:
-    library = build.library()
-    assert library is not None
-    library.bayesrnn_draw.restype, library.bayesrnn_mark.restype = ctypes.c_double, ctypes.c_uint64
-    return library
-
-
 class _Draw(OnceFunction):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
@@ -131,8 +124,8 @@ class _Draw(OnceFunction):
         groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64, **cpu)
         slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32, **cpu)
         three = [t for of_one in zip(means, rhos, weights, strict=True) for t in of_one]
-        pointers = addresses(three, _each(tables.sizes, 3), known=ordinary(weights[0]))
-        kl = _library().bayesrnn_draw(
+        pointers = addresses(three, _each(tables.sizes, 3))
+        kl = build.loaded().bayesrnn_draw(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
             _pointer(partials, torch.float64), _pointer(groups, torch.float64), _pointer(slopes), ctypes.byref(mark),
             tables.threads,
@@ -157,9 +150,9 @@ class _Draw(OnceFunction):
         room = iter(ctx.pool.take_all([s for s, u in zip(spec.shapes, used, strict=True) if u], means[0]))
         d_rhos = [next(room) if u else None for u in used]
         five = [t for of_one in zip(means, rhos, given, d_means, d_rhos, strict=True) for t in of_one]
-        pointers = addresses(five, _each(tables.sizes, 5), known=ordinary(*given))
+        pointers = addresses(five, _each(tables.sizes, 5))
         scale = 0.0 if d_kl is None else float(d_kl)
-        _library().bayesrnn_draw_backward(
+        build.loaded().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
             _pointer(ctx.slopes), ctypes.c_float(scale), tables.threads,
         )  # fmt: skip
@@ -186,7 +179,7 @@ def mark(spec: DrawSpec, places: Sequence[int], dtype: torch.dtype) -> int:
     """A hash of all bytes of the parameters at these places, the one that `draw` makes along."""
     tables, pointers = _tables(spec), array("Q", places)
     item = ctypes.c_int64(dtype.itemsize)
-    found: int = _library().bayesrnn_mark(len(spec.shapes), _at(tables.shapes), _at(pointers), item, tables.threads)
+    found: int = build.loaded().bayesrnn_mark(len(spec.shapes), _at(tables.shapes), _at(pointers), item, tables.threads)
     return found
 
 
@@ -201,7 +194,7 @@ def draw_many(
     three = [t for of_one in zip(flat[:count], flat[count:], weights, strict=True) for t in of_one]
     expected = [n * (draws if k % 3 == 2 else 1) for k, n in enumerate(_each(tables.sizes, 3))]
     pointers, numbers = addresses(three, expected), array("Q", [int(seed) for seed in seeds])
-    _library().bayesrnn_draw_many(
+    build.loaded().bayesrnn_draw_many(
         count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(draws), tables.threads
     )
     return weights
@@ -210,9 +203,9 @@ def draw_many(
 def noise(seed: Tensor, spec: DrawSpec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
     outs = [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in spec.shapes]
-    tables = _tables(spec)
+    tables, at = _tables(spec), ctypes.c_uint64(int(seed))
     pointers = addresses(outs, tables.sizes)
-    _library().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), ctypes.c_uint64(int(seed)), tables.threads)
+    build.loaded().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), at, tables.threads)
     return outs
 
 

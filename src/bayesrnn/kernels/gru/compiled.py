@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from bayesrnn.kernels.gru import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import with_nones
+from bayesrnn.kernels.shared.tensors import transformed, with_nones
 
 
 class _GRU(OnceFunction):
@@ -23,12 +22,11 @@ class _GRU(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         gx, h0, w_hh, b_hn, z_h, batch_sizes, reverse = given
         layer = recurrent.Layer("gru", h0, z_h, None, batch_sizes, reverse)
-        gates = gx.contiguous()
-        out, inner = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
+        out, inner = gx.new_empty(gx.shape[0], h0.shape[1]), gx.new_empty(gx.shape[0], h0.shape[1])
         h = recurrent.own_copy(h0, h0)
-        layer.forward(gates, w_hh, h, None, out, inner, b_hn)
+        layer.forward(gx, w_hh, h, None, out, inner, b_hn)
         h_prev = previous_rows(out, h0, batch_sizes, reverse=reverse) if any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(gates, h0, w_hh, z_h, h_prev, inner)
+        ctx.save_for_backward(gx, h0, w_hh, z_h, h_prev, inner)
         ctx.batch_sizes, ctx.reverse = batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h
@@ -53,11 +51,11 @@ class _GRU(OnceFunction):
 def gru(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
     """Like `reference.gru`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
     gx, h, w_hh, b_hn, z_h = tensors = with_nones(tensors, 5)
-    return recurrent.run(
-        "gru", (gx, h, None, w_hh, b_hn), (z_h,), batch_sizes, reverse,
-        fast=lambda: _GRU.apply(*tensors, batch_sizes, reverse),
-        loop=partial(loop.gru, *tensors, batch_sizes=batch_sizes, reverse=reverse),
-        reference=partial(reference.gru, *tensors, batch_sizes=batch_sizes, reverse=reverse),
+    if not transformed() and recurrent.serves(*tensors):
+        return _GRU.apply(gx.contiguous(), h, w_hh, b_hn, z_h, batch_sizes, reverse)  # type: ignore[no-any-return]
+    return recurrent.elsewhere(
+        "gru", (gx, h, None, w_hh, b_hn), (z_h,), tensors, loop.gru, reference.gru,
+        batch_sizes=batch_sizes, reverse=reverse,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from bayesrnn.kernels.lstm import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import with_nones
+from bayesrnn.kernels.shared.tensors import transformed, with_nones
 
 
 class _LSTM(OnceFunction):
@@ -23,12 +22,11 @@ class _LSTM(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         gx, h0, c0, w_hh, z_h, z_c, sizes, reverse = given
         layer = recurrent.Layer("lstm", h0, z_h, z_c, sizes, reverse)
-        gates = gx.contiguous()
-        out, cells = gates.new_empty(gates.shape[0], h0.shape[1]), gates.new_empty(gates.shape[0], h0.shape[1])
+        out, cells = gx.new_empty(gx.shape[0], h0.shape[1]), gx.new_empty(gx.shape[0], h0.shape[1])
         h, c = recurrent.own_copy(h0, h0), recurrent.own_copy(c0, c0)
-        layer.forward(gates, w_hh, h, c, out, cells, None)
+        layer.forward(gx, w_hh, h, c, out, cells, None)
         h_prev = previous_rows(out, h0, sizes, reverse=reverse) if ctx.needs_input_grad[3] else None
-        ctx.save_for_backward(gates, h0, c0, w_hh, z_h, z_c, h_prev, cells)
+        ctx.save_for_backward(gx, h0, c0, w_hh, z_h, z_c, h_prev, cells)
         ctx.batch_sizes, ctx.reverse = sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h, c
@@ -48,11 +46,11 @@ class _LSTM(OnceFunction):
 def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
     """Like `reference.lstm`; projections, and what is not float32 on a CPU, run in `loop`. `gx` is used as scratch."""
     gx, h, c, w_hh, w_hr, z_h, z_c = tensors = with_nones(tensors, 7)
-    return recurrent.run(
-        "lstm", (gx, h, c, w_hh, None), (w_hr, z_h, z_c), batch_sizes, reverse,
-        fast=lambda: _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse) if w_hr is None else None,
-        loop=partial(loop.lstm, *tensors, batch_sizes=batch_sizes, reverse=reverse),
-        reference=partial(reference.lstm, *tensors, batch_sizes=batch_sizes, reverse=reverse),
+    if w_hr is None and not transformed() and recurrent.serves(gx, h, c, w_hh, z_h, z_c):
+        return _LSTM.apply(gx.contiguous(), h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
+    return recurrent.elsewhere(
+        "lstm", (gx, h, c, w_hh, None), (w_hr, z_h, z_c), tensors, loop.lstm, reference.lstm,
+        batch_sizes=batch_sizes, reverse=reverse,
     )  # fmt: skip
 
 

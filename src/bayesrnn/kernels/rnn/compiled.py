@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from bayesrnn.kernels.rnn import loop, reference
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.recurrent import weight_gradient
 from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import with_nones
+from bayesrnn.kernels.shared.tensors import transformed, with_nones
 
 
 class _RNN(OnceFunction):
@@ -23,10 +22,9 @@ class _RNN(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         gx, h0, w_hh, z_h, nonlinearity, batch_sizes, reverse = given
         layer = recurrent.Layer(nonlinearity, h0, z_h, None, batch_sizes, reverse)
-        kept = gx.contiguous()  # becomes a second `out`, since the caller may change the first
-        out, h = torch.empty_like(kept), recurrent.own_copy(h0, h0)
-        layer.forward(kept, w_hh, h, None, out, None, None)
-        ctx.save_for_backward(h0, w_hh, z_h, kept)
+        out, h = torch.empty_like(gx), recurrent.own_copy(h0, h0)
+        layer.forward(gx, w_hh, h, None, out, None, None)
+        ctx.save_for_backward(h0, w_hh, z_h, gx)  # a second `out` by now, since the caller may change the first
         ctx.nonlinearity, ctx.batch_sizes, ctx.reverse = nonlinearity, batch_sizes, reverse
         ctx.set_materialize_grads(False)
         return out, h
@@ -50,12 +48,11 @@ def rnn(
 ) -> tuple[Tensor, ...]:
     """Like `reference.rnn`; what is not float32 on a CPU runs in `loop`. `gx` is used as scratch."""
     gx, h, w_hh, z_h = tensors = with_nones(tensors, 4)
-    options: Any = {"nonlinearity": nonlinearity, "batch_sizes": batch_sizes, "reverse": reverse}
-    return recurrent.run(
-        nonlinearity, (gx, h, None, w_hh, None), (z_h,), batch_sizes, reverse,
-        fast=lambda: _RNN.apply(*tensors, nonlinearity, batch_sizes, reverse),
-        loop=partial(loop.rnn, *tensors, **options),
-        reference=partial(reference.rnn, *tensors, **options),
+    if not transformed() and recurrent.serves(*tensors):
+        return _RNN.apply(gx.contiguous(), h, w_hh, z_h, nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]
+    return recurrent.elsewhere(
+        nonlinearity, (gx, h, None, w_hh, None), (z_h,), tensors, loop.rnn, reference.rnn,
+        nonlinearity=nonlinearity, batch_sizes=batch_sizes, reverse=reverse,
     )  # fmt: skip
 
 

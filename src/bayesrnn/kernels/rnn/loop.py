@@ -22,8 +22,7 @@ class _RNN(OnceFunction):
         gx, h0, w_hh, z_h, nonlinearity, batch_sizes, reverse = given
         sizes, steps = list(batch_sizes), len(batch_sizes)
         product = forward_product(w_hh, z_h, rows=h0.shape[0], repeats=steps)
-        out = gx.clone()
-        outs = out.split(sizes)
+        outs = gx.split(sizes)
         ragged = not is_rectangular(sizes)
         h = h0.clone() if ragged else h0
         for t in range(steps - 1, -1, -1) if reverse else range(steps):
@@ -34,11 +33,10 @@ class _RNN(OnceFunction):
                 h[:n] = new
             else:
                 h = new
-        kept = out.clone() if any(ctx.needs_input_grad) else out  # who gets `out` may change it
-        ctx.save_for_backward(h0, w_hh, z_h, kept)
+        ctx.save_for_backward(h0, w_hh, z_h, gx)  # the activations by now
         ctx.nonlinearity, ctx.batch_sizes, ctx.reverse = nonlinearity, sizes, reverse
         ctx.set_materialize_grads(False)
-        return (out, h) if ragged else (out, h.clone())
+        return gx.clone(), h if ragged else h.clone()
 
     @staticmethod
     @once_differentiable
@@ -71,7 +69,7 @@ class _RNN(OnceFunction):
 def rnn(
     *tensors: Any, nonlinearity: str = "tanh", batch_sizes: Sequence[int], reverse: bool = False
 ) -> tuple[Tensor, ...]:
-    """Like `reference.rnn`."""
+    """Like `reference.rnn`. `gx` is used as scratch: hand over a tensor that nothing else reads."""
     if not ordinary(*tensors):
         return reference.rnn(*tensors, nonlinearity=nonlinearity, batch_sizes=batch_sizes, reverse=reverse)
     return _RNN.apply(*with_nones(tensors, 4), nonlinearity, batch_sizes, reverse)  # type: ignore[no-any-return]

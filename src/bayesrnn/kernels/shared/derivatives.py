@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functions, _functorch
+from torch.autograd import forward_ad
 
 _MESSAGE = (
     "this layer's fast kernels can be differentiated once: for second derivatives run the forward pass "
@@ -29,21 +30,34 @@ class _Link(torch.autograd.Function):
         raise RuntimeError(_MESSAGE)
 
 
+class _NoContext:
+    """In place of a function's context where nothing is differentiated."""
+
+    def __init__(self, inputs: int) -> None:
+        self.needs_input_grad = (False,) * inputs
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Save nothing."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """There are no gradients."""
+
+
 class OnceFunction(torch.autograd.Function):
-    """A function with a hand-written backward and no forward-mode derivative, which says so."""
+    """A function with a hand-written backward and no forward-mode derivative, which says so.
+
+    Inputs that the gradients depend on are saved as they were given: `once_differentiable` finds the graph by them.
+    Where no derivative is wanted, `forward` runs without autograd, and saves nothing.
+    """
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Run it, and let its backward know its inputs' places in the graph (not their values)."""
-        made = super().apply(*args, **kwargs)
-        outputs = made if isinstance(made, tuple) else (made,)
-        node: Any = next((t.grad_fn for t in outputs if isinstance(t, Tensor) and t.grad_fn is not None), None)
-        if node is not None and not torch.compiler.is_compiling() and _functorch.peek_interpreter_stack() is None:
-            inputs = [t for t in args if isinstance(t, Tensor) and t.requires_grad]
-            # parameters are kept anyway, and linked where a graph is wanted: a link costs more than a small draw
-            leaves = all(t.is_leaf for t in inputs)
-            node.inputs_in_graph = inputs if leaves else _Link.apply(inputs[0].new_empty(0), *inputs)
-        return made
+        if _functorch.peek_interpreter_stack() is not None:
+            return super().apply(*args, **kwargs)
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            plain: Any = super(torch.autograd.Function, cls)
+            return plain.apply(*args, **kwargs)  # without torch's part for transforms
+        return cls.forward(_NoContext(len(args)), *args, **kwargs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -72,16 +86,15 @@ def once_differentiable(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
             return results
         refuse: Any = _functions.DelayedError(_MESSAGE.encode(), len(results))
         # linked to the inputs: torch.autograd.grad visits only what lies between a result and them
-        inputs = ctx.__dict__.get("inputs_in_graph")
-        if isinstance(inputs, list):
-            inputs = _Link.apply(inputs[0].new_empty(0), *inputs)
+        saved = (*ctx.saved_tensors, *ctx.__dict__.get("params", ()))
+        inputs = [t for t in saved if t is not None and t.requires_grad]
         return tuple(refuse(*[None if r is None else _linked(r.detach(), inputs) for r in results]))
 
     return call
 
 
-def _linked(result: Tensor, inputs: Tensor | None) -> Tensor:
-    linked: Tensor = result.requires_grad_() if inputs is None else _Link.apply(result, inputs)
+def _linked(result: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+    linked: Tensor = _Link.apply(result, *inputs) if inputs else result.requires_grad_()
     return linked
 
 

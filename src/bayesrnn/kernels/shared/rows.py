@@ -7,16 +7,14 @@ first, as in `torch.nn.utils.rnn.PackedSequence`). A batch of equal lengths is t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 
 def offsets(batch_sizes: Sequence[int]) -> list[int]:
-    out = [0]
-    for n in batch_sizes:
-        out.append(out[-1] + n)
-    return out
+    return list(accumulate(batch_sizes, initial=0))
 
 
 def is_rectangular(batch_sizes: Sequence[int]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,9 +22,21 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def mapped() -> bool:
+    """Whether vmap is at work, alone or among other transforms."""
+    levels = torch._C._functorch.get_interpreter_stack() if transformed() else None
+    return levels is not None and any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 def traced() -> bool:
     """Whether something follows torch's operations and nothing else: `make_fx`, fake tensors, `torch.jit.trace`."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
+def unwatched(x: Any) -> AbstractContextManager[Any]:
+    """A block without function modes, which cost time at every operation; not around a subclass of Tensor."""
+    watched = torch._C._len_torch_function_stack() > 0 and type(x) in (Tensor, nn.Parameter)
+    return torch._C.DisableTorchFunction() if watched else nullcontext()
 
 
 _dispatch_keys: Any = torch._C._dispatch_keys
@@ -54,6 +67,7 @@ def _has_memory(tensor: Tensor) -> bool:
         and not torch._C._functorch.is_legacy_batchedtensor(tensor)
         and not torch._is_functional_tensor(tensor)
         and not tensor._is_zerotensor()
+        and not tensor.is_neg()
     )
 
 

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from bayesrnn._version import __version__
 from bayesrnn.lab import registry
-from bayesrnn.lab.cli import bench, evaluate, export, quickstart, recipes, report, sweep, train
+from bayesrnn.lab.cli import bench, evaluate, explore, export, quickstart, recipes, report, sweep, train
 from bayesrnn.lab.cli.options import WithSettings
 from bayesrnn.lab.console.errors import run
 
@@ -65,6 +65,7 @@ for _name, _command in registry.commands().items():
     app.command(_name, cls=WithSettings if _settings else None)(_command)
 app.command("export")(export.command)
 app.command("report")(report.command)
+app.command("explore")(explore.command)
 app.command("bench")(bench.command)
 
 

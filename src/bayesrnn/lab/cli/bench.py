@@ -30,6 +30,8 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
 ) -> None:
     """Time whole training steps against plain torch.nn; every row passes a correctness check first."""
+    from rich.table import Table
+
     from bayesrnn.lab import bench
     from bayesrnn.lab.console.output import command_line, plain_console
     from bayesrnn.lab.engine.launch import device_of
@@ -60,30 +62,24 @@ def command(
             write_file(out, json.dumps(record, indent=2) + "\n")
 
     record = bench.run(options, say, command_line(), keep)
-    console.print(_table(record))
+    heads = "model", "trained as", "ms a step", "words/s", "torch.nn, ms", "speed of torch.nn's", "worst error"
+    table = Table(*heads)
+    for row in record["training"]:
+        error = f"{row['error']:.1e}" if "error" in row else ""
+        cells = ["", "", "", "check failed"]
+        if "failed" not in row:
+            ms, plain = f"{row['milliseconds']:.2f}", f"{row['plain_milliseconds']:.2f}"
+            cells = [ms, f"{row['words_per_second']:,.0f}", plain, f"{row['ratio']:.2f}x"]
+        table.add_row(row["title"], row["kind"], *cells, error)
+    console.print(table)
     if any("failed" in row for row in record["training"]):
         raise UserError("A correctness check failed: the rows that say so have no times.")
 
 
 def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
     found = {word: [name for name in known if word.strip() and word.lower() in name.lower()] for word in asked or []}
-    if wrong := next((word for word, names in found.items() if not names), None):
+    wrong = next((word for word, names in found.items() if not names), None)
+    if wrong is not None:
         names = "; ".join(f'"{name}"' for name in known)
         raise UserError(f"There is no kind {wrong!r} to time; there are {names}. Part of a name is enough.")
     return tuple(name for name in known if not asked or any(name in names for names in found.values()))
-
-
-def _table(record: dict[str, Any]) -> Any:
-    from rich.table import Table
-
-    table = Table("model", "trained as", "ms a step", "words/s", "torch.nn, ms", "speed of torch.nn's", "worst error")
-    for row in record["training"]:
-        error = f"{row['error']:.1e}" if "error" in row else ""
-        if "failed" in row:
-            table.add_row(row["title"], row["kind"], "", "", "", "check failed", error)
-            continue
-        ms, words, plain, ratio = (
-            row[key] for key in ("milliseconds", "words_per_second", "plain_milliseconds", "ratio")
-        )
-        table.add_row(row["title"], row["kind"], f"{ms:.2f}", f"{words:,.0f}", f"{plain:.2f}", f"{ratio:.2f}x", error)
-    return table

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bayesrnn.errors import UserError
 from bayesrnn.lab import registry
+from bayesrnn.lab.cli.options import Device
 from bayesrnn.lab.console.errors import one_line
 
 if TYPE_CHECKING:
@@ -17,10 +19,9 @@ if TYPE_CHECKING:
 
 def _with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that tasks declare, for ``--help``; the command reads them from its context."""
-    signature = inspect.signature(command, eval_str=True)
-    own = _parameters(command).values()
-    parameters = [*own, *(p for f in registry.evaluate_options() for p in _parameters(f).values())]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    declared = [command, *registry.evaluate_options()]
+    parameters = [p for function in declared for p in _parameters(function).values()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
@@ -43,7 +44,7 @@ def command(
         ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data, if it has moved since.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    device: Device = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     **of_tasks: Any,
 ) -> None:
@@ -57,7 +58,6 @@ def command(
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
     from bayesrnn.lab.reading import data_name
-    from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.report.tables import Column, rich_table
     from bayesrnn.lab.runs.files import as_json, write_file
     from bayesrnn.lab.runs.folder import MARKER
@@ -69,9 +69,12 @@ def command(
     unfinished = (run / MARKER).exists()
     guard = WeightsGuard.of(run)
     trained = open_run(run, where)
-    options = options_of(task_class(trained.recipe.task), trained.recipe.task, context)
+    options = options_of(registry.task_class(trained.recipe.task), trained.recipe.task, context)
     task = trained.task(data, where)
-    _check_draws(task, options)
+    for key in task.draw_options:
+        if options.get(key) and not task.random:  # 0 draws are none
+            option = f"--{key.replace('_', '-')}"
+            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; omit it.")
     other = ""
     if said := trained.other_data(task):
         other = data_name(data or trained.config["data"])
@@ -102,7 +105,6 @@ def command(
 
 def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str, Any]:
     """The options that were given, by parameter of the task's ``evaluate``; those it does not have are refused."""
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.recipes.keys import too_many_draws
 
     declared = [cls.evaluate, *registry.evaluate_options(name)]
@@ -118,15 +120,17 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
             raise UserError(f"{spelling(key)} is not an option of {name} runs; they have {options}.")
         return key
 
-    own = {key: value for key, value in context.params.items() if key not in ("run", "data", "device")}
-    given = {checked(key): value for key, value in own.items() if _explicit(context, key)}
+    sources = {key: context.get_parameter_source(key) for key in context.params.keys() - {"run", "data", "device"}}
+    explicit = {key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    given = {checked(key): value for key, value in context.params.items() if key in explicit}
     words = list(context.args)
     while words:
         word, equals, value = words.pop(0).partition("=")
         if not word.startswith("--"):
             raise UserError(f"{word} is one word too many; name one run folder, then options.")
         key = checked(word.removeprefix("--").replace("-", "_"))
-        kind = _kind(known[key])
+        kinds = typing.get_args(known[key].annotation) or [known[key].annotation]
+        kind = next(each for each in kinds if each is not type(None))  # int, float, bool or str
         if kind is bool and not equals:
             given[key] = True
         else:
@@ -137,29 +141,7 @@ def options_of(cls: "type[Task]", name: str, context: typer.Context) -> dict[str
     return given
 
 
-def _check_draws(task: "Task", options: dict[str, Any]) -> None:
-    """Refuse options about draws for a model without noise; a number of draws that is 0 asks for none."""
-    from bayesrnn.errors import UserError
-
-    for key in task.draw_options:
-        if options.get(key) and not task.random:
-            option = f"--{key.replace('_', '-')}"
-            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; omit it.")
-
-
-def _explicit(context: typer.Context, key: str) -> bool:
-    source = context.get_parameter_source(key)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _kind(parameter: Any) -> Any:
-    """The type of an option that may be None: int, float, bool or str."""
-    return next(k for k in (typing.get_args(parameter.annotation) or [parameter.annotation]) if k is not type(None))
-
-
 def _parsed(text: str, kind: Any, option: str) -> Any:
-    from bayesrnn.errors import UserError
-
     try:
         return {"true": True, "false": False}[text] if kind is bool else kind(text)
     except (ValueError, KeyError):

@@ -1,10 +1,16 @@
 """``bayesrnn export``: a trained model's posterior mean for programs without bayesrnn."""
 
+import inspect
+import io
+import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bayesrnn._version import __version__
+from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
 
 if TYPE_CHECKING:
@@ -30,10 +36,6 @@ def command(
 
     With --hub: the whole posterior, its configuration and a model card, which `br.load` opens.
     """
-    import json
-    import math
-
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.runs.files import check_free, write_file
 
     if hub is not None:
@@ -43,9 +45,8 @@ def command(
 
         trained, removed = _opened(run, pruned)
         cards.export(trained, hub, force=force, pruned=removed)
-        typer.echo(
-            f"{trained.config['recipe']}: {hub}. Open it with br.load({str(hub)!r}); read and complete its README.md."
-        )
+        opened = f"Open it with br.load({str(hub)!r}); read and complete its README.md."
+        typer.echo(f"{trained.config['recipe']}: {hub}. {opened}")
         return
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
@@ -69,7 +70,6 @@ def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
     """The run, where ``pruned`` with the weights that are left; and whether weights were removed."""
     import torch
 
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.runs import checkpoint
     from bayesrnn.lab.runs.opening import open_run
 
@@ -89,12 +89,9 @@ def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
 
 def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bool]:
     """Write the file; returns its description, and whether its numbers were compared with the model's."""
-    import io
-
     import torch
 
     from bayesrnn import export
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.runs.files import write_file
 
@@ -117,14 +114,9 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
         write_file(path, [archive.getbuffer()])
         return about, True
     names = {"input_names": called.input_names, "output_names": called.output_names}
+    shapes = called.dynamic_shapes()
     try:
-        checked = export.to_onnx(
-            called.model,
-            path,
-            called.inputs,
-            **names,
-            dynamic_shapes=called.dynamic_shapes(),  # type: ignore[arg-type]
-        )
+        checked = export.to_onnx(called.model, path, called.inputs, **names, dynamic_shapes=shapes)  # type: ignore[arg-type]
     except ImportError as error:
         raise UserError(f"{error}; install them with `pip install onnx onnxscript onnxruntime`.") from None
     except TypeError as error:
@@ -136,8 +128,6 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
 
 def description(run: "OpenedRun", plain: "nn.Module") -> dict[str, Any]:
     """What the weights belong to: layers with their arguments, shapes, ties, and the files of the run's data."""
-    from bayesrnn._version import __version__
-
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in plain.named_parameters(remove_duplicate=False):
@@ -157,8 +147,6 @@ def description(run: "OpenedRun", plain: "nn.Module") -> dict[str, Any]:
 
 def _layer(module: "nn.Module") -> dict[str, Any]:
     """The layer's torch class and the arguments that make another like it."""
-    import inspect
-
     from torch import nn
 
     recurrent = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
@@ -179,8 +167,6 @@ def _layer(module: "nn.Module") -> dict[str, Any]:
 
 def _lines(content: bytes) -> Any:
     """A text file as its lines; a JSON file as what it says."""
-    import json
-
     text = content.decode("utf-8", errors="replace")
     try:
         return json.loads(text)

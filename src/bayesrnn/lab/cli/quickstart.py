@@ -1,10 +1,16 @@
 """``bayesrnn quickstart``: three language models side by side on the documentation that Python carries."""
 
+import json
+import shlex
+import time
+from base64 import b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bayesrnn.errors import UserError
+from bayesrnn.lab.cli.options import SEEDS
 from bayesrnn.lab.console.errors import one_line
 
 if TYPE_CHECKING:
@@ -18,7 +24,7 @@ _FEWEST = 20  # words behind a mark in the picture
 @one_line
 def command(
     fast: Annotated[bool, typer.Option("--fast", help="A smoke run of seconds: too short to compare.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all randomness.")] = 0,
+    seed: Annotated[int, typer.Option(**SEEDS, help="Seed of all randomness.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/quickstart"),
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier quickstart in that folder.")] = False,
 ) -> None:
@@ -27,10 +33,6 @@ def command(
     No download, CPU only, about a minute on two cores. Writes a page to open in a browser, and one run folder per model
     for the other commands.
     """
-    import json
-    import shlex
-    import time
-
     from bayesrnn.lab import quickstart
     from bayesrnn.lab.cli.progress import reporter
     from bayesrnn.lab.console.output import plain_console
@@ -59,7 +61,6 @@ def command(
 
 def _replaces(out: Path, force: bool) -> bool:
     """Whether to replace what the folder holds: a quickstart, if it was stopped or the user says so; nothing else."""
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.quickstart import MODELS
     from bayesrnn.lab.reading import read_json
     from bayesrnn.lab.runs.folder import MARKER
@@ -91,8 +92,6 @@ def _picture(record: "Quickstart") -> bytes:
 
 
 def _page(record: "Quickstart", picture: bytes, out: Path) -> str:
-    from base64 import b64encode
-
     from bayesrnn.lab.quickstart import BINS, COLUMNS, SURE
     from bayesrnn.lab.report.html import render
 

@@ -8,8 +8,6 @@ import typer
 from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.reading import as_given
 
-_SPLITS = ("train", "valid", "test")
-
 
 @one_line
 def command(
@@ -53,11 +51,12 @@ def command(
     tasks: dict[str, list[dict[str, Any]]] = {}
     for each in recipes.names():
         recipe = recipes.load(each)
-        values, others = tables.published(each)
+        values, others = tables.published(each, recipe)
         source = _source(recipe.paper.source, recipe.paper.row, others) or recipe.description
         tasks.setdefault(recipe.task, []).append({**values, "name": each, "source": source})
     for task, rows in sorted(tasks.items(), key=lambda item: (item[0] != "language", item[0])):
-        found = {key: [row[key] for row in rows if row[key] is not None] for key in rows[0] if _is_result(key)}
+        results = [key for key in rows[0] if key.split("_")[0] in ("train", "valid", "test")]
+        found = {key: [row[key] for row in rows if row[key] is not None] for key in results}
         digits = {key: "{:.1f}" if min(values) >= 10 else "{:.4g}" for key, values in found.items() if values}
         columns = [Column(key, heading(key), pattern) for key, pattern in digits.items()]
         metric = task_class(task).metric.removeprefix("valid_").replace("_", " ")
@@ -66,10 +65,6 @@ def command(
         table.columns[-1].justify = "left"
         console.print(table)
     console.print("Train one: bayesrnn train RECIPE --data FOLDER", soft_wrap=True)
-
-
-def _is_result(key: str) -> bool:
-    return key.split("_")[0] in _SPLITS
 
 
 def _source(paper: str, row: str, others: dict[str, str]) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
 
 
@@ -21,6 +22,7 @@ def command(
     from bayesrnn.lab.report.analysis import Analysis, analyse
     from bayesrnn.lab.report.page import build, heading
     from bayesrnn.lab.runs.collection import LeftOut, groups, read
+    from bayesrnn.lab.runs.files import make_folder, write_file
 
     console = plain_console()
     left_out: LeftOut = {}
@@ -37,14 +39,16 @@ def command(
                 folder, group.first.metrics, lambda text: console.print(text, style="dim", soft_wrap=True)
             )
     page, pictures = build(together, analyses, title=title or heading(together))
-    _write(out, page, pictures)
+    make_folder(out, "choose another --out")
+    for name, png in pictures.items():
+        write_file(out / name, png)
+    write_file(out / "index.html", page)
     size = (out / "index.html").stat().st_size / 1e6
     console.print(f"{out / 'index.html'} ({size:.1f} MB, everything inside) and {counted(len(pictures), 'picture')}.")
 
 
 def _check(out: Path) -> None:
     """Replace nothing but an earlier report."""
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.report.page import GENERATOR
 
     if out.exists() and not out.is_dir():
@@ -57,12 +61,3 @@ def _check(out: Path) -> None:
     with open(page, encoding="utf-8", errors="replace") as file:
         if f'content="{GENERATOR}"' not in file.read(20_000):
             raise UserError(f"{page} is not a report of bayesrnn, and will not be replaced; choose another --out.")
-
-
-def _write(out: Path, page: str, pictures: dict[str, bytes]) -> None:
-    from bayesrnn.lab.runs.files import make_folder, write_file
-
-    make_folder(out, "choose another --out")
-    for name, png in pictures.items():
-        write_file(out / name, png)
-    write_file(out / "index.html", page)

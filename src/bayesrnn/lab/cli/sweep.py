@@ -44,7 +44,7 @@ def command(
     """
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.sweep import sweep
-    from bayesrnn.lab.report.sweep import heat_map
+    from bayesrnn.lab.report.plots import heat_map
     from bayesrnn.lab.report.tables import Column, rich_table
     from bayesrnn.lab.runs.files import write_file
 

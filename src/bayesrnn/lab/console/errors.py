@@ -32,7 +32,8 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         with _told():
-            _import_numpy()
+            with suppress(ImportError):  # before torch, which imports it in C and loses an interrupt meanwhile
+                import numpy  # noqa: F401
             return command(*args, **kwargs)
 
     return wrapped
@@ -70,7 +71,8 @@ def _told() -> Iterator[None]:
         if error.errno not in _FULL or error.filename is not None:
             _fault(error)
             raise
-        _discard_output()
+        with suppress(OSError, ValueError):  # else Python writes the rest again at exit, and prints an error of its own
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise _ended(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
     except Exception as error:
         asked = lack_of_memory(error)
@@ -79,12 +81,6 @@ def _told() -> Iterator[None]:
             raise
         advice = "use a smaller model, smaller batches or fewer draws."
         raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
-
-
-def _import_numpy() -> None:
-    """Before torch, which imports it in C and loses an interrupt during that import."""
-    with suppress(ImportError):
-        import numpy  # noqa: F401
 
 
 class _Said:
@@ -102,12 +98,6 @@ def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
         time.sleep(_TELLING)
     _end_among_others(line, status)
     return typer.Exit(status)
-
-
-def _discard_output() -> None:
-    """Discard pending output: Python would try to write it again at exit, and print an error of its own."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fault(error: Exception) -> None:

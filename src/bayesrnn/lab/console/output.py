@@ -2,6 +2,8 @@
 
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,3 +21,18 @@ def plain_console() -> "Console":
 def command_line() -> str:
     """The command as the user gave it, for records."""
     return shlex.join(["bayesrnn", *sys.argv[1:]])
+
+
+Report = Callable[[int, int], None]
+
+
+@contextmanager
+def bar(text: str) -> Iterator[Report]:
+    """A progress bar on stderr, if that is a terminal; the block's value is called with (done, in all)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -80,7 +80,7 @@ class Calls:
     def step(self, progress: Progress) -> None:
         self._reporter.step(progress)
         for callback in self._callbacks:
-            callback.on_step((progress.epoch - 1) * self._steps + progress.step, progress.figures)
+            callback.on_step((progress.epoch - 1) * self._steps + progress.step, progress.metrics)
 
     def epoch(self, line: dict[str, Any], epochs: int) -> None:
         self._reporter.epoch(line, epochs)

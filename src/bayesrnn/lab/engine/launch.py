@@ -17,12 +17,12 @@ from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.callbacks import Callback, Calls
 from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
-from bayesrnn.lab.engine.resume import check_same, describe, go_on
+from bayesrnn.lab.engine.resume import check_same, continues, go_on
 from bayesrnn.lab.reading import counted, lack_of_memory, read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import MARKER, RunFolder, check_format
+from bayesrnn.lab.runs.folder import MARKER, RunFolder, check_format, config_of
 from bayesrnn.lab.runs.record import RECORD, Record, from_json, read
 
 if TYPE_CHECKING:
@@ -85,12 +85,13 @@ def launch(
     source = wanted.data or task.default_data
     ranks.check_data(digest, source)
     files = task.files()
-    config = provenance.config(task.recipe, name=wanted.name, data=source, seed=wanted.seed, files=files, digest=digest)
+    config = config_of(task.recipe, name=wanted.name, data=source, seed=wanted.seed, files=files, digest=digest)
     starters = sorted(set(ranks.everyone(ranks.launch)) - {""})
     again = any(ranks.everyone(ranks.restarted))
     done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out, starters) if again else None)
     if done is not None:
         return from_json(done, where=out / RECORD)
+    provenance.commit()  # now: the checkout may have changed when the run ends
     with ExitStack() as stack:
         folder: RunFolder | None = None
 
@@ -100,7 +101,8 @@ def launch(
             names = (*engine.FILES, *files)
             folder = RunFolder(out, files=names, force=force, resume=going_on, by=" ".join(starters))
             stack.enter_context(folder)
-            describe(folder, config, task, resume=going_on)
+            if not (going_on and continues(folder, config, task)):
+                folder.describe(config, files)
             for note in filter(None, (folder.note, wanted.note)):
                 reporter.say(note)
             return going_on

@@ -123,7 +123,7 @@ class Run:
         self.epoch, self.done, self.history = about["epoch"], about["done"], about["history"]
         self.seconds = about["seconds"]
         self._saved = self._moment()
-        self.ranks.from_first(self._put_right)
+        self.ranks.from_first(self._rewrite)
 
     def _loaded(self, load: Callable[..., tuple[dict[str, Tensor], dict[str, Any], str]]) -> checkpoint.Checkpoint:
         tensors, about, note = load(self.folder, run=self.identity)
@@ -136,18 +136,12 @@ class Run:
         own = name.startswith(_OWN) and not self.ranks.first
         return f"rank{self.ranks.rank}.{name}" if own else name
 
-    def _put_right(self) -> None:
-        """Rewrite the files beside the checkpoint, which may be older or newer than it."""
+    def _rewrite(self) -> None:
+        """Rewrite the files beside the checkpoint, which may be older or newer than it, the best weights if missing."""
         self._write_metrics(self.history)
-        self._check_best()
-        self._writer.wait()
-
-    def _check_best(self) -> None:
-        """Check that the best epoch's weights are there; write them if the run was stopped before it could."""
-        best = self.best
+        best, wrong = self.best, None
         if best is None:
             return
-        wrong = None
         try:
             _, about = self._loaded(checkpoint.load_best)
             # A later epoch whose last checkpoint was damaged is trained again.
@@ -160,6 +154,7 @@ class Run:
             raise UserError(f"{wrong} It cannot be recovered; start over with --force.")
         with self.step.averaged():
             self.save_best(best)
+        self._writer.wait()
 
     def train(self) -> None:
         """Train all remaining epochs."""
@@ -170,7 +165,10 @@ class Run:
 
     def _epochs(self) -> None:
         settings, metric = self.recipe.train, self.task.metric
-        while self.epoch <= settings.epochs and not self._out_of_patience():
+        while self.epoch <= settings.epochs:
+            best = self.best
+            if settings.patience is not None and best and self.epoch - 1 - best["epoch"] >= settings.patience:
+                return
             self.step.lr.fill_(schedule.rate(settings, self.epoch))
             results = [line[metric] for line in self.history]
             self.step.averaging.fill_(float(schedule.averages(settings, results, self.epoch)))
@@ -180,7 +178,7 @@ class Run:
             began = time.perf_counter()
             with self.step.averaged():
                 line = self.validated()
-                improved = self.counts(line) and (self.best is None or line[metric] < self.best[metric])
+                improved = self.counts(line) and (best is None or line[metric] < best[metric])
             self.pace.validation = time.perf_counter() - began
             self.history.append(line)
             self.epoch, self.done = self.epoch + 1, 0
@@ -210,10 +208,6 @@ class Run:
         yield
         self.common = torch.get_rng_state()
         torch.set_rng_state(own)
-
-    def _out_of_patience(self) -> bool:
-        patience, best = self.recipe.train.patience, self.best
-        return patience is not None and best is not None and self.history[-1]["epoch"] - best["epoch"] >= patience
 
     def _epoch(self) -> None:
         steps, every = self.task.steps, self.recipe.train.save_every
@@ -269,15 +263,13 @@ class Run:
             return totals
         what = "is not a number" if not math.isfinite(totals["loss"]) else "diverged"
         kept = f"the checkpoint of {self._saved} is kept" if self._saved else "nothing was saved yet"
+        train = self.recipe.train
+        decays = {"l2": train.l2, "weight_decay": train.weight_decay}
+        grows = "".join(f", or train.{name}" for name, decay in decays.items() if decay * train.lr >= 1)
         raise Diverged(
             f"The loss {what} in epoch {self.epoch}, by step {self.done}; {kept}. "
-            f"Lower train.lr or train.clip{self._decays()} and start again."
+            f"Lower train.lr or train.clip{grows} and start again."
         )
-
-    def _decays(self) -> str:
-        """The decays in use that are large enough to make weights grow at every step."""
-        train = self.recipe.train
-        return "".join(f", or train.{name}" for name in ("l2", "weight_decay") if getattr(train, name) * train.lr >= 1)
 
     def validated(self) -> dict[str, Any]:
         task, totals = self.task, self.step.read_totals()
@@ -330,15 +322,17 @@ class Run:
 
     def _write(self, tensors: dict[str, Tensor]) -> None:
         self._writer.wait()  # a snapshot takes memory: at most two at a time
-        about = {"run": self.identity, "ranks": self.ranks.count, "epoch": self.epoch, "done": self.done}
-        about |= {"seconds": self.seconds, "history": list(self.history)}
+        about: dict[str, Any] = {"run": self.identity, "ranks": self.ranks.count, "epoch": self.epoch}
+        about |= {"done": self.done, "seconds": self.seconds, "history": list(self.history)}
         where = {"epoch": self.epoch, "step": self.done, "best": self.best}
-        self._writer(partial(self._write_files, checkpoint.snapshot(tensors), about, where))
+        copies = checkpoint.snapshot(tensors)
 
-    def _write_files(self, tensors: dict[str, Tensor], about: dict[str, Any], where: dict[str, Any]) -> None:
-        checkpoint.save_last(self.folder, tensors, about)
-        self._write_metrics(about["history"])
-        self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
+        def write() -> None:
+            checkpoint.save_last(self.folder, copies, about)
+            self._write_metrics(about["history"])
+            self.folder.write("state.json", json.dumps(where, indent=2) + "\n")
+
+        self._writer(write)
 
     def save_best(self, line: dict[str, Any]) -> None:
         about = {"run": self.identity, **line}

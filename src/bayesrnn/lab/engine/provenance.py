@@ -1,4 +1,4 @@
-"""The files that describe a run: config.json at its start, the record at its end."""
+"""The record of a run that has ended: its metrics, and how it was made."""
 
 import functools
 import os
@@ -15,18 +15,7 @@ from bayesrnn._version import __version__
 from bayesrnn.lab.engine.loop import Run
 from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import data_name
-from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.runs.folder import FORMAT
-from bayesrnn.lab.runs.opening import Files, file_digests
 from bayesrnn.lab.runs.record import Record
-
-
-def config(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
-    """What a run folder says about itself, and what must be the same when it is resumed; ``digest`` is the data's."""
-    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
-    if digest:
-        about["data_digest"] = digest
-    return {**about, "files": list(files), "file_digests": file_digests(files), "settings": recipe.model_dump()}
 
 
 def record_of(

@@ -273,6 +273,7 @@ def _joined(join_group: Callable[[], Any]) -> None:
 
 
 def _by_fabric(device: str | None, devices: int) -> Ranks:
+    kind = _own_device(device, 0).type
     try:
         from lightning_fabric import Fabric
         from lightning_fabric.plugins.environments import SLURMEnvironment
@@ -281,7 +282,6 @@ def _by_fabric(device: str | None, devices: int) -> Ranks:
         needs = "--devices needs lightning-fabric: pip install 'bayesrnn[distributed]'; or start with torchrun."
         raise UserError(needs) from None
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # we report it ourselves
-    kind = _own_device(device, 0).type
     if kind == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"There are {torch.cuda.device_count()} GPUs here, fewer than --devices {devices}.")
     nodes = int(os.environ.get("SLURM_NNODES", "1")) if SLURMEnvironment.detect() else 1

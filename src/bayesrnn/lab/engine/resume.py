@@ -1,7 +1,5 @@
-"""The description of a run in its folder: written at the start, checked when the run is resumed."""
+"""Runs that go on: checks that the run in a folder is the one that was asked for."""
 
-import json
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, check_format
@@ -26,17 +23,14 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
             raise UserError(f"{folder} was started with {key} {before.get(key)}, not {now[key]}.")
 
 
-def describe(folder: RunFolder, config: dict[str, Any], task: "Task", *, resume: bool) -> None:
-    """Write the files that describe the run; with ``resume``, check that they are the same."""
-    provenance.commit()  # now: the checkout may have changed when the run ends
-    files = task.files()
-    if resume and not _was_killed_at_birth(folder, files):
-        _check_resumed(folder, config, task)
-        folder.mark()
-        return
-    folder.write("config.json", json.dumps(config, indent=2) + "\n")
-    for file, content in files.items():
-        folder.write(file, content)
+def continues(folder: RunFolder, config: dict[str, Any], task: "Task") -> bool:
+    """Check that the run in the folder is this one; False: it was killed before all that describes it was written."""
+    there = all((folder.path / name).exists() for name in ("config.json", *task.files()))
+    if not there and not checkpoint.any_saved(folder.path):
+        return False
+    _check_resumed(folder, config, task)
+    folder.mark()
+    return True
 
 
 def go_on(run: engine.Run) -> None:
@@ -55,12 +49,6 @@ def go_on(run: engine.Run) -> None:
         run.reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
     else:
         run.reporter.say("Nothing was saved yet: started from the beginning.")
-
-
-def _was_killed_at_birth(folder: RunFolder, files: Iterable[str]) -> bool:
-    """Whether the run was stopped before all that describes it was written."""
-    there = all((folder.path / name).exists() for name in ("config.json", *files))
-    return not there and not checkpoint.any_saved(folder.path)
 
 
 def _check_resumed(folder: RunFolder, config: dict[str, Any], task: "Task") -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from bayesrnn.lab.recipes.schema import Train
 
@@ -19,14 +20,8 @@ def averages(settings: Train, results: Sequence[float], epoch: int) -> bool:
     """Whether the weights of this epoch's steps are averaged; ``results`` are the validation results before it."""
     if settings.average_from is not None and epoch >= settings.average_from:
         return True
-    return settings.average_stall is not None and _stalled(results, settings.average_stall)
-
-
-def _stalled(results: Sequence[float], patience: int) -> bool:
-    """Whether any result was worse than the best one of more than ``patience`` epochs before it."""
-    best = math.inf
-    for old, new in zip(results, results[patience + 1 :], strict=False):
-        best = min(best, old)
-        if new > best:
-            return True
-    return False
+    if settings.average_stall is None:
+        return False
+    # Has any result been worse than the best one of more than this many epochs before it?
+    bests = accumulate(results, min)
+    return any(new > best for best, new in zip(bests, results[settings.average_stall + 1 :], strict=False))

@@ -87,11 +87,8 @@ def open_study(optuna: Any, url: str, name: str, about: dict[str, Any], advice: 
 
 
 _OTHER = {
-    "recipe": "with another recipe",
-    "task": "with a recipe of another task",
-    "metric": "with another metric",
+    **{key: f"with another {key}" for key in ("recipe", "task", "metric", "seed")},
     "data": "with other data",
-    "seed": "with another seed",
     "space": "with other values to try",
     "data_digest": "with data of the same name and other content",
 }

@@ -75,7 +75,7 @@ def sweep(
         "metric": task_class(recipe.task).compared(recipe),
         "data": data_name(data or task_class(recipe.task).default_data),
         "seed": seed,
-        "settings": recipe.model_dump(),
+        "settings": recipe.model_dump(mode="json"),
         "kind": "grid" if grid else "search",
         "space": values,
         # For one point: settings such as the batch size change what is read.
@@ -139,7 +139,7 @@ class _Work:
             return True
         if self.about["kind"] == "search":
             return len(self._counted(found)) < self.options["trials"]
-        points = math.prod(len(values) for values in self.space.values())  # type: ignore[arg-type]
+        points = math.prod(len(values) for values in self.space.values())  # type: ignore[misc, arg-type]
         return len({t.system_attrs["grid_id"] for t in self._counted(found) if "grid_id" in t.system_attrs}) < points
 
     def _counted(self, found: list[Any]) -> list[Any]:
@@ -282,17 +282,12 @@ class _Work:
         if differs:
             key = differs[0]
             wrong = f"with {key}={as_given(old.get(key))}, not {as_given(new[key])}"
-        elif self._other_data(before, recipe):
+        else:  # earlier versions recorded only the name of the data
+            known, digest = data_name(str(before.get("data", ""))), before.get("data_digest")
+            if known == self.about["data"] if digest is None else digest == _digest(recipe, self.options["data"]):
+                return
             wrong = "on other data"
-        else:
-            return
         raise UserError(f"{folder} holds a run of another sweep ({wrong}); choose another --out.")
-
-    def _other_data(self, before: dict[str, Any], recipe: recipes.Recipe) -> bool:
-        """Whether a run has other data; earlier versions recorded only its name."""
-        if "data_digest" not in before:
-            return data_name(str(before.get("data", ""))) != self.about["data"]
-        return bool(before["data_digest"] != _digest(recipe, self.options["data"]))
 
     def write(self) -> dict[str, Any]:
         """Write the current table of the study."""

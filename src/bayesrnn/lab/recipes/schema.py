@@ -81,7 +81,7 @@ class Nothing(Section):
     """A section without keys."""
 
 
-class Posterior(Section):
+class PosteriorSettings(Section):
     """The posterior q(w) over the weights, and its prior."""
 
     kind: Literal["none", "bayes_by_backprop", "sharpened"] = Field(
@@ -183,7 +183,7 @@ class Recipe(Section):
     task: str = Field("language", description="what the model learns")
     paper: Any = Field(description="published results; they cannot be overridden")
     model: Any = Field(description="the network and its dropout rates")
-    posterior: Posterior = Field(Posterior(), description="posterior over the weights, and prior")
+    posterior: PosteriorSettings = Field(PosteriorSettings(), description="posterior over the weights, and prior")
     data: Any = Field(description="how the data is read and cut")
     train: Train = Field(Train(), description="optimiser and schedule")
     evaluate: Any = Field(description="defaults of `bayesrnn evaluate`")

@@ -37,9 +37,9 @@ def rows(table: str) -> "dict[str, Recipe]":
     return found
 
 
-def published(name: str) -> tuple[dict[str, Any], dict[str, str]]:
+def published(name: str, recipe: "Recipe | None" = None) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of the recipe's own paper, completed from other tables; and by key the source of the latter."""
-    values, others = dict(vars(recipes.load(name).paper)), {}
+    values, others = dict(vars((recipe or recipes.load(name)).paper)), {}
     for also in _ALSO.values():
         for key, value in also.get(name, {}).items():
             if values[key] is None:

@@ -4,19 +4,26 @@ Text is escaped wherever it enters a template; what these functions return is HT
 """
 
 import base64
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bayesrnn.lab.report.shades import SHADES
-
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).parent / "templates"
+LIGHT = ("#ffffff", "#fff1d0", "#ffdf9e", "#ffc966", "#ffae29")
+DARK = ("#161616", "#382c10", "#54400d", "#6e5205", "#846200")
+"""One hue, five shades; text on each has a contrast of at least 4.5."""
+INK = {"light": "#1b1b1b", "dark": "#ffffff"}
+LINES = (0, 1, 2, 3, 5)
+"""Pixels."""
+SHADES = {"light": LIGHT, "dark": DARK, "ink": INK, "lines": LINES}
+"""For templates."""
 
 
 @cache
@@ -100,7 +107,7 @@ def value(text: str, *, best: bool = False, paper: str = "") -> "Markup":
 
 
 def word(text: str, *, shade: int, line: int, title: str) -> "Markup":
-    """A word with a shade behind it and a line below it, see :mod:`bayesrnn.lab.report.shades`."""
+    """A word with a shade behind it and a line below it, see :data:`SHADES`."""
     return _block("word", text, shade, line, title)
 
 
@@ -112,3 +119,14 @@ def shaded(words: Sequence["Markup"]) -> "Markup":
 def key(name: str, mark: str, texts: Sequence[str]) -> "Markup":
     """What shades (``mark`` "s") or lines ("i") mean."""
     return _block("key", name, mark, texts)
+
+
+def level(value: float, levels: Sequence[float]) -> int:
+    """How many of the levels the value reaches."""
+    return sum(value >= at for at in levels)
+
+
+def ranges(levels: Sequence[float]) -> list[str]:
+    """What each shade stands for, in words."""
+    middle = [f"{a:g} to {b:g}" for a, b in itertools.pairwise(levels)]
+    return [f"below {levels[0]:g}", *middle, f"{levels[-1]:g} and more"]

@@ -44,12 +44,6 @@ def heading(groups: Sequence[SeedGroup]) -> str:
     return f"{len(groups)} models compared: {tasks}"[:120]
 
 
-def _sections(task: str) -> list[Section]:
-    found = task_of(task)
-    own = [resolve(section) for section in found.report_sections] if found else []
-    return [*_FIRST, *own, *_LAST]
-
-
 def _chapters(groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> list[Page]:
     """One for each task: metrics of different tasks are not compared."""
     tasks = list(dict.fromkeys(group.first.task for group in groups))
@@ -58,7 +52,9 @@ def _chapters(groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> 
         page = Page((task or f"task {number}") if len(tasks) > 1 else "")
         own = [group for group in groups if group.first.task == task]
         known = {group.label: analyses[group.label] for group in own if group.label in analyses}
-        for section in _sections(task):
+        found = task_of(task)
+        declared: list[Section] = [resolve(section) for section in found.report_sections] if found else []
+        for section in (*_FIRST, *declared, *_LAST):
             section(page, own, known)
         made.append(page)
     return made

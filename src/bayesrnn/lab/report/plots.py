@@ -38,7 +38,7 @@ def _known(values: Iterable[float]) -> list[float]:
 
 
 def _pairs(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Points as x and y; those of no known place are left out, those of no known height are gaps."""
+    """Points as x and y: without a finite x they are left out, without a finite y they are gaps."""
     found = [(shown(x), shown(y)) for x, y in points]
     return [x for x, _ in found if not math.isnan(x)], [y for x, y in found if not math.isnan(x)]
 
@@ -48,7 +48,7 @@ def _on_unit(value: float) -> bool:
 
 
 def short(text: str, most: int = 46) -> str:
-    """One line of so many letters; what a font has no letter for may be a box."""
+    """One line of at most so many characters; a character that the font lacks becomes a box."""
     line = printable(text)
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -94,7 +94,7 @@ def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
 
 
 def png(made: "Figure") -> bytes:
-    """The picture; a dollar sign in a name from a file begins no formula."""
+    """The picture; a dollar sign in a name does not start a formula."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -279,12 +279,58 @@ def patterns(kept: Mapping[str, Any], gates: Mapping[str, Sequence[str]]) -> byt
     rows = math.ceil(len(kept) / columns)
     made = canvas((4.6, 2.1 * rows + 0.3))
     for index, (name, mask) in enumerate(kept.items()):
-        axes = made.add_subplot(rows, columns, index + 1)
-        axes.imshow(mask.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(f"{name}: {mask.float().mean().item():.0%} left", fontsize=8.5)
-        axes.set_xticks([])
-        axes.set_xlabel("input unit", fontsize=8)
-        labels = gates.get(name, ())
-        height = mask.shape[0] / max(len(labels), 1)
-        axes.set_yticks([height * (k + 0.5) - 0.5 for k in range(len(labels))], labels, fontsize=8)
+        draw_pattern(made.add_subplot(rows, columns, index + 1), name, mask, gates.get(name, ()))
     return png(made)
+
+
+def draw_pattern(axes: "Axes", name: str, mask: Any, gates: Sequence[str]) -> None:
+    """One weight matrix, (rows, columns): what is left is dark; ``gates`` label equal parts of the rows."""
+    axes.imshow(mask.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_title(f"{name}: {mask.float().mean().item():.0%} left", fontsize=8.5)
+    axes.set_xticks([])
+    axes.set_xlabel("input unit", fontsize=8)
+    height = mask.shape[0] / max(len(gates), 1)
+    axes.set_yticks([height * (k + 0.5) - 0.5 for k in range(len(gates))], gates, fontsize=8)
+
+
+def heat_map(
+    rows: Sequence[Mapping[str, Any]], *, keys: tuple[str, str], values: tuple[Sequence[Any], Sequence[Any]], label: str
+) -> bytes:
+    """The value of every pair of settings as a heat map, lower is darker; the best is framed. PNG bytes.
+
+    Args:
+        rows: with ``settings``, by key, and ``value``; None where a run failed.
+        keys, values: the two settings and the values tried of each: the first downwards, the second to the right.
+        label: what the values are.
+    """
+    from matplotlib.patches import Rectangle
+
+    table = [[float("nan")] * len(values[1]) for _ in values[0]]
+    for row in rows:
+        if row["value"] is not None and set(keys) <= row["settings"].keys():
+            place = [list(values[i]).index(row["settings"][keys[i]]) for i in (0, 1)]
+            table[place[0]][place[1]] = row["value"]
+    height, width = len(values[0]), len(values[1])
+    figure = canvas((2.6 + 0.9 * width, 1.8 + 0.6 * height), dpi=150)
+    axes = figure.add_subplot()
+    known = sorted(v for line in table for v in line if v == v)
+    # The scale ends at four fifths of the runs, so that one that diverged does not take all the shades.
+    top = known[int(0.8 * (len(known) - 1))] if known else 1.0
+    low = known[0] if known else 0.0
+    image = axes.imshow(table, cmap="viridis", aspect="auto", vmin=low, vmax=max(top, low + 1e-12))
+    for i, line in enumerate(table):
+        for j, value in enumerate(line):
+            text = "–" if value != value else f"{value:#.4g}".rstrip(".")
+            dark = value == value and (value - low) / max(top - low, 1e-12) < 0.55
+            axes.text(j, i, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
+            if known and value == low:
+                axes.add_patch(
+                    Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, edgecolor=COLOURS[1], linewidth=2.5)
+                )
+    for ticks, tried in ((axes.set_xticks, values[1]), (axes.set_yticks, values[0])):
+        ticks(range(len(tried)), [f"{v:g}" if isinstance(v, float) else str(v) for v in tried])
+    axes.set_xlabel(keys[1])
+    axes.set_ylabel(keys[0])
+    axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axes, label=label, extend="max" if known and known[-1] > top else "neither")
+    return png(figure)

@@ -46,18 +46,14 @@ def reliability(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, 
         return
     named = {name: [(p["confidence"], p["accuracy"]) for p in each] for name, each in found.items()}
     sizes = {name: [_count(p) for p in each] for name, each in found.items()}
-    errors = "; ".join(f"{name}: {_gap(named[name], sizes[name]):.1%}" for name in named)
+    gaps = {n: sum(s * abs(a - b) for (a, b), s in zip(each, sizes[n], strict=True)) for n, each in named.items()}
+    errors = "; ".join(f"{name}: {gap / (sum(sizes[name]) or 1.0):.1%}" for name, gap in gaps.items())
     order, across = [g.label for g in groups], "confidence: the model's probability"
     png = plots.against_diagonal(named, order=order, across=across, up="share that was right", sizes=sizes)
     text = f"Mean distance from the diagonal (expected calibration error): {errors}."
     about = "Of predictions made with 80% confidence, 80% should be right. Points below are too sure."
     alt = f"Share of right predictions against confidence. {text}"
     page.add_figure("reliability", "Reliability", png, alt=alt, caption=text, text=about)
-
-
-def _gap(named: Points, sizes: Sequence[float]) -> float:
-    total = sum(sizes) or 1.0
-    return sum(n * abs(a - b) for (a, b), n in zip(named, sizes, strict=True)) / total
 
 
 def coverage(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:

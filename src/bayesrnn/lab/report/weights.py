@@ -1,7 +1,7 @@
 """Sections about weights, for models with a posterior: signal-to-noise, pruning, and which weights are left."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab.report import html, plots
 from bayesrnn.lab.report.analysis import Analysis
@@ -9,7 +9,9 @@ from bayesrnn.lab.report.labels import label, number, part
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.report.uncertainty import points
 from bayesrnn.lab.runs.collection import SeedGroup
-from bayesrnn.lab.runs.record import Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -17,7 +19,7 @@ def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[s
     said = []
     for name, one in analyses.items():
         if one.ratios:
-            edges, shares, median = _log_histogram(one)
+            edges, shares, median = log_histogram(one.ratios)
             named[name] = (edges, shares)
             said.append(f"{name}: median {number(10**median)}")
     if not named:
@@ -30,13 +32,14 @@ def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[s
     page.add_figure("signal-to-noise", "Signal-to-noise", png, alt=f"Histogram. {text}", caption=text, text=about)
 
 
-def _log_histogram(one: Analysis) -> tuple[list[float], list[float], float]:
+def log_histogram(ratios: "Mapping[str, Tensor]") -> tuple[list[float], list[float], float]:
+    """Edges of the bins, the share of weights in each, and the median, all of log10(|mean| / sigma)."""
     import torch
 
-    ratios = torch.cat([r.flatten() for r in one.ratios.values()]).clamp(1e-4, 1e4).log10()
-    counts = torch.histc(ratios, 48, -4, 4)
+    logs = torch.cat([r.flatten() for r in ratios.values()]).clamp(1e-4, 1e4).log10()
+    counts = torch.histc(logs, 48, -4, 4)
     edges = torch.linspace(-4, 4, 49)
-    return edges.tolist(), (counts / counts.sum()).tolist(), ratios.median().item()
+    return edges.tolist(), (counts / counts.sum()).tolist(), logs.median().item()
 
 
 def pruning(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -70,17 +73,15 @@ def patterns(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
         one = analyses.get(group.label)
         if one is None or not one.ratios:
             continue
-        matrices = {n: r for n, r in one.ratios.items() if r.ndim == 2 and ".weight_" in f".{n}"}
-        matrices = matrices or {n: r for n, r in one.ratios.items() if r.ndim == 2}
+        matrices = matrices_of(one.ratios)
         if not matrices:
             continue
         share = (group.first.pruning or {}).get("fraction")
         share = float(share) if isinstance(share, (int, float)) and 0 < share < 1 else 0.8
-        kept = _kept(one, share)
-        gates = {n: _gate_names(group.first, n) for n in matrices}
-        some = dict(list({n: kept[n] for n in matrices}.items())[:8])
-        short = {n.rpartition(".")[2] if "weight_" in n else n: mask for n, mask in some.items()}
-        png = plots.patterns(short, {n.rpartition(".")[2] if "weight_" in n else n: g for n, g in gates.items()})
+        kept = kept_of(one.ratios, share)
+        gates = {n: gate_names(group.first.settings, n) for n in matrices}
+        short = {n.removeprefix("rnn."): kept[n] for n in list(matrices)[:8]}
+        png = plots.patterns(short, {n.removeprefix("rnn."): g for n, g in gates.items()})
         left = ", ".join(f"{name} {mask.float().mean().item():.0%}" for name, mask in short.items())
         shown.append(
             page.figure(
@@ -99,20 +100,27 @@ def patterns(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
         )
 
 
-def _kept(one: Analysis, share: float) -> dict[str, Any]:
+def matrices_of(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """The matrices of the recurrent layers; without those, all matrices."""
+    matrices = {name: each for name, each in weights.items() if each.ndim == 2}
+    return {name: each for name, each in matrices.items() if ".weight_" in f".{name}"} or matrices
+
+
+def kept_of(ratios: "Mapping[str, Tensor]", share: float) -> "dict[str, Tensor]":
     """Which weights stay when this share of all is removed, lowest ratios first."""
     import torch
 
-    flat_ratios = torch.cat([r.flatten() for r in one.ratios.values()])
+    flat_ratios = torch.cat([r.flatten() for r in ratios.values()])
     count = round(share * flat_ratios.numel())
     if count == 0:
-        return {n: torch.ones_like(r, dtype=torch.bool) for n, r in one.ratios.items()}
+        return {n: torch.ones_like(r, dtype=torch.bool) for n, r in ratios.items()}
     threshold = flat_ratios.kthvalue(count).values
-    return {name: ratio > threshold for name, ratio in one.ratios.items()}
+    return {name: ratio > threshold for name, ratio in ratios.items()}
 
 
-def _gate_names(run: Record, name: str) -> tuple[str, ...]:
+def gate_names(settings: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The gates whose weights lie one below the other in a matrix of this name; empty: it has none."""
     if "weight_" not in name:
         return ()
-    cell = str(part(run.settings, "model").get("cell", "lstm"))
+    cell = str(part(settings, "model").get("cell", "lstm"))
     return ("i", "f", "g", "o") if cell == "lstm" else ("r", "z", "n") if cell == "gru" else ()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ _Member = tuple[Record, dict[str, Any]]  # a run, and its settings under dotted 
 def _labels(runs: Sequence[_Member]) -> list[str]:
     """The recipe; where several share one, also the data, then the settings that differ, then the data's path."""
     labels = [run.recipe for run, _ in runs]
-    for name_of in (_by_data, _by_settings, _by_folder):
+    for name_of in (partial(_by_data, short=True), _by_settings, partial(_by_data, short=False)):
         for members in _alike(labels):
             names = name_of([runs[k] for k in members])
             for k, name in zip(members, names, strict=True):
@@ -173,14 +173,9 @@ def _alike(labels: Sequence[str]) -> list[list[int]]:
     return [members for members in places.values() if len(members) > 1]
 
 
-def _by_data(runs: Sequence[_Member]) -> list[str]:
-    stems = [Path(run.data or "").stem for run, _ in runs]
-    return [f", {stem}" if stem and len(set(stems)) > 1 else "" for stem in stems]
-
-
-def _by_folder(runs: Sequence[_Member]) -> list[str]:
-    paths = [run.data or "" for run, _ in runs]
-    return [f", {path[-40:]}" if path and len(set(paths)) > 1 else "" for path in paths]
+def _by_data(runs: Sequence[_Member], *, short: bool) -> list[str]:
+    names = [Path(run.data or "").stem if short else (run.data or "")[-40:] for run, _ in runs]
+    return [f", {name}" if name and len(set(names)) > 1 else "" for name in names]
 
 
 def _by_settings(runs: Sequence[_Member]) -> list[str]:
@@ -190,7 +185,9 @@ def _by_settings(runs: Sequence[_Member]) -> list[str]:
     counts = {k: Counter(texts) for k, texts in values.items()}
     differing = sorted((k for k in keys if len(counts[k]) > 1), key=lambda k: -len(counts[k]))
     plain = [k for k, (run, _) in enumerate(runs) if not run.overrides]
-    usual = {k: values[k][plain[0]] if len(plain) == 1 else _majority(values[k]) for k in differing}
+    most = {k: counts[k].most_common(1)[0] for k in differing}
+    majority = {k: text if 2 * count > len(runs) else None for k, (text, count) in most.items()}
+    usual = {k: values[k][plain[0]] for k in differing} if len(plain) == 1 else majority
     changes = []
     for n in range(len(runs)):
         own = [k for k in differing if values[k][n] != usual[k]]
@@ -201,12 +198,6 @@ def _by_settings(runs: Sequence[_Member]) -> list[str]:
         if len(set(labels)) == len(labels):
             break
     return labels
-
-
-def _majority(texts: Sequence[str]) -> str | None:
-    """The text that more than half of them are."""
-    text, count = Counter(texts).most_common(1)[0]
-    return text if 2 * count > len(texts) else None
 
 
 def _value(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import re
 import socket
@@ -11,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import shown
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import Content, as_json, is_own, read_own, sync, unwritten, write_file
 from bayesrnn.lab.runs.record import EVALUATION, RECORD, Record
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.recipes import Recipe
 
 fcntl: ModuleType | None
 try:
@@ -40,6 +44,9 @@ KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", 
 """The keys of config.json; ``pruned`` only where pruned weights are trained again."""
 KINDS = ("recipe", "quickstart", "fast")
 """Keys of config.json that tell kinds of runs apart: of `train`, of `quickstart`, and of its earlier version."""
+Files = Mapping[str, bytes]
+"""What the data decides about a model (a vocabulary, a scale), by file name."""
+_NO_RUN = "holds no run to resume; start one without --resume."
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
@@ -73,7 +80,7 @@ class RunFolder:
         """What the user should know about the folder; may be empty."""
         own = [*files, RECORD, MARKER, *DERIVED]
         if resume and not self.path.is_dir():
-            raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
+            raise UserError(f"{self.path} {_NO_RUN}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             denied = self._lock()
@@ -93,9 +100,10 @@ class RunFolder:
         written = (*(f".{name}." for name in (*own, *artifacts)), ".evaluation-")
         torn = {name for name in found if name.endswith(".tmp") and name.startswith(written)}
         present = found - torn
-        if resume:
-            self._check_unfinished()
-        elif present:
+        if resume and not (self.path / MARKER).exists():
+            nothing = "holds a finished run; there is nothing to resume."
+            raise UserError(f"{self.path} {nothing if is_own(self.path / RECORD) else _NO_RUN}")
+        if present and not resume:
             self._check(present, own, force)
         if denied is not None:  # only now: the contents of the folder matter more to the user
             raise denied
@@ -153,13 +161,6 @@ class RunFolder:
     def __exit__(self, *unused: object) -> None:
         self.release()
 
-    def _check_unfinished(self) -> None:
-        if (self.path / MARKER).exists():
-            return
-        if is_own(self.path / RECORD):
-            raise UserError(f"{self.path} holds a finished run; there is nothing to resume.")
-        raise UserError(f"{self.path} holds no run to resume; start one without --resume.")
-
     def _check(self, present: set[str], own: list[str], force: bool) -> None:
         unfinished, finished = MARKER in present, is_own(self.path / RECORD)
         if not force:
@@ -194,6 +195,12 @@ class RunFolder:
             )
         return write_file(self.path / name, content)
 
+    def describe(self, config: Mapping[str, Any], files: Files) -> None:
+        """Write config.json and the files of the data."""
+        self.write(CONFIG, json.dumps(config, indent=2) + "\n")
+        for name, content in files.items():
+            self.write(name, content)
+
     def mark(self) -> None:
         """Mark the run as unfinished, with the process that owns it."""
         self.write(MARKER, f"{os.getpid()} {self._by}".rstrip() + "\n")
@@ -225,15 +232,12 @@ _RETRAINING = re.compile(r"pruned-[0-9.e+-]+")
 def _retrainings(folder: Path) -> Iterator[Path]:
     """Runs inside a run that trained its pruned weights again, innermost first. They are removed with the run."""
     for path in sorted(folder.iterdir()):
-        if _RETRAINING.fullmatch(path.name) and path.is_dir() and not path.is_symlink() and _is_retraining(path):
+        if not (_RETRAINING.fullmatch(path.name) and path.is_dir()) or path.is_symlink():
+            continue
+        killed = not (path / CONFIG).exists() and (path / MARKER).exists()  # before it wrote what it is
+        if killed or "pruned" in read_own(path / CONFIG):
             yield from _retrainings(path)
             yield path
-
-
-def _is_retraining(folder: Path) -> bool:
-    if not (folder / CONFIG).exists():
-        return (folder / MARKER).exists()  # killed before it wrote what it is
-    return "pruned" in read_own(folder / CONFIG)
 
 
 def _derived(folder: Path) -> list[str]:
@@ -334,6 +338,19 @@ def identity(folder: Path) -> str:
     """Identity of the run in the folder, so that a checkpoint of another run is recognised."""
     path = folder / CONFIG
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
+
+
+def file_digests(files: Files) -> dict[str, str]:
+    """Digests by name: weights mean something only beside the files that they were trained with."""
+    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
+
+
+def config_of(recipe: "Recipe", *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
+    """The content of config.json, which must be the same when the run is resumed; ``digest`` is the data's."""
+    about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
+    about |= {"data_digest": digest} if digest else {}
+    about |= {"files": list(files), "file_digests": file_digests(files)}
+    return {**about, "settings": recipe.model_dump(mode="json")}
 
 
 def check_format(config: dict[str, Any], folder: Path) -> None:

@@ -1,8 +1,7 @@
 """A run folder, opened: its recipe, the files of its data, and the model with the best weights."""
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,11 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.reading import MB, counted, printable, read_bytes, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import CONFIG, MARKER, briefly_locked, check_format, identity
+from bayesrnn.lab.runs.folder import CONFIG, MARKER, Files, briefly_locked, check_format, file_digests, identity
 
 if TYPE_CHECKING:
     from bayesrnn.lab.registry import Task
 
-Files = Mapping[str, bytes]
-"""What the data decides about a model (a vocabulary, a scale), by file name."""
 _MOST = 512 * MB  # of a file beside the weights: a series has up to 200
 
 
@@ -76,16 +73,11 @@ class OpenedRun:
         return there
 
     def other_data(self, task: "Task") -> str:
-        """A sentence if the task's data are not those of the run; empty: they are, or nobody knows."""
+        """A sentence if the task's data are not those of the run; empty: they are, or the run has no digest."""
         known = self.config.get("data_digest")
         if known is None or task.digest() == known:
             return ""
         return f"The {task.source} given is not that of the run in {self.path}: config.json has another digest."
-
-
-def file_digests(files: Files) -> dict[str, str]:
-    """Digests by name: weights mean something only beside the files that they were trained with."""
-    return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
 
 
 def check_files(task: "Task", before: Files, *, advice: str) -> None:
@@ -160,7 +152,11 @@ def open_run(path: str | Path, device: torch.device) -> OpenedRun:
     folder = Path(path)
     config, recipe = _described(folder)
     cls = task_class(recipe.task)
-    files = {name: read_bytes(folder / name, most=_MOST) for name in _file_names(config, folder)}
+    names = config.get("files", ["vocabulary.txt"])
+    if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{folder} is not a run of bayesrnn train; its config.json does not list its files.")
+    names = [Path(name).name for name in names]  # files of the folder itself, whatever path a name pretends to
+    files = {name: read_bytes(folder / name, most=_MOST) for name in names}
     check_digests(config, files, folder)
     weights = folder / checkpoint.BEST
     if not weights.is_file():
@@ -196,11 +192,3 @@ def _described(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
         raise UserError(f"{folder} is not a run of bayesrnn train; its config.json has no settings.")
     check_format(config, folder)
     return config, recipes.from_dict(config["settings"], where="config.json")
-
-
-def _file_names(config: dict[str, Any], folder: Path) -> list[str]:
-    """Files of the run folder itself, whatever path a name pretends to."""
-    names = config.get("files", ["vocabulary.txt"])
-    if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{folder} is not a run of bayesrnn train; its config.json does not list its files.")
-    return [Path(name).name for name in names]

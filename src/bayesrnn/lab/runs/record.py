@@ -155,10 +155,10 @@ class Record(BaseModel):
             found = recipe if isinstance(recipe, recipes.Recipe) else recipes.load(recipe or self.recipe)
         except UserError:
             return []
-        now = recipes.flatten(found)
+        now = _lists(recipes.flatten(found))
         sections = {name: part for name in _TRAINING if isinstance(part := self.settings.get(name), dict) and part}
-        then = {f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()}
-        defaults = recipes.flatten(recipes.from_dict({"task": found.task}, where="defaults"))
+        then = _lists({f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()})
+        defaults = _lists(recipes.flatten(recipes.from_dict({"task": found.task}, where="defaults")))
         then |= {key: defaults[key] for key in now if key.partition(".")[0] in sections and key not in then}
         removed = _at(self.extra, "pruned.fraction")
         pruned = [] if removed is None else [f"pruned={as_given(removed)}"]
@@ -181,6 +181,11 @@ class Record(BaseModel):
     def write(self, path: Path) -> Path:
         """Write the file, whole or not at all."""
         return write_file(path, as_json(self.to_dict()))
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tuples as lists, as JSON has them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def _at(values: Any, path: str) -> Any:
@@ -229,12 +234,7 @@ def read_folder(folder: Path, *, what: str = "a record of a run", needs: Sequenc
         if not sound:
             raise UserError(f"{path} is not {what}.")
         found.append(record)
-    return by_seed(once(found))
-
-
-def by_seed(records: Iterable[Record]) -> list[Record]:
-    """Records in the order of their seeds."""
-    return sorted(records, key=lambda record: record.seed or 0)
+    return sorted(once(found), key=lambda record: record.seed or 0)
 
 
 def once(records: Iterable[Record]) -> list[Record]:

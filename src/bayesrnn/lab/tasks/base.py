@@ -40,14 +40,15 @@ from bayesrnn.lab.metrics import Metric
 from bayesrnn.lab.modules import evaluating as evaluating
 from bayesrnn.lab.modules import weights_digest as weights_digest
 from bayesrnn.lab.reading import counted, is_number
-from bayesrnn.lab.recipes.schema import Posterior, Recipe, Sections
+from bayesrnn.lab.recipes.schema import PosteriorSettings, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
-from bayesrnn.lab.runs.opening import Files as Files
+from bayesrnn.lab.runs.folder import Files as Files
 from bayesrnn.lab.tasks.minibatches import Minibatches as Minibatches
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
+    from bayesrnn.lab.explore.panel import Panel
     from bayesrnn.lab.runs.opening import OpenedRun
     from bayesrnn.lab.tasks.signature import Signature
     from bayesrnn.likelihoods import Likelihood
@@ -112,6 +113,8 @@ class Task:
     """Further sections of a report: functions as in :mod:`bayesrnn.lab.report.sections`, or ``module:function``."""
     commands: ClassVar[Mapping[str, str | Callable[..., Any]]] = {}
     """Further commands of ``bayesrnn``: names to functions for typer, or ``module:function``; see ``TASKS``."""
+    panel: "ClassVar[str | type[Panel] | None]" = None
+    """The panel of ``bayesrnn explore``: a class as in :mod:`bayesrnn.lab.explore.panel`, or ``module:class``."""
 
     model: nn.Module
     folder: Path | None = None
@@ -294,7 +297,11 @@ class Task:
 
 
 def posterior(
-    plain: nn.Module, settings: Posterior, *, recurrent: str | None = None, exclude: str | list[str] | None = None
+    plain: nn.Module,
+    settings: PosteriorSettings,
+    *,
+    recurrent: str | None = None,
+    exclude: str | list[str] | None = None,
 ) -> nn.Module:
     """The module with the posterior of a recipe; the module itself if its kind is "none".
 
@@ -320,7 +327,7 @@ def posterior(
 
 
 def recipe_elbo(
-    model: nn.Module, likelihood: "Likelihood", settings: Posterior, *, num_data: float, **options: Any
+    model: nn.Module, likelihood: "Likelihood", settings: PosteriorSettings, *, num_data: float, **options: Any
 ) -> "ELBO":
     """The :class:`bayesrnn.ELBO` of a model that :func:`posterior` made; ``settings`` is ``recipe.posterior``.
 

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from bayesrnn.lab.cli import app
-from bayesrnn.lab.report import shades as shades_
+from bayesrnn.lab.report import html as shades_
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.base import weights_digest
 from bayesrnn.lab.tasks.captioning import evaluation as caption_evaluation

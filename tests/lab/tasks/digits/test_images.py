@@ -103,7 +103,7 @@ def test_a_stream_that_goes_on_and_on_is_not_unpacked(tmp_path):
     assert peak < 8 << 20
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), zipped=st.booleans())
 def test_no_damage_escapes_as_anything_else(tmp_path_factory, data, zipped):
     whole = idx(torch.arange(24, dtype=torch.uint8).view(2, 3, 4))
@@ -143,10 +143,10 @@ def test_files_that_do_not_go_together(folder, images):
 def test_images_of_another_size_and_empty_sets():
     none, labels = torch.zeros(0, 28, 28, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)
     with pytest.raises(UserError, match="The train files hold no images"):
-        digits.Digits(none, labels, none, labels)
+        digits.DigitImages(none, labels, none, labels)
     large, one = torch.zeros(1, 32, 30, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     with pytest.raises(UserError, match="train images are 32 x 30; digits are 28 x 28"):
-        digits.Digits(large, one, large, one)
+        digits.DigitImages(large, one, large, one)
 
 
 def test_download_asks_for_the_published_files(tmp_path, monkeypatch):

@@ -8,18 +8,10 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.mixture import Mixture, by_horizon, measures, reliability, summary_of_paths
 from bayesrnn.lab.tasks.forecast import forecaster
-from bayesrnn.lab.tasks.forecast.forecaster import (
-    Forecaster,
-    _summary,
-    by_horizon,
-    is_random,
-    measures,
-    one_draw_for_the_batch,
-    reliability,
-)
+from bayesrnn.lab.tasks.forecast.forecaster import Forecaster, is_random, one_draw_for_the_batch
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame
-from bayesrnn.lab.tasks.forecast.mixture import Mixture
 from bayesrnn.lab.tasks.forecast.model import Components, ForecastModel, GaussianHeads
 from bayesrnn.lab.tasks.forecast.settings import Model
 
@@ -357,7 +349,7 @@ class TestAhead:
         means = torch.randn(5, 1, 1, 4000, generator=source, dtype=torch.float64)
         noise = 2 * torch.randn(5, 4, 1, 4000, generator=source, dtype=torch.float64)
         futures = means + (torch.cat([noise, -noise], 2) if twins == 2 else noise)
-        *_, aleatoric, epistemic = _summary(futures, torch.tensor(1.0).double(), 0.9, False)
+        *_, aleatoric, epistemic = summary_of_paths(futures, torch.tensor(1.0).double(), 0.9, False)
         variances = aleatoric.square()
         assert abs(float(variances.mean()) - 4) < 5 * float(variances.std()) / math.sqrt(4000)
         if twins == 1:  # as the variance within draws is usually estimated

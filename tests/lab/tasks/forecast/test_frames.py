@@ -6,19 +6,9 @@ import pytest
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.tasks.forecast.frames import (
-    Cut,
-    Frame,
-    _blocks,
-    _linear_error,
-    carried,
-    choose_lag,
-    gather,
-    linear,
-    ridge_weights,
-    season_of,
-)
-from bayesrnn.lab.tasks.forecast.series import mauna_loa
+from bayesrnn.forecasting.autoregression import carried, gather, linear, ridge_weights, season_of
+from bayesrnn.forecasting.series import mauna_loa
+from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, _blocks, _linear_error, choose_lag
 
 
 def values(n=120, columns=2, seed=0):
@@ -150,7 +140,7 @@ def test_what_a_frame_refuses():
     with pytest.raises(UserError, match=r"changes by so little that its variance is 0 .* multiply its values"):
         Frame.fit(values() * 1e-299, cut_of(), window=6, horizon=3)
     with pytest.raises(
-        UserError, match=r"data.log needs values above 0, and the series has 120 values that are not, down to -1; omit"
+        UserError, match=r"data.log needs values of at least 0, and the series has 120 values below, down to -1; omit"
     ):
         Frame.fit(flat - 2, cut_of(), window=6, horizon=3, log=True)
     with pytest.raises(UserError, match="12 training windows with differences at lag 52, and 20 are needed"):
@@ -158,6 +148,15 @@ def test_what_a_frame_refuses():
     steady = values()
     steady[:, :, 1] = 4.0
     assert Frame.fit(steady, cut_of(), window=6, horizon=3).spread[1] == 1.0
+
+
+def test_logarithms_take_zeros_as_half_of_the_smallest_value_above():
+    some = values()
+    some[5, 0, 0] = 0.0
+    frame = Frame.fit(some, cut_of(), window=6, horizon=3, log=True)
+    levels = frame.levels(some)[:, 0].exp()
+    assert levels[5] == pytest.approx(float(some[some[..., 0] > 0][..., 0].min()) / 2)
+    assert levels[6] == pytest.approx(float(some[6, 0, 0]))
 
 
 def test_gathered_windows():
@@ -168,12 +167,12 @@ def test_gathered_windows():
 def test_the_season():
     steps, cut = torch.arange(200, dtype=torch.float64), Cut(140, 170, 200)
     wave = torch.sin(2 * math.pi * steps / 11) + 0.05 * steps
-    assert season_of(wave, cut, (1,)) == 11  # found under a trend
-    assert season_of(wave, cut, (12,)) == 12  # as the dates say
+    assert season_of(wave, cut.train, (1,)) == 11  # found under a trend
+    assert season_of(wave, cut.train, (12,)) == 12  # as the dates say
     noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert season_of(noise, cut, (1,)) == 1
-    assert season_of(2 * steps, cut, (1,)) == 1
-    assert season_of(torch.ones(200, dtype=torch.float64), cut, (1,)) == 1
+    assert season_of(noise, cut.train, (1,)) == 1
+    assert season_of(2 * steps, cut.train, (1,)) == 1
+    assert season_of(torch.ones(200, dtype=torch.float64), cut.train, (1,)) == 1
 
 
 def test_the_lag_that_a_linear_model_likes():
@@ -284,10 +283,10 @@ def test_the_season_of_days_is_a_week_or_a_year():
     noise = 0.3 * torch.randn(1200, generator=source, dtype=torch.float64)
     year, week = torch.sin(2 * math.pi * steps / 365.25), torch.sin(2 * math.pi * steps / 7)
     cut = Cut(840, 1020, 1200)
-    assert season_of(year + noise, cut, (7, 365)) == 365
-    assert season_of(week + noise, cut, (7, 365)) == 7
-    assert season_of(3 * week + year + noise, cut, (7, 365)) == 7
-    assert season_of(year + noise, Cut(500, 600, 700), (7, 365)) == 7  # less than two years to learn from
+    assert season_of(year + noise, cut.train, (7, 365)) == 365
+    assert season_of(week + noise, cut.train, (7, 365)) == 7
+    assert season_of(3 * week + year + noise, cut.train, (7, 365)) == 7
+    assert season_of(year + noise, 500, (7, 365)) == 7  # less than two years to learn from
 
 
 def test_the_lag_of_a_series_with_gaps():

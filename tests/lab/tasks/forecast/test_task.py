@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.mixture import Mixture
 from bayesrnn.lab import recipes
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.sweep import sweep
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.forecast import task as task_file
-from bayesrnn.lab.tasks.forecast.mixture import Mixture
 from bayesrnn.lab.tasks.forecast.model import GaussianHeads, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import Plan, kept_series
 from bayesrnn.lab.tasks.forecast.task import Forecast

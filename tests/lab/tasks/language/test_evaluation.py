@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from bayesrnn import dynamic
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.tasks.language import scoring, streams
@@ -16,6 +17,11 @@ from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
 from bayesrnn.lab.text import windows
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def text_folder(long_text_folder):
+    return long_text_folder
 
 
 def task_of(name, text_folder, *overrides):
@@ -296,10 +302,8 @@ def test_what_no_learning_may_end_above(perplexity, limit):
 
 
 def test_a_rate_that_diverges_on_the_test_text_alone(text_folder, monkeypatch):
-    import bayesrnn as br
-
     task = task_of("unregularised-medium", text_folder)
-    real = br.dynamic_evaluation
+    real = dynamic.dynamic_evaluation
 
     def evaluated(model, inputs, targets, **options):
         found = real(model, inputs, targets, **options)
@@ -307,7 +311,7 @@ def test_a_rate_that_diverges_on_the_test_text_alone(text_folder, monkeypatch):
         return dataclasses.replace(found, nll=1e3 * found.count) if short else found
 
     task.streams = dataclasses.replace(task.streams, test=task.streams.test[:-5])
-    monkeypatch.setattr(br, "dynamic_evaluation", evaluated)
+    monkeypatch.setattr(dynamic, "dynamic_evaluation", evaluated)
     with pytest.raises(UserError, match=r"diverged on test with rate 0\.05: lower"):
         task.evaluate(samples=0, dynamic=True, dynamic_lr="0.05")
 

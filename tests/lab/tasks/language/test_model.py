@@ -5,9 +5,10 @@ from torch import nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
+from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.language import task as language
-from bayesrnn.lab.tasks.language.model import LanguageModel, Stack, activity, zero_state
+from bayesrnn.lab.tasks.language.model import LanguageModel, LSTMStack, activity, zero_state
 from bayesrnn.lab.tasks.language.settings import Model
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_widths_of_layers_are_those_of_torch_layers_in_a_row(tied):
 def test_rates_of_their_own():
     m = Model(embedding=5, hidden=7, layers=3, input_dropout=0.4, between_dropout=0.25, weight_dropout=0.5)
     rnn = LanguageModel(11, m).rnn
-    assert isinstance(rnn, Stack)
+    assert isinstance(rnn, LSTMStack)
     assert [layer.input_dropout for layer in rnn] == [0.4, 0.25, 0.25]
     assert [layer.weight_dropout for layer in rnn] == [0.5] * 3
     assert isinstance(LanguageModel(11, Model(hidden=7, input_dropout=0.4)).rnn, br.LSTM)  # as before
@@ -84,12 +85,15 @@ def test_penalties_on_activations():
     x = torch.randint(11, (6, 2))
     with activity(model, m) as found, br.draw(model, seed=1):
         model(x)
-    with br.draw(model, seed=1):
+    with br.draw(model, seed=1), torch.no_grad():
         hidden, _ = model.rnn(model.embed(x))
-        dropped = model.drop(hidden)
-    assert not torch.equal(hidden, dropped)
-    change = (hidden[1:] - hidden[:-1]).square().mean()
-    torch.testing.assert_close(found, [2 * dropped.square().mean() + 3 * change])
+        mask = model.drop(hidden) / hidden
+    assert set(mask.round().flatten().tolist()) == {0.0, 2.0}
+    count = hidden.numel()
+    activation = sum(float((mask[t] * hidden[t]).square().sum()) for t in range(6)) / count
+    change = sum(float((hidden[t] - hidden[t + 1]).square().sum()) for t in range(5)) / (count * 5 / 6)
+    assert float(found[0].detach()) == pytest.approx(2 * activation + 3 * change, rel=1e-5)  # arXiv 1708.01009
+    assert len(found) == 1
     model(x)
     assert len(found) == 1  # outside the block nothing is added
     with activity(model, Model()) as none:
@@ -124,6 +128,8 @@ def test_shifted_windows(folder):
             assert torch.equal(task.batch(torch.tensor(k)), train[start : start + 5])
             assert len(train[start : start + 5]) == 5
     assert seen == {0, 1, 2, 3}
+    with pytest.raises(UserError, match=r"in each of 19 streams, fewer than one window .* that data.shift skips"):
+        task_of(folder, "data.batch_size=19")  # 6 words are a window and the next word, but not after 3 others
     assert task.tensors()["offset"] is task.offset
     assert task_of(folder, "data.shift=false").tensors() == {}
 
@@ -150,6 +156,12 @@ def test_a_run_of_unequal_widths_is_trained_and_evaluated(name, folder, tmp_path
     settings = [*SMALL, "train.epochs=3", "train.lr=0.5", "train.average_from=2"]
     record = launch(name, out=tmp_path / "run", reporter=Silent(), data=folder, overrides=settings, seed=1)
     run = open_run(tmp_path / "run", CPU)
+    best, about = checkpoint.load(tmp_path / "run" / checkpoint.BEST)
+    last, _ = checkpoint.load(tmp_path / "run" / checkpoint.LAST)
+    assert about["epoch"] == 3  # its weights are those of epochs 2 and 3, averaged
+    for k, (key, _) in enumerate(p for p in run.model.named_parameters() if p[1].requires_grad):
+        assert torch.equal(best[f"model.{key}"], last[f"step.average.{k}"])
+        assert not torch.equal(best[f"model.{key}"], last[f"model.{key}"])
     metrics = run.task(folder, CPU).evaluate(samples=2)
     assert metrics["test_perplexity"] == pytest.approx(record.metrics["test_perplexity"], rel=1e-4)
     assert metrics["test_perplexity_mc"] < 20

@@ -12,14 +12,15 @@ def test_a_run_s_own_pruning_picture(values, label, monkeypatch):
     saved = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **options: saved.append(figure))
     rows = [{"fraction": k / 2, "valid_perplexity": value} for k, value in enumerate(values)]
-    picture(rows, {"rnn.weight_ih_l0": torch.ones(8, 3, dtype=torch.bool), "embed.weight": torch.ones(2, 2)})
+    kept = {f"rnn.{name}": torch.ones(8, 3, dtype=torch.bool) for name in ("weight_ih_l0", "1.weight_hh_l0")}
+    picture(rows, {**kept, "embed.weight": torch.ones(2, 2)})
     curve, *cells = saved[0].axes
     saved[0].canvas.draw()
     assert curve.get_ylabel() == f"validation perplexity{label}"
     shown = [t.get_text() for t in curve.get_yticklabels()]
     assert len(shown) >= 3
     assert all(float(text.replace(",", "")) > 0 for text in shown)
-    assert [cell.get_title() for cell in cells] == ["weight_ih_l0"]
+    assert [cell.get_title() for cell in cells] == ["weight_ih_l0: 100% left", "1.weight_hh_l0: 100% left"]
     assert curve.get_legend() is None
     picture(rows, {}, [{"fraction": 0.5, "valid_perplexity": values[0]}])
     (curve,) = saved[1].axes

@@ -21,7 +21,7 @@ def command(
     samples: Annotated[
         int, typer.Option(min=0, max=100_000, help="Draws for the uncertainty; 0: the posterior mean alone.")
     ] = 20,
-    draws: Annotated[int, typer.Option(min=0, help="How many single draws say their own caption.")] = 3,
+    draws: Annotated[int, typer.Option(min=0, help="How many single draws to show captions of.")] = 3,
     average: Annotated[
         bool, typer.Option("--average", help="Search with the draws' average, not the posterior mean.")
     ] = False,
@@ -32,7 +32,7 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
 ) -> None:
-    """Describe images: a caption, the uncertainty of each word in nats, and what single draws would say."""
+    """Describe images: a caption, the uncertainty of each word in nats, and the captions of single draws."""
     import json
     from dataclasses import asdict
 

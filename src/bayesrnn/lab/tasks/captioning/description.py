@@ -1,4 +1,4 @@
-"""Images described by a trained run: a caption, how sure the model is of each word, and what single draws would say."""
+"""Captions of images by a trained run, how sure the model is of each word, and the captions of single draws."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ def describe(
 
     Args:
         samples: draws for the uncertainty; 0: the mean's entropy alone.
-        draws: how many draws say their own caption.
+        draws: how many single draws find a caption of their own.
         average: search with the average of the draws' probabilities, not with the posterior mean.
         beam, length_penalty: None: what ``bayesrnn evaluate`` has chosen for this run, or the recipe's first.
     """

@@ -85,7 +85,7 @@ def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = l
 
 
 def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """How many draws there were, for perplexity and for captions, and their seed; nothing where there were none."""
+    """The numbers of draws for perplexity and for captions, and their seed; empty without draws."""
     if not kept["samples"]:
         return {}
     seed = {"draws_seed": kept["seed"]} if "seed" in kept else {}
@@ -152,14 +152,14 @@ def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, leng
 def _said(
     task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float
 ) -> dict[str, dict[str, Any]]:
-    """By image, the captions that single draws find."""
+    """The captions that single draws find, by image."""
     each = [_search(task, split, [draw], beam, length_penalty) for draw in held]
     text = [[" ".join(task.vocabulary.decode(one.words)) for one in found] for found in each]
     return {name: {"said": list(said)} for name, *said in zip(task.splits[split].names, *text, strict=True)}
 
 
 def _agreed(one: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with one caption per image, the most typical of those that draws said."""
+    """The same with one caption per image: the most typical of those that draws found."""
     captions = {}
     for name, about in one["captions"].items():
         said = about["said"]
@@ -211,7 +211,7 @@ def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix
 
 
 def _human(references: References) -> dict[str, float]:
-    """Each image's first caption against its others, as if a model had said it; nothing where there are no others."""
+    """The first caption of each image scored against its other captions; empty if an image has only one."""
     if any(len(captions) < 2 for captions in references.values()):
         return {}
     first = {name: captions[0] for name, captions in references.items()}

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bayesrnn.lab.report import html
-from bayesrnn.lab.report.shades import level
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -21,14 +20,10 @@ INFORMATION_LEVELS = (0.02, 0.05, 0.1, 0.2)
 def _word(word: "CaptionWord") -> "Markup":
     return html.word(
         word.word,
-        shade=level(word.entropy, ENTROPY_LEVELS),
-        line=level(word.mutual_information, INFORMATION_LEVELS),
+        shade=html.level(word.entropy, ENTROPY_LEVELS),
+        line=html.level(word.mutual_information, INFORMATION_LEVELS),
         title=f"entropy {word.entropy:.2f}, mutual information {word.mutual_information:.3f} nats",
     )
-
-
-def _from(levels: Sequence[float]) -> list[str]:
-    return ["from 0", *(f"from {at:g}" for at in levels)]
 
 
 def gallery(
@@ -53,7 +48,7 @@ def gallery(
         for one, picture in zip(descriptions, pictures, strict=True)
     ]
     keys = [
-        html.key(f"{text}, in nats", mark, _from(levels))
+        html.key(f"{text}, in nats", mark, ["from 0", *(f"from {at:g}" for at in levels)])
         for text, mark, levels in (
             ("Shade, entropy of the prediction: how open the choice of the word was", "s", ENTROPY_LEVELS),
             ("Line below, mutual information: how much draws of the weights disagree", "i", INFORMATION_LEVELS),

@@ -63,11 +63,11 @@ def show(console: "Console", one: Description) -> None:
 
 
 def write_gallery(path: Path, found: list[Description], files: list[Path | None], title: str) -> None:
-    pictures = [None if file is None else _small(file) for file in files]
+    pictures = [None if file is None else small(file) for file in files]
     write_file(path, gallery(found, pictures, title=title))
 
 
-def _small(file: Path) -> bytes:
+def small(file: Path) -> bytes:
     """The picture as a JPEG file that fits a page."""
     image = open_image(file)
     image.thumbnail((_WIDTH, 2 * _WIDTH))

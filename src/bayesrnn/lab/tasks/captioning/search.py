@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.draws import Draw
+from bayesrnn.lab.modules import drawn as drawn
 from bayesrnn.likelihoods import Categorical
-from bayesrnn.posteriors.base import Bayesian
-from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.prediction.result import Summary
 
 StepFunction = Callable[[Tensor, Any], tuple[Tensor, Any]]
@@ -124,21 +123,6 @@ def decoder(model: nn.Module, held: Sequence[Draw | None], features: Tensor, eac
         return torch.stack(logs).logsumexp(0) - math.log(len(held)), after
 
     return run
-
-
-def drawn(model: nn.Module, draw: Draw | None) -> nn.Module:
-    """A plain copy with the weights of this draw; the model itself for the mean (None), or without a posterior."""
-    q = model.q if isinstance(model, PosteriorSharpening) else model
-    if draw is None or not isinstance(q, Bayesian):
-        return model
-    made = q.mean_module()
-    with draws.bind(q, draw), torch.no_grad():
-        source = draws.source(q)
-        assert source is not None
-        noise = source.weights("weights", q.posterior.noise, next(q.parameters()).device)
-        for name, weight in q.posterior.weights(q.means, noise).items():
-            made.get_parameter(name).copy_(weight)
-    return made.eval()
 
 
 class Shared:

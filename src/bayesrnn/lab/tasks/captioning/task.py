@@ -92,6 +92,7 @@ class Captioning(Task):
     metrics, details, conditions = METRICS, DETAILS, CONDITIONS
     draw_options = ("samples", "decode_samples")
     commands = COMMANDS
+    panel = "bayesrnn.lab.tasks.captioning.panel:CaptioningPanel"
     report_sections = (
         "bayesrnn.lab.tasks.captioning.sections:selective",
         "bayesrnn.lab.report.weights:signal_to_noise",

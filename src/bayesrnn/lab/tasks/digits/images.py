@@ -36,7 +36,7 @@ _DEFLATE = 1032  # no gzip stream grows by more than this
 
 
 @dataclass(frozen=True)
-class Digits:
+class DigitImages:
     """Images (N, 28, 28) and labels (N,) of both splits, all uint8."""
 
     train_images: Tensor
@@ -61,13 +61,15 @@ class Digits:
                 raise UserError(f"The {split} labels go up to {int(labels.max())}; digits are 0 to {CLASSES - 1}.")
 
 
-def read_folder(path: str | Path) -> Digits:
+def read_folder(path: str | Path) -> DigitImages:
     """A folder with the four files under their original names, each gzipped (``.gz``) or not."""
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; name one that holds the four idx files of MNIST.")
     found = {part: _find(folder, name) for part, (name, _) in FILES.items()}
-    return Digits(**{part: read_idx(file, dimensions=3 if "images" in part else 1) for part, file in found.items()})
+    return DigitImages(
+        **{part: read_idx(file, dimensions=3 if "images" in part else 1) for part, file in found.items()}
+    )
 
 
 def _find(folder: Path, name: str) -> Path:

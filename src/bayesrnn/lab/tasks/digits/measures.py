@@ -27,7 +27,7 @@ def pixels(images: Tensor, scale: float) -> Tensor:
 
 
 class Beliefs(NamedTuple):
-    """Class probabilities (N, 10), averaged over draws; their entropy, and what draws disagree about, (N,)."""
+    """Class probabilities (N, 10), averaged over draws; their entropy and mutual information, (N,)."""
 
     probabilities: Tensor
     entropy: Tensor

@@ -1,4 +1,4 @@
-"""Images that are not digits, of which a model of digits should not be sure: uint8 (N, 28, 28), by seed."""
+"""Images that are not digits; a model of digits should be unsure of them. uint8 (N, 28, 28), by seed."""
 
 import math
 from functools import cache

@@ -94,6 +94,7 @@ class Digits(Task):
     metric, unit, source = "valid_error", "images", "images"
     card = CARD
     sections, metrics, details = SECTIONS, METRICS, DETAILS
+    panel = "bayesrnn.lab.tasks.digits.panel:DigitsPanel"
     report_sections = (
         "bayesrnn.lab.tasks.digits.sections:unfamiliar",
         "bayesrnn.lab.report.weights:signal_to_noise",

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.autoregression import carried, gather
+from bayesrnn.forecasting.mixture import Mixture, running_scale, summary_of_paths
+from bayesrnn.lab.console.output import Report
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs.sizes import memory as machine_memory
-from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, carried, gather
-from bayesrnn.lab.tasks.forecast.mixture import Mixture, histogram, running_scale
+from bayesrnn.lab.tasks.forecast.frames import Cut, Frame
 from bayesrnn.lab.tasks.forecast.model import Components
 from bayesrnn.nn.base import NoisyLayer
 from bayesrnn.nn.dropout import SequenceDropout
@@ -75,21 +77,6 @@ class Ahead:
     epistemic_std: Tensor
     direct: int
     """So many steps come straight from the model; later ones from sampled roll-outs."""
-
-
-Report = Callable[[int, int], None]
-
-
-@contextmanager
-def bar(text: str) -> Iterator[Report]:
-    """A progress bar on stderr, if that is a terminal; the block's value is called with (done, in all)."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(text, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 class Forecaster:
@@ -201,7 +188,7 @@ class Forecaster:
         found = [p[0][:steps] for p in parts]
         if steps > horizon:
             futures = self._futures(steps, samples=samples, seed=seed, mirrored=mirrored)[..., horizon:]
-            rolled = _summary(futures, walk.scale[-1, -1], level, self.frame.log)
+            rolled = summary_of_paths(futures, walk.scale[-1, -1], level, self.frame.log)
             found = [torch.cat([a, b]) for a, b in zip(found, rolled, strict=True)]
         mean, low, high, aleatoric, epistemic = found
         return Ahead(mean, low, high, aleatoric, epistemic, direct=min(steps, horizon))
@@ -243,27 +230,6 @@ def _check_memory(draws: int, needed: int) -> None:
         )
 
 
-def _summary(futures: Tensor, scale: Tensor, level: float, log: bool) -> list[Tensor]:
-    """Mean, interval and the two standard deviations of sampled futures (draws, paths, twins, steps), made wider.
-
-    The variance over the draws' means holds that of the mean of so many paths, which is taken off; and the variance
-    around a draw's mean lacks it.
-    """
-    centre = futures.mean((0, 1, 2))
-    futures = centre + scale * (futures - centre)
-    if log:
-        futures = futures.exp()
-    left = (futures.mean(2).var(1) / futures.shape[1]).mean(0)
-    aleatoric = futures.var((1, 2), correction=0).mean(0) + left
-    epistemic = torch.zeros_like(aleatoric)
-    if len(futures) > 1:
-        epistemic = (futures.mean((1, 2)).var(0) - left).clamp_min(0)
-    flat = futures.flatten(0, 2)
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=flat.dtype)
-    low, high = torch.quantile(flat, tails, dim=0)
-    return [flat.mean(0), low, high, aleatoric.sqrt(), epistemic.sqrt()]
-
-
 def is_random(model: nn.Module) -> bool:
     """Whether draws of the model differ."""
     return any(
@@ -286,41 +252,3 @@ def one_draw_for_the_batch(model: nn.Module) -> Iterator[None]:
     finally:
         for part, share in zip(parts, before, strict=True):
             part.share = share
-
-
-def measures(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, float]:
-    """Scores of forecasts (S, N, H), averaged over the actual values (N, H) that are known (not NaN)."""
-    low, high = forecast.interval(level)
-    error = forecast.mean - actual
-    return {
-        "crps": float(forecast.crps(actual).nanmean()),
-        "coverage": float(_inside(actual, low, high).nanmean()),
-        "width": float((high - low).mean()),
-        "mae": float((forecast.quantile(0.5) - actual).abs().nanmean()),
-        "rmse": float(error.square().nanmean().sqrt()),
-        "nll": float(-forecast.log_density(actual).nanmean()),
-    }
-
-
-def _inside(actual: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """1 where a value lies between two others, 0 where not, NaN where it is not known."""
-    return ((actual >= low) & (actual <= high)).double().masked_fill(actual.isnan(), math.nan)
-
-
-def by_horizon(forecast: Mixture, actual: Tensor, level: float = 0.95) -> dict[str, list[float]]:
-    """CRPS, coverage and mean width for each step ahead."""
-    low, high = forecast.interval(level)
-    return {
-        "crps": forecast.crps(actual).nanmean(0).tolist(),
-        "coverage": _inside(actual, low, high).nanmean(0).tolist(),
-        "width": (high - low).mean(0).tolist(),
-    }
-
-
-def reliability(forecast: Mixture, actual: Tensor) -> dict[str, list[float]]:
-    """The histogram of probability integral transforms, and how much intervals of other levels cover."""
-    pit = forecast.cdf(actual)
-    pit = pit[~pit.isnan()]
-    levels = [0.5, 0.8, 0.9, 0.95]
-    inside = [float(((pit >= (1 - p) / 2) & (pit <= (1 + p) / 2)).double().mean()) for p in levels]
-    return {"pit": histogram(pit), "levels": levels, "coverage": inside}

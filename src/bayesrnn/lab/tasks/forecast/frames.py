@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.autoregression import carried, gather, linear, moments, ridge_weights
 from bayesrnn.lab.reading import counted
 
 _LEAST = 20  # training windows
@@ -78,7 +79,7 @@ class Frame:
 
     Args:
         window: steps the model looks back on, T. horizon: steps it looks ahead, H.
-        log: the target's logarithm is modelled; covariates stay as they are.
+        log: the target's logarithm is modelled, zeros as half of the smallest value above; covariates stay as they are.
         center, spread: of inputs, one per column. target_center, target_spread: one per step ahead.
         masked: the series has missing values, and windows show where.
 
@@ -115,7 +116,7 @@ class Frame:
                 f"Only {counted(seen, 'training window')} of {len(train)} have a value to forecast, and {_LEAST} are "
                 "needed; use a series with fewer missing values, or fill them."
             )
-        (center, spread), (target_center, target_spread) = _moments(inputs), _moments(targets)
+        (center, spread), (target_center, target_spread) = moments(inputs), moments(targets)
         if not bool(spread[0] > 0) or not bool((target_spread > 0).all()):
             columns_seen = [p[~p.isnan()] for p in (inputs[:, 0], *targets.T)]
             if any(len(p) and bool((p == p[0]).all()) for p in columns_seen):
@@ -147,13 +148,13 @@ class Frame:
         target = values[..., 0]
         if not self.log:
             return target
-        wrong = target[target <= 0]
-        if len(wrong):
+        wrong, above = target[target < 0], target[target > 0]
+        if len(wrong) or not len(above):
             raise UserError(
-                f"data.log needs values above 0, and the series has {counted(len(wrong), 'value')} that are not, "
-                f"down to {float(wrong.min()):g}; omit data.log, or add a constant to the column first (1 to counts)."
+                f"data.log needs values of at least 0, and the series has {counted(len(wrong), 'value')} below, "
+                f"down to {float(target.nan_to_num(0).min()):g}; omit data.log, or add a constant to the column first."
             )
-        return target.log()
+        return torch.where(target == 0, above.min() / 2, target).log()
 
     def differences(self, values: Tensor) -> Tensor:
         """Differences at the lag, (n, B, F), not scaled; NaN where a value is missing, 0 in the first ``lag`` steps."""
@@ -204,60 +205,6 @@ class Frame:
         future = levels[steps.clamp(max=len(levels) - 1)]
         future = future.masked_fill(steps >= len(levels), math.nan)
         return (future - self.known(values, origins)) / values.new_tensor(self.target_spread)
-
-
-def carried(levels: Tensor, lag: int) -> Tensor:
-    """Missing values of levels (n, ...) replaced by the last one known then: a season (``lag``) before, else the step
-    before. What is missing from the first step on is 0 where nothing is known."""
-    if not bool(levels.isnan().any()):
-        return levels
-    known = levels.clone()
-    for t in levels.isnan().view(len(levels), -1).any(1).nonzero().flatten().tolist():
-        before = known[t - lag] if t >= lag > 1 else known[t - 1] if t else torch.zeros_like(known[0])
-        known[t] = torch.where(known[t].isnan(), before, known[t])
-    return known
-
-
-def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each column, of the values that are not missing."""
-    if not bool(columns.isnan().any()):
-        return columns.mean(0), columns.std(0, correction=0)
-    mean = columns.nanmean(0)
-    return mean.nan_to_num(), (columns - mean).square().nanmean(0).sqrt().nan_to_num()
-
-
-def gather(features: Tensor, origins: Tensor, window: int) -> Tensor:
-    """Windows (T, N, F) that end at the origins, of features (n, F)."""
-    back = torch.arange(window - 1, -1, -1, device=features.device)
-    steps = origins.unsqueeze(0) - back.unsqueeze(1)
-    return features.index_select(0, steps.flatten()).view(window, len(origins), features.shape[1])
-
-
-def season_of(target: Tensor, cut: Cut, suggested: Sequence[int]) -> int:
-    """The season in steps: as the dates suggest, else the highest peak of the training part's autocorrelation.
-
-    If the dates suggest several (a week and a year of days), the one whose autocorrelation rises most above the
-    lowest at shorter lags, if the training part holds it twice. Without a suggestion a peak counts if it is above 0.3
-    and lies within a quarter of the part; 1: there is no season.
-    """
-    possible = [s for s in suggested if 2 * s <= cut.train]
-    if suggested[0] > 1 and len(possible) < 2:
-        return suggested[0]
-    part = carried(target[: cut.train], 1)
-    steps = torch.arange(len(part), dtype=part.dtype)
-    steps = steps - steps.mean()
-    part = part - part.mean()
-    part = part - steps * (part @ steps) / (steps @ steps)  # without its trend
-    power = float(part @ part)
-    if power == 0:
-        return 1
-    lags = range(1, max(min(len(part) // 4, 1000), max(possible, default=0) + 1))
-    found = [1.0, *(float(part[:-k] @ part[k:]) / power for k in lags)]
-    if len(possible) > 1:
-        even = [a * len(part) / (len(part) - k) for k, a in enumerate(found)]  # as many products at every lag
-        return max(possible, key=lambda s: even[s] - min(even[1 : s + 1]))
-    peaks = [k for k in range(2, len(found) - 1) if found[k - 1] < found[k] >= found[k + 1] and found[k] > 0.3]
-    return max(peaks, key=lambda k: found[k], default=1)
 
 
 def choose_lag(
@@ -311,23 +258,6 @@ def _linear_error(values: Tensor, cut: Cut, frame: Frame, ridge: float) -> float
     weights = ridge_weights(frame.windows(values, train)[:, seen], targets[seen], ridge)
     error = frame.targets(values, valid) - linear(frame.windows(values, valid), weights)
     return float((error * values.new_tensor(frame.target_spread)).square().nanmean())
-
-
-def ridge_weights(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """Weights (T F + 1, H) of a linear map from windows (T, N, F) to targets (N, H), the last row its offset."""
-    rows = _rows(x)
-    penalty = ridge * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    return torch.linalg.solve(rows.T @ rows + penalty, rows.T @ y)
-
-
-def linear(x: Tensor, weights: Tensor) -> Tensor:
-    """What :func:`ridge_weights` forecast, (N, H)."""
-    return _rows(x) @ weights
-
-
-def _rows(x: Tensor) -> Tensor:
-    flat = x.transpose(0, 1).flatten(1)
-    return torch.cat([flat, torch.ones_like(flat[:, :1])], 1)
 
 
 def _long(origins: range) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.lab.tasks.forecast.settings import Model
+from bayesrnn.likelihoods import GaussianHeads as LibraryHeads
 
-_ROOT = 0.5 * math.log(2 * math.pi)
 _ANY = draws.Noise(0.5, "gaussian")
 
 
@@ -132,20 +132,14 @@ def _merged(found: Tensor) -> Tensor:
     return torch.stack([mean.mean(0), spread.log()], -1)
 
 
-class GaussianHeads(nn.Module):
-    """N(y; mean, sigma^2) with both from the model. Shapes: output (..., 2), mean and log sigma; target (...).
-
-    Targets that are NaN (missing) do not count.
-    """
+class GaussianHeads(LibraryHeads):
+    """N(y; mean, sigma^2) with both from the model; targets that are NaN (missing) do not count."""
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Sum of -log p(target)."""
-        mean, log_sigma = output.unbind(-1)
         known = ~target.isnan()
-        error = torch.where(known, target, mean) - mean
-        return ((0.5 * (error * torch.exp(-log_sigma)).square() + log_sigma + _ROOT) * known).sum()
+        return -(self.log_prob(output, torch.where(known, target, output[..., 0])) * known).sum()
 
-    def count(self, target: Tensor) -> Tensor:
+    def count(self, target: Tensor) -> Tensor:  # type: ignore[override]
         return (~target.isnan()).sum()
 
 

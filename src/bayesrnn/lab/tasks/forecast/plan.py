@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.autoregression import season_of
+from bayesrnn.forecasting.series import Series, parse_csv
 from bayesrnn.lab.reading import counted, is_number, parse_json, shown
-from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, choose_lag, season_of
-from bayesrnn.lab.tasks.forecast.series import Series, parse_csv
+from bayesrnn.lab.tasks.forecast.frames import Cut, Frame, choose_lag
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Files
@@ -39,7 +40,7 @@ class Plan:
         suggested = (settings.season,) if settings.season else series.grid.seasons
         window = settings.window or min(max(24, suggested[0]), 96)
         cut = Cut.of(length, valid=settings.valid, test=settings.test, window=window, horizon=horizon)
-        season = season_of(values[:, 0, 0], cut, suggested)
+        season = season_of(values[:, 0, 0], cut.train, suggested)
         lags = {"none": [0], "last": [1], "season": [season], "auto": sorted({0, 1, season})}[settings.difference]
         lag = lags[0]
         if len(lags) > 1:

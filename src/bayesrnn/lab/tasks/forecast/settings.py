@@ -40,7 +40,7 @@ class Data(Section):
     difference: Literal["auto", "none", "last", "season"] = Field(
         "auto", description="forecast changes from the last value, or a season before; auto: by a linear model"
     )
-    log: bool = Field(False, description="forecast the logarithm")
+    log: bool = Field(False, description="forecast the logarithm; zeros count as half of the smallest value above")
     valid: Share = Field(0.15, description="part of the series for validation")
     test: Share = Field(0.15, description="last part of the series, for the test")
     batch_size: Count = Field(32, description="windows per step")

@@ -11,28 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.autoregression import gather
+from bayesrnn.forecasting.mixture import Mixture, by_horizon, measures, reliability, together
+from bayesrnn.forecasting.series import Series, mauna_loa, naming, read_csv
+from bayesrnn.lab.console.output import bar
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.card import CARD
-from bayesrnn.lab.tasks.forecast.forecaster import (
-    PARTS,
-    Forecaster,
-    Walk,
-    bar,
-    by_horizon,
-    is_random,
-    measures,
-    reliability,
-)
-from bayesrnn.lab.tasks.forecast.frames import gather
+from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, is_random
 from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
-from bayesrnn.lab.tasks.forecast.mixture import Mixture, together
 from bayesrnn.lab.tasks.forecast.model import Components, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
-from bayesrnn.lab.tasks.forecast.series import Series, mauna_loa, naming, read_csv
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
@@ -55,6 +47,7 @@ class Forecast(Task):
     limit = 50.0
     metrics, details, conditions = METRICS, DETAILS, ("level", "samples", "draws_seed", "ahead.direct")
     commands = COMMANDS
+    panel = "bayesrnn.lab.tasks.forecast.panel:ForecastPanel"
     report_sections = (
         "bayesrnn.lab.tasks.forecast.sections:ahead",
         "bayesrnn.lab.tasks.forecast.sections:walk",

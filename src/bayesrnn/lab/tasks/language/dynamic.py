@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from bayesrnn import dynamic
 from bayesrnn.errors import UserError
 from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
 
@@ -48,17 +49,12 @@ class DynamicEvaluation:
         self.window = recipe.evaluate.dynamic_window if self.carry_state else recipe.data.window
         # As in training: one stream's gradient is several times as long as a batch's.
         self.clip = recipe.train.clip if self.rule == "sgd" else None
-        self.scale = self._squared_gradients() if self.rule == "rms" else None
-
-    def _squared_gradients(self) -> Any:
-        import bayesrnn as br
-
-        train = self.streams.train
-        assert isinstance(train, Tensor)
-        self.say("mean squared gradients on train")
-        return br.dynamic.mean_squared_gradients(
-            self.run.model, train[:-1], train[1:], window=self.window, carry_state=self.carry_state
-        )
+        self.scale: Any = None
+        if self.rule == "rms":
+            self.say("mean squared gradients on train")
+            train, options = self.streams.train, {"window": self.window, "carry_state": self.carry_state}
+            assert isinstance(train, Tensor)
+            self.scale = dynamic.mean_squared_gradients(self.run.model, train[:-1], train[1:], **options)
 
     def limit(self, split: str) -> float:
         """The perplexity of all words being equally likely; twice its own for a model that is worse than that."""
@@ -67,11 +63,9 @@ class DynamicEvaluation:
 
     def perplexity(self, split: str, pair: Pair, *, bound: bool = False) -> float:
         """Infinite if learning diverges."""
-        import bayesrnn as br
-
         stream = {"valid": self.streams.valid, "test": self.streams.test}[split]
         try:
-            found = br.dynamic_evaluation(
+            found = dynamic.dynamic_evaluation(
                 self.run.model, stream[:-1], stream[1:], lr=pair[0], window=self.window, rule=self.rule, decay=pair[1],
                 gradient_scale=self.scale, clip=self.clip, carry_state=self.carry_state, bound=bound,
             ).perplexity  # fmt: skip

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bayesrnn.lab.reading import is_number
 from bayesrnn.lab.tasks.base import merge_draws
 
 PAPERS_RULE = "sgd"
@@ -43,7 +44,8 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     if not by_rule(new):
         return whole
     rules = {**by_rule(kept), **by_rule(new)}
-    best = min(rules, key=lambda rule: _on_validation(rules[rule]))
+    valid: dict[str, Any] = {rule: own.get("valid_perplexity") for rule, own in rules.items()}
+    best = min(rules, key=lambda rule: valid[rule] if is_number(valid[rule]) else math.inf)
     for key in OF_A_RULE:
         whole.pop(key, None)
     flat = {key: rules[best][name] for key, name in OF_A_RULE.items() if name in rules[best]}
@@ -63,8 +65,3 @@ def named_rules(metrics: Mapping[str, Any]) -> dict[str, Any]:
         end = "" if rule == PAPERS_RULE else f"_{rule}"
         found |= {k.replace("_dynamic", f"_dynamic{end}"): own[n] for k, n in names.items() if n in own}
     return found
-
-
-def _on_validation(metrics: Mapping[str, Any]) -> float:
-    found = metrics.get("valid_perplexity")
-    return found if isinstance(found, int | float) else math.inf

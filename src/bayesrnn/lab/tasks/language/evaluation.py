@@ -1,4 +1,4 @@
-"""All that ``bayesrnn evaluate`` measures of a trained language model."""
+"""What ``bayesrnn evaluate`` measures of a trained language model."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ModelWithRecipe(Protocol):
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluateOptions:
     """What to measure besides the posterior mean.
 
     Attributes:
@@ -101,7 +101,7 @@ class Options:
 
 
 def evaluate(
-    run: ModelWithRecipe, streams: Streams, options: Options, *, say: Say = lambda text: None
+    run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, *, say: Say = lambda text: None
 ) -> dict[str, Any]:
     """Metrics by name, each on one stream unless its name says otherwise.
 
@@ -111,7 +111,7 @@ def evaluate(
     recipe = run.recipe
     options.check(recipe, streams)
     rates, decays = options.rates(recipe), options.decays()
-    metrics = _sound(_mean(run, streams, say))  # before the time that the rest takes, and before a rate is blamed
+    metrics = _sound(_mean(run, streams, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:
         metrics |= _tempered(run, streams, say)
     if options.samples and is_random(recipe):
@@ -181,7 +181,9 @@ def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any
     }
 
 
-def _monte_carlo(run: ModelWithRecipe, streams: Streams, options: Options, samples: int, say: Say) -> dict[str, Any]:
+def _monte_carlo(
+    run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, samples: int, say: Say
+) -> dict[str, Any]:
     """Perplexity of averaged draws, and of fewer of them."""
     splits = {"test": streams.test} if options.test_only else {"valid": streams.valid, "test": streams.test}
     kind, seed = options.suffix, options.seed
@@ -214,7 +216,7 @@ def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
     return metrics
 
 
-def _reversed(run: ModelWithRecipe, test: Tensor, options: Options, say: Say) -> dict[str, Any]:
+def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say: Say) -> dict[str, Any]:
     """Entropy gaps of the mean, of one draw, and of the average of all; ``entropy_gaps`` has those of 1, 2, … draws."""
     reset, samples = reset_of(run.recipe), options.drawn if is_random(run.recipe) else 0
     with word_dropout(run.model, on=options.drop_words):

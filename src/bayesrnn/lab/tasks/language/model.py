@@ -15,7 +15,7 @@ from bayesrnn.nn.routing import run_linear, run_recurrent
 LSTMState = tuple[Tensor, ...]
 
 
-class Stack(nn.ModuleList):
+class LSTMStack(nn.ModuleList):
     """LSTM layers, each with a width and dropout rates of its own.
 
     Shape:
@@ -31,12 +31,12 @@ class Stack(nn.ModuleList):
         return x, after
 
 
-def stacked_layers(vocabulary: int, m: Model) -> tuple[nn.Embedding, Stack]:
+def stacked_layers(vocabulary: int, m: Model) -> tuple[nn.Embedding, LSTMStack]:
     """Embedding and layers of :attr:`Model.widths`; torch's own where they have no dropout."""
     embed = br.Embedding(vocabulary, m.widths[0], word_dropout=m.word_dropout) if m.word_dropout else None
     between = m.input_dropout if m.between_dropout is None else m.between_dropout
     rates: dict[str, Any] = {name: getattr(m, f"{name}_dropout") for name in ("recurrent", "weight", "cell")}
-    layers = Stack()
+    layers = LSTMStack()
     for k, (inputs, units) in enumerate(zip(m.widths, m.widths[1:], strict=False)):
         own = {**rates, "input": between if k else m.input_dropout}
         noise = {f"{name}_dropout": rate for name, rate in own.items()}
@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
 
     Shape:
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state. Layers of different
-        widths or dropout rates are a :class:`Stack`, with its state.
+        widths or dropout rates are a :class:`LSTMStack`, with its state.
     """
 
     runs_recurrent = True  # torch's own layers in it run by `run_recurrent`
@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         m = settings
         self.embed: nn.Embedding
-        self.rnn: nn.RNNBase | Stack
+        self.rnn: nn.RNNBase | LSTMStack
         if m.stacked:
             self.embed, self.rnn = stacked_layers(vocabulary, m)
         else:
@@ -105,10 +105,11 @@ def zero_state(m: Model, rows: int, device: torch.device) -> LSTMState:
 
 @contextmanager
 def activity(model: nn.Module, m: Model) -> Iterator[list[Tensor]]:
-    """Inside, each call of the model adds its penalty on activations per word: activation and temporal activation
-    regularisation of the last layer's output (arXiv 1708.02182, section 4.4), here as means over all units.
+    """Inside, each call of the model adds its penalty per word: activation and temporal activation regularisation.
 
-    activation * mean(d^2) + activation_change * mean((h_t - h_{t-1})^2), with h the output and d = h after dropout.
+    With h the last layer's output and m its dropout mask, arXiv 1708.01009 adds alpha * L2(m * h_t) and
+    beta * L2(h_t - h_{t+1}). As in the published code, L2 is the mean of squares over units, rows and steps:
+    activation * mean((m h)^2) + activation_change * mean((h_{t+1} - h_t)^2).
     """
     found: list[Tensor] = []
 

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class PruneOptions:
     """The options of ``bayesrnn prune``."""
 
     fraction: float
@@ -60,7 +60,7 @@ class Asked:
 
 
 @br.kernels.float32_precision()  # as it was, after pruning
-def prune(run: Path, asked: Asked, device: torch.device, console: "Console") -> None:
+def prune(run: Path, asked: PruneOptions, device: torch.device, console: "Console") -> None:
     """Measure the pruning curve, remove the share that was asked for, and write the results into the run folder."""
     unfinished, guard = (run / MARKER).exists(), WeightsGuard.of(run)
     trained = open_run(run, device)
@@ -110,7 +110,7 @@ def prune(run: Path, asked: Asked, device: torch.device, console: "Console") -> 
     console.print(f"{told} {'Nothing was written.' if not_kept else f'Written to {run}'}", soft_wrap=True)
 
 
-def _plan(trained: OpenedRun, asked: Asked) -> tuple[Schedule | None, list[float]]:
+def _plan(trained: OpenedRun, asked: PruneOptions) -> tuple[Schedule | None, list[float]]:
     """How to train again, and with which further shares removed; None: not at all."""
     if asked.epochs is None:
         if asked.also_at is not None or asked.lr is not None:

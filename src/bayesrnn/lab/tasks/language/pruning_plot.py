@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bayesrnn.lab.report.plots import COLOURS, canvas, plain, png
+from bayesrnn.lab.report.plots import COLOURS, canvas, draw_pattern, plain, png
 
 
 def picture(
@@ -18,14 +18,17 @@ def picture(
     """
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-    matrices = {name: mask for name, mask in kept.items() if name.startswith("rnn.weight")}
-    figure = canvas((7.2, 7.2 if matrices else 4), dpi=120)
-    grid = figure.add_gridspec(2 if matrices else 1, max(len(matrices), 1))
+    matrices = {n.removeprefix("rnn."): m for n, m in kept.items() if n.startswith("rnn.") and "weight_" in n}
+    columns = min(4, max(len(matrices), 1))
+    below = -(-len(matrices) // columns)
+    figure = canvas((7.2, 4 + 3.2 * below), dpi=120)
+    grid = figure.add_gridspec(1 + below, columns)
     axes = figure.add_subplot(grid[0, :])
     lines = {"removed": (rows, "o-", COLOURS[0]), "removed, the rest trained again": (again, "s--", COLOURS[1])}
     for label, (some, style, colour) in lines.items():
         if some:
-            axes.plot(*points(some, "valid_perplexity"), style, color=colour, label=label)
+            xs, ys = [r["fraction"] for r in some], [r["valid_perplexity"] for r in some]
+            axes.plot(xs, ys, style, color=colour, label=label)
     if again:
         axes.legend(frameon=False)
     values = [r["valid_perplexity"] for r in (*rows, *again)]
@@ -38,17 +41,6 @@ def picture(
     axes.set_xlabel("share of weights removed, lowest |mean| / sigma first")
     axes.set_ylabel(f"validation perplexity{' (log scale)' * wide}")
     plain(axes, lines="y")
-    for column, (name, mask) in enumerate(matrices.items()):
-        cell = figure.add_subplot(grid[1, column])
-        cell.imshow(mask.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-        cell.set_title(name.removeprefix("rnn."), fontsize=9)
-        cell.set_xlabel("input unit")
-        cell.set_xticks([])
-        height = mask.shape[0] // 4
-        cell.set_yticks([height * (k + 0.5) for k in range(4)], ["i", "f", "g", "o"] if column == 0 else [""] * 4)
+    for place, (name, mask) in enumerate(matrices.items()):
+        draw_pattern(figure.add_subplot(grid[1 + place // columns, place % columns]), name, mask, ("i", "f", "g", "o"))
     return png(figure)
-
-
-def points(rows: Sequence[Mapping[str, float]], key: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
-    """Shares removed, and a value at each."""
-    return [scale * r["fraction"] for r in rows], [scale * r[key] for r in rows]

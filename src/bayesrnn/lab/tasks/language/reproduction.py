@@ -22,7 +22,7 @@ from bayesrnn.lab.runs.folder import LOCK, MARKER
 from bayesrnn.lab.runs.opening import WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD, NotARunRecord, Record, add_evaluation, from_json, read, read_folder
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule, merged
-from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
+from bayesrnn.lab.tasks.language.evaluation import EvaluateOptions, evaluate
 from bayesrnn.lab.tasks.language.paper_tables import DYNAMIC, compared, number, published_metrics
 from bayesrnn.lab.tasks.language.task import Language
 
@@ -33,7 +33,7 @@ Metrics = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReproduceOptions:
     """The options of ``bayesrnn reproduce``."""
 
     results: Path
@@ -44,7 +44,7 @@ class Asked:
     overrides: list[str]
 
 
-def reproduce(table: str, asked: Asked, console: "Console") -> list[dict[str, Any]]:
+def reproduce(table: str, asked: ReproduceOptions, console: "Console") -> list[dict[str, Any]]:
     """The lines of a table; with data, first run every row that has no record, or measure what it lacks."""
     if asked.data is None and asked.results.is_file():
         raise UserError(f"{asked.results} is a file; name the folder of records with --results.")
@@ -53,19 +53,15 @@ def reproduce(table: str, asked: Asked, console: "Console") -> list[dict[str, An
         if asked.data is not None:
             wanted = recipes.override(recipe, asked.overrides)
             for seed in range(1, asked.seeds + 1):
-                out, folder = asked.runs / name / str(seed), asked.results / name
-                _complete(Row(name, wanted, seed, asked.data, out, folder), asked, console)
+                row = Row(name, wanted, seed, asked.data, asked.runs / name / str(seed), asked.results / name)
+                found = row.record()
+                if found is not None and (made := row.otherwise(found[1].metrics)):
+                    told = f"{found[0]} has values measured with {', '.join(made)}, and keeps them"
+                    console.print(f"{told}; move it to measure others.", soft_wrap=True, markup=False)
+                if found is None or row.lacking(found[1].metrics):
+                    _run(console, row, found, asked.device, asked.overrides)
         lines += compared(name, recipe, read_folder(asked.results / name))
     return lines
-
-
-def _complete(row: "Row", asked: Asked, console: "Console") -> None:
-    found = row.record()
-    if found is not None and (made := row.otherwise(found[1].metrics)):
-        told = f"{found[0]} has values measured with {', '.join(made)}, and keeps them"
-        console.print(f"{told}; move it to measure others.", soft_wrap=True, markup=False)
-    if found is None or row.lacking(found[1].metrics):
-        _run(console, row, found, asked.device, asked.overrides)
 
 
 @dataclass(frozen=True)
@@ -183,7 +179,7 @@ def _check_folder(row: Row) -> None:
     elif (row.out / MARKER).exists():
         begun = read_json(row.out / "config.json") if (row.out / "config.json").exists() else None
         config = begun if isinstance(begun, dict) else {}
-        about = {"seed": config.get("seed"), "settings": config.get("settings"), "metrics": {}}
+        about: dict[str, Any] = {"seed": config.get("seed"), "settings": config.get("settings"), "metrics": {}}
         about["data"] = data_name(str(config.get("data", "")))
         if config and not row.fits(from_json(about, where=row.out)):
             raise UserError(
@@ -237,7 +233,7 @@ def _measure(console: "Console", row: Row, known: Metrics, device: str | None) -
     chosen = {}
     if settings.dynamic_lr == recipes.load(row.name).evaluate.dynamic_lr:  # no other was asked for
         chosen = by_rule(known).get(PAPERS_RULE, {})  # on validation, when it was measured before
-    options = Options(
+    options = EvaluateOptions(
         samples=settings.samples if "test_mc" in missing else 0,
         dynamic=dynamic,
         dynamic_lr=number(chosen.get("lr")) or settings.dynamic_lr if dynamic else None,

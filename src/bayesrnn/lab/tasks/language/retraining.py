@@ -18,11 +18,11 @@ from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.progress import Reporter
-from bayesrnn.lab.engine.resume import describe, go_on
+from bayesrnn.lab.engine.resume import continues, go_on
 from bayesrnn.lab.reading import read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.folder import MARKER, RunFolder, identity
+from bayesrnn.lab.runs.folder import MARKER, RunFolder, config_of, identity
 from bayesrnn.lab.runs.opening import OpenedRun, check_files
 from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.base import weights_digest
@@ -41,16 +41,16 @@ class Schedule:
     epochs: int
     lr: float
 
-    @property
-    def steps(self) -> int:
-        """Epochs that begin with the removal of weights."""
-        return max(1, self.epochs // 2)
-
     def share(self, epoch: int, fraction: float, before: float = 0.0) -> float:
         """The share of weights removed in an epoch (from 1), ``before`` of them from the start (1710.01878, Eq. 1)."""
         if epoch >= self.steps:
             return fraction
         return fraction - (fraction - before) * (1 - epoch / self.steps) ** 3
+
+    @property
+    def steps(self) -> int:
+        """Epochs that begin with the removal of weights."""
+        return max(1, self.epochs // 2)
 
     def settings(self) -> list[str]:
         """As overrides of a recipe, without averaging and early stopping."""
@@ -78,10 +78,10 @@ def schedule(recipe: Recipe, epochs: int, lr: float | None = None) -> Schedule:
 class Retraining(Language):
     """A language task whose model begins with a run's weights, of which more and more are removed.
 
-    A removed weight has mean 0 and keeps it; that is the only mark, and a checkpoint has it. Every sigma stays as the
-    run found it, but that of a removed weight is halved: a sigma that is learnt further grows from epoch to epoch, with
-    all of the noise the rest fits less, with none it may overfit. In the end the noise of removed weights goes too
-    (:meth:`bare`). If the run was pruned before, the KL is not reported: log sigma of such weights is huge.
+    A removed weight has mean 0 and keeps it; checkpoints need no other mark. Sigmas are not trained: they would grow
+    from epoch to epoch. That of a removed weight is halved: with all of the noise the rest fits less, with none it may
+    overfit. At the end the noise of removed weights goes too (:meth:`bare`). If the run was pruned before, the KL is
+    not reported: log sigma of such weights is huge.
 
     Args:
         whole: the run's posterior; it is not changed.
@@ -202,7 +202,7 @@ def retrain(
     task = Retraining(recipe, given, device, whole=whole, plan=plan, fraction=fraction)
     check_files(task, run.files, advice=f"name the {task.source} it was trained on with --data")
     files = task.files()
-    config = provenance.config(
+    config = config_of(
         recipe, name=run.config["recipe"], data=source, seed=run.config["seed"], files=files, digest=task.digest()
     )
     config["pruned"] = {
@@ -210,9 +210,11 @@ def retrain(
     }  # fmt: skip
     if force or not _done(out, config):
         resume = not force and (out / MARKER).exists()
+        provenance.commit()  # now: the checkout may have changed when the run ends
         names = (*engine.FILES, *files)
         with RunFolder(out, files=names, force=force, resume=resume, elsewhere=_ELSEWHERE) as folder:
-            describe(folder, config, task, resume=resume)
+            if not (resume and continues(folder, config, task)):
+                folder.describe(config, files)
             started, held = time.time(), task.held(task.start)
             trained = _PruningRun(task, seed=config["seed"], folder=folder, reporter=reporter, graph=graph, held=held)
             step = trained.step
@@ -238,7 +240,7 @@ def _train(run: engine.Run, fraction: float) -> None:
 
 
 def _done(out: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder has this retraining, finished; another one is refused, and one by another version."""
+    """Whether this retraining has finished in the folder; another one, or one by another version, is refused."""
     unfinished = (out / MARKER).exists()
     if not (out / ("config.json" if unfinished else RECORD)).exists():
         return False
@@ -248,8 +250,8 @@ def _done(out: Path, config: dict[str, Any]) -> bool:
     if isinstance(pruned, dict) and pruned.get("sigma") != SIGMA:
         what = "an unfinished" if unfinished else "a"
         raise UserError(
-            f"{out} holds {what} retraining by another version, in which weights went, or their noise, in another way. "
-            "Replace it with --force, or keep it: give the folder another name."
+            f"{out} holds {what} retraining by another version, which removed weights or their noise differently. "
+            "Replace it with --force, or keep it: rename the folder."
         )
     if unfinished:
         return False

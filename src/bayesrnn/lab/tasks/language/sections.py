@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from bayesrnn.lab.report import html, plots
 from bayesrnn.lab.report.analysis import Analysis
 from bayesrnn.lab.report.parts import Page
-from bayesrnn.lab.report.shades import level, ranges
 from bayesrnn.lab.runs.collection import SeedGroup
 from bayesrnn.lab.tasks.language.analysis import WORDS
 from bayesrnn.lab.tasks.language.words import ScoredWord
@@ -84,8 +83,8 @@ def words(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analys
             "Sentences of the test text. A darker word surprised the model more (-log p, nats); the thicker the line "
             "under it, the more draws of the weights disagreed about it (mutual information, nats; 10 draws)."
         ),
-        html.key("Shade", "s", ranges(SURPRISAL_LEVELS)),
-        html.key("Line", "i", ranges(INFORMATION_LEVELS)),
+        html.key("Shade", "s", html.ranges(SURPRISAL_LEVELS)),
+        html.key("Line", "i", html.ranges(INFORMATION_LEVELS)),
         *parts,
     )
 
@@ -93,8 +92,8 @@ def words(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analys
 def _shaded(word: ScoredWord) -> "Markup":
     return html.word(
         word.text,
-        shade=level(word.surprisal, SURPRISAL_LEVELS),
-        line=level(word.mutual_information, INFORMATION_LEVELS),
+        shade=html.level(word.surprisal, SURPRISAL_LEVELS),
+        line=html.level(word.mutual_information, INFORMATION_LEVELS),
         title=f"surprisal {word.surprisal:.2f}, entropy {word.entropy:.2f}, "
         f"mutual information {word.mutual_information:.3f}",
     )

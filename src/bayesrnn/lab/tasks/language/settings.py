@@ -27,7 +27,8 @@ class Model(schema.WordLayers):
 
     hidden: Count = Field(650, description="units of each layer, and of the embedding unless it has its own width")
     embedding: Count | None = Field(
-        None, description="width of the embedding, and of the last layer if the decoder is tied to it; null: hidden"
+        None,
+        description="width of the embedding, and of the last layer if the decoder is tied; null: hidden",
     )
     layers: Layers = Field(2, description="LSTM layers")
     tied: bool = Field(False, description="the decoder shares the embedding's weights")
@@ -44,10 +45,10 @@ class Model(schema.WordLayers):
     )
     tied_masks: bool = Field(True, description="the four gates share their masks (arXiv 1512.05287, Eq. 7)")
     activation: NotNegative = Field(
-        0.0, description="times the mean square of the dropped output of the last layer, added to the loss per word"
+        0.0, description="penalty on large outputs of the last layer: factor of their mean square in the loss per word"
     )
     activation_change: NotNegative = Field(
-        0.0, description="times the mean square of that output's change per step, added to the loss per word"
+        0.0, description="penalty on jumps of that output: factor of the mean square of its change in the loss per word"
     )
 
     @property
@@ -74,7 +75,7 @@ class Data(Section):
     batch_size: Count = Field(20, description="streams of text side by side")
     window: Count = Field(35, description="words per step of backpropagation through time")
     carry_state: bool = Field(True, description="each window starts with the last window's state")
-    shift: bool = Field(False, description="each epoch starts at a random word of the first window, so windows differ")
+    shift: bool = Field(False, description="start each epoch at a random word of the first window: windows vary")
     loss: Literal["window", "word"] = Field(
         "window", description="window: summed over a window's words, averaged over rows; word: the mean per word"
     )

@@ -23,7 +23,7 @@ _LOGITS = 1 << 25  # numbers in one evaluation window's logits
 class Streams:
     """A corpus as ids: training text in ``batch_size`` streams (L, B), the other splits as one, (N, 1).
 
-    Of token files the training text stays on disk.
+    The training text of token files stays on disk.
     """
 
     vocabulary: Vocabulary
@@ -45,7 +45,7 @@ class Streams:
 
     @property
     def valid_streams(self) -> Tensor:
-        """The validation text in several streams, for the quick figure after each epoch."""
+        """The validation text in several streams, for the quick value after each epoch."""
         return batchify(self.valid[:, 0], max(1, min(EPOCH_STREAMS, len(self.valid) // (self.window + 1))))
 
     def to(self, device: torch.device) -> "Streams":
@@ -66,7 +66,7 @@ def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None
     train = batchify(ids["train"], recipe.data.batch_size)
     unknown = {split: vocabulary.unknown(text) for split, text in texts.items()}
     made = Streams(vocabulary, train, ids["valid"].unsqueeze(1), ids["test"].unsqueeze(1), unknown, recipe.data.window)
-    return _long_enough(made)
+    return _long_enough(made, recipe)
 
 
 def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
@@ -80,20 +80,22 @@ def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
     size = len(folder.vocabulary)
     train = DiskStreams(folder.file("train"), recipe.data.batch_size, vocabulary=size, where=folder.path)
     valid, test = (folder.read(split).unsqueeze(1) for split in ("valid", "test"))
-    return _long_enough(Streams(folder.vocabulary, train, valid, test, folder.unknown, recipe.data.window))
+    return _long_enough(Streams(folder.vocabulary, train, valid, test, folder.unknown, recipe.data.window), recipe)
 
 
-def _long_enough(streams: Streams) -> Streams:
-    """Every split has at least one window."""
-    for split in ("train", "valid", "test"):
-        length, window = len(getattr(streams, split)), streams.window
-        if length <= window:
+def _long_enough(streams: Streams, recipe: Recipe) -> Streams:
+    """Every split has at least one window, also after the words that ``data.shift`` skips."""
+    window, skipped = streams.window, recipe.data.window - 1 if recipe.data.shift else 0
+    for split, more in (("train", skipped), ("valid", 0), ("test", 0)):
+        length = len(getattr(streams, split))
+        if length <= window + more:
             rows = streams.train.shape[1] if split == "train" else 1
             each = f" in each of {rows} streams" if rows > 1 else ""
             smaller = "data.window or data.batch_size" if split == "train" else "data.window"
+            shifted = f", after up to {more} words that data.shift skips" if more else ""
             raise UserError(
                 f"The {split} text has {counted(length, 'word')}{each}, fewer than one window of {window} and the word "
-                f"after it; use more text, or a smaller {smaller}."
+                f"after it{shifted}; use more text, or a smaller {smaller}."
             )
     return streams
 

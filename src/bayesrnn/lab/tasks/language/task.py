@@ -14,7 +14,7 @@ from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterio
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
 from bayesrnn.lab.tasks.language.card import CARD
-from bayesrnn.lab.tasks.language.evaluation import Options, evaluate
+from bayesrnn.lab.tasks.language.evaluation import EvaluateOptions, evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
 from bayesrnn.lab.tasks.language.settings import SECTIONS
@@ -69,6 +69,7 @@ class Language(Task):
     metrics, details, conditions = METRICS, DETAILS, CONDITIONS
     draw_options = ("samples", "entropy_samples", "drop_words", "test_only")
     commands = COMMANDS
+    panel = "bayesrnn.lab.tasks.language.panel:LanguagePanel"
     report_sections = (
         "bayesrnn.lab.report.uncertainty:reliability",
         "bayesrnn.lab.tasks.language.sections:entropy_gap",
@@ -184,7 +185,7 @@ class Language(Task):
         self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, **options: Any
     ) -> dict[str, Any]:
         draws = self.recipe.evaluate.samples if samples is None else samples
-        return evaluate(self, self.streams, Options(samples=draws, seed=seed, **options), say=say)
+        return evaluate(self, self.streams, EvaluateOptions(samples=draws, seed=seed, **options), say=say)
 
     @classmethod
     def paper_values(cls, settings: Mapping[str, Any]) -> dict[str, float]:

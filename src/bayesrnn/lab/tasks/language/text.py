@@ -128,7 +128,7 @@ def read_tokens(file: Path) -> list[str]:
 
 
 def tokens_of(data: bytes, name: str) -> list[str]:
-    """As :func:`read_tokens`, of bytes; ``name`` is what an error calls them."""
+    """Like :func:`read_tokens`, for bytes; ``name`` is what an error calls them."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

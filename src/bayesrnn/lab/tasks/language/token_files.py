@@ -32,7 +32,7 @@ _SPLITS = ("train", "valid", "test")
 _FORMAT = 1
 _TYPES = ("<u2", "<u4")
 _CHUNK = 1 << 18  # bytes read at once; their words take some 30 times as much
-_LONGEST = 1 << 24  # characters of a word: more is no text
+_LONGEST = 1 << 24  # characters of a word: a longer one is not text
 _WHOLE = 1 << 26  # words of a text up to which its digest is of all of them
 _BLOCKS, _BLOCK = 256, 1 << 16  # of a longer one: so many pieces of so many words
 _RARE_ENDS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # of lines, as str.splitlines has them, \n aside
@@ -171,7 +171,7 @@ def _written(target: Path) -> Iterator[IO[bytes]]:
 
 
 class TokenFolder:
-    """What :func:`tokenize` has written. Opening it reads the vocabulary, and no token."""
+    """The files that :func:`tokenize` writes. Opening them reads the vocabulary, and no token."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -204,7 +204,7 @@ class TokenFolder:
         """The tokens of a split, mapped into memory: what is read is on disk until then."""
         file = self.path / f"{split}.tokens"
         if not file.stat().st_size:
-            return np.empty(0, self._type)  # nothing cannot be mapped
+            return np.empty(0, self._type)  # an empty file cannot be mapped
         found: Words = np.memmap(file, self._type, mode="r")
         return found
 
@@ -220,10 +220,10 @@ def _count(value: Any) -> int:
 
 
 def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:
-    """As int64; a number that is no word's is refused."""
+    """As int64; a number outside the vocabulary is refused."""
     ids = torch.from_numpy(tokens.astype(np.int64))
     if len(ids) and int(ids.max()) >= vocabulary:
-        raise UserError(f"A token file in {where} is damaged: it has a number that is no word's; make it again.")
+        raise UserError(f"A token file in {where} is damaged: it has a number outside the vocabulary; make it again.")
     return ids
 
 

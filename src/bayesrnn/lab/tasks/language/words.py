@@ -1,13 +1,25 @@
 """Single words of a text: how surprising each was, and how sure the model was of its prediction."""
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from bayesrnn.errors import UserError
 from bayesrnn.lab.tasks.language.scoring import entropy_of_logs, log_probabilities
-from bayesrnn.lab.text import word_dropout
+from bayesrnn.lab.tasks.language.streams import reset_of
+from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens, tokens_of
+from bayesrnn.lab.text import EOS, vocabulary_of, word_dropout
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.runs.opening import OpenedRun
+
+_PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -21,20 +33,89 @@ class ScoredWord:
 
 
 def scored_words(
-    model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None
-) -> Iterator[ScoredWord]:
+    model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None,
+    models: Sequence[nn.Module] = (),
+) -> Iterator[ScoredWord]:  # fmt: skip
     """Score the words that follow the first one of a stream (N + 1, 1); ``words`` are these N words as text.
 
     Probabilities are averaged over ``samples`` draws (0: the posterior mean). The mutual information of a word and the
     weights is the entropy of that average less the average entropy of the draws. The state starts from zero every
-    ``reset`` words; None: never.
+    ``reset`` words; None: never. ``models``: see :func:`log_probabilities`.
     """
     texts = iter(words)
     with word_dropout(model, on=False):
-        for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset):
+        for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset, models=models):
             mean = logs.logsumexp(0) - math.log(len(logs))
             surprisal = -mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
             entropy = entropy_of_logs(mean)
             information = (entropy - entropy_of_logs(logs).mean(0)).clamp_min(0)
             for values in zip(surprisal.tolist(), entropy.tolist(), information.tolist(), strict=True):
                 yield ScoredWord(next(texts), *values)
+
+
+def tokens(file: Path | None) -> list[str]:
+    """The words of a file; None or "-": those of stdin."""
+    found = tokens_of(_stdin(), "stdin") if file is None or file == Path("-") else read_tokens(file)
+    if not found:
+        raise UserError("There is no text to score.")
+    return found
+
+
+def _stdin() -> bytes:
+    """All of stdin, up to the largest size of a file; binary input only up to its first zero byte."""
+    if sys.stdin is None:
+        raise UserError("stdin is closed; send a text to it, or name a file.")
+    data = bytearray()
+    try:
+        while part := sys.stdin.buffer.read(_PART):  # by parts: between them an interrupt is seen
+            data += part
+            if b"\0" in part:
+                return bytes(data[: data.index(0) + 1])
+            if len(data) > MAX_BYTES:
+                raise UserError(f"stdin has more than {MAX_BYTES / (1 << 30):g} GB, too much to hold in memory.")
+    except OSError as error:
+        raise UserError(f"stdin cannot be read ({error.strerror or error}).") from None
+    return bytes(data)
+
+
+def scored(
+    run: "OpenedRun", words: list[str], *, samples: int, seed: int, models: Sequence[nn.Module] = ()
+) -> Iterator[dict[str, Any]]:
+    """One line per word; the first is predicted from the end of a sentence.
+
+    With ``data.carry_state: false`` the state starts from zero in every window, as in training. ``models``: plain
+    modules with the weights of the draws, if they have been made before.
+    """
+    vocabulary = vocabulary_of(run.files)
+    stream = vocabulary.encode([EOS, *words]).unsqueeze(1).to(next(run.model.parameters()).device)
+    reset = reset_of(run.recipe)
+    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset, models=models):
+        yield {
+            "word": word.text,
+            "known": word.text in vocabulary,
+            "surprisal": word.surprisal,
+            "entropy": word.entropy,
+            "mutual_information": word.mutual_information,
+        }
+
+
+def print_json(lines: Iterable[dict[str, Any]]) -> None:
+    """One JSON object per word."""
+    import typer
+
+    for line in lines:
+        typer.echo(json.dumps(line))
+
+
+def print_coloured(lines: Iterable[dict[str, Any]]) -> None:
+    """The text with surprising words in red."""
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text()
+    for line in lines:
+        share = min(line["surprisal"] / 10, 1.0)
+        red, green = round(90 + 165 * share), round(220 - 150 * share)
+        text.append(line["word"], style=f"rgb({red},{green},90)")
+        text.append("\n" if line["word"] == EOS else " ")
+    Console().print(text)

@@ -53,7 +53,9 @@ def read(path: str | Path) -> list[Review]:
     files = _find(Path(path))
     reviews = []
     for author in AUTHORS:
-        _check_author(files, author, Path(path))
+        if missing := [f"{kind}.{author}" for kind in _KINDS if (author, kind) not in files]:
+            what = f"folder {author} with {' and '.join(missing)}" if len(missing) > 1 else f"file {missing[0]}"
+            raise UserError(f"{path} has no {what}; unpack the archive again.")
         texts = _lines(files, author, "subj")
         ratings = [_rating(text, author, i) for i, text in enumerate(_lines(files, author, "rating"), 1)]
         if len(texts) != len(ratings):
@@ -74,15 +76,11 @@ def _find(path: Path) -> dict[tuple[str, str], bytes]:
         raise UserError(f"{path} does not exist; name {ARCHIVE} or the folder it was unpacked into.")
     for folder in (path, path / "scaledata"):
         if any((folder / author).is_dir() for author in AUTHORS):
-            return _from_folder(folder)
+            paths = {(author, kind): folder / author / f"{kind}.{author}" for author in AUTHORS for kind in _KINDS}
+            return {key: read_bytes(file, most=_MAX_FILE) for key, file in paths.items() if file.is_file()}
     if (path / ARCHIVE).is_file():
         return _from_archive(path / ARCHIVE)
     raise UserError(f"{path} has neither {ARCHIVE} nor the folders of its authors ({', '.join(AUTHORS)}).")
-
-
-def _from_folder(folder: Path) -> dict[tuple[str, str], bytes]:
-    files = {(author, kind): folder / author / f"{kind}.{author}" for author in AUTHORS for kind in _KINDS}
-    return {key: read_bytes(file, most=_MAX_FILE) for key, file in files.items() if file.is_file()}
 
 
 def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
@@ -107,13 +105,6 @@ def _from_archive(path: Path) -> dict[tuple[str, str], bytes]:
         reason = getattr(error, "strerror", None) or "damaged, or not a .tar.gz file"
         raise UserError(f"{path} cannot be read ({reason}); get {ARCHIVE} again.") from None
     return found
-
-
-def _check_author(files: dict[tuple[str, str], bytes], author: str, path: Path) -> None:
-    missing = [f"{kind}.{author}" for kind in _KINDS if (author, kind) not in files]
-    if missing:
-        what = f"folder {author} with {' and '.join(missing)}" if len(missing) > 1 else f"file {missing[0]}"
-        raise UserError(f"{path} has no {what}; unpack the archive again.")
 
 
 def _lines(files: dict[tuple[str, str], bytes], author: str, kind: str) -> list[str]:
@@ -201,7 +192,8 @@ def cut(
             first.setdefault(tuple(review.words), review)
         shuffled = list(first.values())
     known = shuffled[: _training(len(shuffled), valid)[1]] if whole else shuffled
-    vocabulary = _vocabulary(known, words)
+    counts = Counter(word for review in known for word in review.words)
+    vocabulary = [*SPECIAL, *sorted(counts, key=lambda word: (-counts[word], word))[:words]]
     chunks = _chunks(shuffled, vocabulary, length)
     if whole:
         rest, train = (int((chunks.review < n).sum()) for n in _training(len(shuffled), valid))
@@ -219,12 +211,6 @@ def _training(count: int, valid: float) -> tuple[int, int]:
     """How many of ``count`` come before the test part, and how many of those are trained on."""
     rest = int(count * (1 - TEST_SHARE))
     return rest, rest - int(rest * valid)
-
-
-def _vocabulary(reviews: Sequence[Review], words: int) -> list[str]:
-    counts = Counter(word for review in reviews for word in review.words)
-    kept = sorted(counts, key=lambda word: (-counts[word], word))[:words]
-    return [*SPECIAL, *kept]
 
 
 def _chunks(reviews: Sequence[Review], vocabulary: list[str], length: int) -> Chunks:

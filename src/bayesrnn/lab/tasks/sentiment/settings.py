@@ -9,6 +9,18 @@ from bayesrnn.lab.recipes import schema
 from bayesrnn.lab.recipes.schema import Count, Draws, DrawsOrNone, Positive, Section, Sections, Share
 
 
+class Data(Section):
+    """How reviews are cut and divided."""
+
+    batch_size: Count = Field(128, description="pieces per step")
+    length: Count = Field(200, description="words per piece")
+    split: Literal["review", "chunk"] = Field(
+        "review", description="divide whole reviews, or pieces as the authors did (a review is then on both sides)"
+    )
+    words: Count = Field(19_996, description="most frequent words that are known (the paper: ids below 20,000)")
+    valid: Share = Field(0.1, description="part of the training data for validation")
+
+
 class Model(schema.WordLayers):
     """Embedding, one recurrent layer and a linear output, and their dropout rates."""
 
@@ -19,18 +31,6 @@ class Model(schema.WordLayers):
         math.sqrt(0.5), description="standard deviation of the likelihood, in standard deviations of the ratings"
     )
     kl_weight: schema.KLWeight = 1.0
-
-
-class Data(Section):
-    """How reviews are cut and divided."""
-
-    batch_size: Count = Field(128, description="pieces per step")
-    length: Count = Field(200, description="words per piece")
-    words: Count = Field(19_996, description="most frequent words that are known (the paper: ids below 20,000)")
-    split: Literal["review", "chunk"] = Field(
-        "review", description="divide whole reviews, or pieces as the authors did (a review is then on both sides)"
-    )
-    valid: Share = Field(0.1, description="part of the training data for validation")
 
 
 class Evaluate(Section):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bayesrnn.lab.recipes import Recipe
     from bayesrnn.lab.runs.opening import OpenedRun
 
-_WORDS = "words.json"
+WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
 _LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
 _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
@@ -85,6 +85,7 @@ class Sentiment(Task):
     metric, unit, source = "valid_rmse", "chunks", "reviews"
     metrics, details = METRICS, DETAILS
     card = CARD
+    panel = "bayesrnn.lab.tasks.sentiment.panel:SentimentPanel"
     report_sections = (
         "bayesrnn.lab.report.uncertainty:coverage",
         "bayesrnn.lab.report.uncertainty:selective",
@@ -124,7 +125,7 @@ class Sentiment(Task):
 
     @staticmethod
     def build(recipe: "Recipe", files: Files) -> nn.Module:
-        plain = RatingModel(len(json.loads(files[_WORDS])["words"]), recipe.model, recipe.data.length)
+        plain = RatingModel(len(json.loads(files[WORDS])["words"]), recipe.model, recipe.data.length)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="head.bias")
 
     def attach(self, model: nn.Module) -> None:
@@ -138,7 +139,7 @@ class Sentiment(Task):
 
     def files(self) -> dict[str, bytes]:
         about = {"mean": self.mean, "sd": self.sd, "words": self.parts.words}
-        return {_WORDS: json.dumps(about, indent=0).encode()}
+        return {WORDS: json.dumps(about, indent=0).encode()}
 
     def content(self) -> Iterator[Tensor | bytes]:
         yield json.dumps(self.parts.words).encode()
@@ -173,7 +174,7 @@ class Sentiment(Task):
         return self.mean + self.sd * torch.cat(made, 1)
 
     def with_all_words(self, samples: int, seed: int = _SEED) -> Tensor:
-        """Draws like those of :meth:`predictions` that drop no words, (samples, N); (0, N) where none ever are."""
+        """Draws like those of :meth:`predictions` that keep all words, (samples, N); (0, N) without word dropout."""
         if not (samples and self.recipe.model.word_dropout):
             return self.at_end[:0]
         with word_dropout(self.model, on=False):
@@ -192,7 +193,8 @@ class Sentiment(Task):
 
     def _errors(self, predicted: Tensor, way: str) -> dict[str, float | None]:
         """RMSE and slope of predictions (N,) on both splits; ``way`` ends their names."""
-        n, found = len(self.parts.valid), {}
+        n = len(self.parts.valid)
+        found: dict[str, float | None] = {}
         for split, part in (("valid", slice(0, n)), ("test", slice(n, None))):
             found[f"{split}_rmse{way}"] = regression.rmse(predicted[part], self.ratings[part])
             found[f"{split}_slope{way}"] = regression.slope(predicted[part], self.ratings[part])
@@ -239,7 +241,7 @@ class Sentiment(Task):
         return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_metrics(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
-        """Metrics of the best epoch's weights and, under ``end``, of the last epoch's: the paper never stops."""
+        """Metrics of the best epoch's weights and, under ``end``, the last epoch's: the paper does not stop early."""
         samples = len(self.at_end) - 1
         best = self.measures(self.predictions(samples), self.with_all_words(samples))
         end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)

@@ -1,0 +1,389 @@
+"""The column of dates, read by pandas, and the even grid of time steps they lie on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bayesrnn.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CELL = (
+    r"^(?P<date>.*?\d.*?)(?:(?: *T *|(?<=\d-\d\d) +|(?<=\d-\d) +| +(?=\d{1,2}:| *\d{1,2} ?[AaPp]))"
+    r"(?P<time>\d{1,2}(?::\d{2}(?::\d{2}(?:[.,]\d+)?)?)?) *(?P<half>[AaPp]\.?[Mm]\.?)? *"
+    r"(?P<zone>Z|UTC|[+-]\d{2}:?\d{2})?)?$"
+)
+_MONTHS = r"(?i)\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+# Separators of a date are "-" by then, and single digits have a zero before them.
+_FORMATS = (
+    "%Y-%m-%d %Y-%m %d-%m-%Y %m-%d-%Y %m-%Y %b-%d-%Y %d-%b-%Y %Y-%b-%d %b-%Y %Y-%b "
+    "%d-%m-%y %m-%d-%y %y-%m-%d %d-%b-%y %b-%d-%y %b-%y %b-%d %G-W%V-%u %Y%m%d %Y%m %Y"
+).split()
+_NO_YEAR = "%b-%d"
+EPOCH = "seconds since 1970"
+_DAY = 86_400
+LOOK = 200  # rows that decide on the delimiter, the header and the column of dates
+_NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
+_COUNTERS = _NAMES | {"", "row", "no", "unnamed: 0"}
+_CLOCK = {c: c for c in ("year", "month", "quarter", "day", "hour", "minute")} | {"mon": "month", "qtr": "quarter"}
+Table = Any  # a DataFrame of text, with the rows' lines in the file as index
+
+
+def dates_of(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.DatetimeIndex | None, Table]:
+    """The dates of the rows, and the table without the columns they came from."""
+    if given == "none" and given not in table:
+        return None, table
+    table = _uncounted(table)
+    parts = {_CLOCK[c.lower()]: c for c in table if c.lower() in _CLOCK}
+    whole = any(c.lower() in _NAMES and c not in parts.values() for c in table)
+    if not (given or form or whole) and "year" in parts and {"month", "quarter"} & parts.keys():
+        return _together(table[list(parts.values())].set_axis(list(parts), axis=1)), table.drop(columns=parts.values())
+    name = given or date_column(table, form)
+    if not name:
+        notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
+        return None, table
+    if name not in table:
+        raise UserError(f"There is no column {name!r} for the dates; there are {listed(table)}.")
+    cells = table[name].tolist()
+    forms = [] if form else forms_of(cells[:LOOK])
+    if not forms and not form:
+        raise UserError(
+            f"The column {name!r} holds no dates (its first cell is {cells[0]!r}); write them as YYYY-MM-DD, YYYY-MM "
+            "or YYYY, or say with data.date_format how they are written (%d/%m/%Y)."
+        )
+    return parse(cells, list(table.index), name, notes, form), table.drop(columns=name)
+
+
+def _together(parts: Table) -> pd.DatetimeIndex:
+    """Dates whose year, month or quarter, day, hour, ... have a column each."""
+
+    import pandas as pd
+
+    whole = parts.apply(pd.to_numeric, errors="coerce")
+    if "quarter" in whole:
+        whole["month"] = 3 * whole.pop("quarter").where(lambda q: q.isin([1, 2, 3, 4])) - 2
+    found = pd.to_datetime(whole if "day" in whole else whole.assign(day=1), errors="coerce")
+    for line in parts.index[found.isna()][:1]:
+        raise UserError(f"line {line}: {'-'.join(parts.loc[line])} in the columns {listed(parts)} is no date.")
+    return pd.DatetimeIndex(found)
+
+
+def _uncounted(table: Table) -> Table:
+    """Without a column that counts the rows (as programs write one without a name), and sorted by it."""
+
+    import pandas as pd
+
+    for name in [c for c in table if c.lower() in _COUNTERS][: len(table.columns) - 1]:
+        whole = pd.to_numeric(table[name], errors="coerce")
+        if set(whole) in (set(range(len(table))), set(range(1, len(table) + 1))):
+            return table.loc[whole.sort_values(kind="stable").index].drop(columns=name)
+    return table
+
+
+def date_column(table: Table, form: str = "") -> str:
+    """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
+
+    Raises:
+        UserError: a column looks like dates, and they are not understood.
+    """
+
+    import pandas as pd
+
+    first = table.columns[0]
+    named = [c for c in table if c.lower() in _NAMES]
+    if form:
+        return named[0] if named else first
+    forms = {c: forms_of(table[c].iloc[:LOOK].tolist()) for c in table}
+    plain = {c: bool(table[c].iloc[:LOOK].str.fullmatch(r"[+-]?\d*\.?\d*").all()) for c in table}
+    for column in [*(c for c in named if forms[c]), *(c for c in table if forms[c] and not plain[c])]:
+        return column
+    if forms[first] and table[first].is_unique and len(table) > 2:
+        return first
+    digits = {c: table[c].iloc[:LOOK].str.contains(r"\d").mean() > 0.9 and table[c].is_unique for c in table}
+    words = {c: pd.to_numeric(table[c].str.replace(",", "."), errors="coerce").iloc[:LOOK].isna() for c in table}
+    text = [c for c in table if digits[c] and words[c].mean() > 0.5]
+    for column in [*named, *text][: 1 if len(table.columns) > 1 else 0]:
+        raise UserError(
+            f"The column {column!r} was taken for the dates, and they are not understood (the first is "
+            f"{table[column].iloc[0][:60]!r}); write them as YYYY-MM-DD, say how they are written with "
+            "data.date_format (such as %d/%m/%Y), name another column with data.date, or set data.date=none where the "
+            "rows are evenly spaced, oldest first."
+        )
+    return ""
+
+
+def listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def _parts(cells: pd.Series) -> pd.DataFrame:
+    """Columns date (separators are "-"), time (a Timedelta) and zone ("+0100") of each cell; NaN where it has none."""
+
+    import pandas as pd
+
+    found = cells.str.extract(_CELL)
+    date = found["date"].str.strip().str.replace(r"[\s,./-]+", "-", regex=True)
+    date = date.str.replace(_MONTHS, r"\1", regex=True).str.replace(r"^(\d{4})-0+$", r"\1", regex=True)
+    date = date.str.replace(r"(?i)^(\d{4})-?m(\d{1,2})$", r"\1-\2", regex=True)
+    date = date.str.replace(r"(?i)^q([1-4])-?(\d{4})$", r"\2Q\1", regex=True)
+    date = date.str.replace(r"(?i)^(\d{4})-?q([1-4])$", lambda m: f"{m[1]}-{3 * int(m[2]) - 2:02}", regex=True)
+    weeks = date.str.replace(
+        r"(?i)^(\d{4})-?w(\d{2})(?:-?([1-7]))?$", lambda m: f"{m[1]}-W{m[2]}-{m[3] or 1}", regex=True
+    )
+    date = weeks.where(weeks.str.contains("W", na=False), date.str.replace(r"(?<!\d)(\d)(?!\d)", r"0\1", regex=True))
+    clock = found["time"].str.replace(",", ".")
+    clock = clock + clock.str.count(":").map({0: ":00:00", 1: ":00"}).fillna("")
+    time = pd.to_timedelta(clock, errors="coerce").fillna(pd.Timedelta(0))
+    noon, half = pd.Timedelta(hours=12), found["half"].str[0].str.lower()
+    time = time.mask(half.notna() & (time >= noon), time - noon) + noon * (half == "p").astype(int)
+    date = date.mask((time >= pd.Timedelta(days=1)) | (half.notna() & (time < pd.Timedelta(0))))
+    zone = found["zone"].str.replace(":", "").replace({"Z": "+0000", "UTC": "+0000"})
+    return pd.DataFrame({"date": date, "time": time, "zone": zone})
+
+
+def _read(date: pd.Series, form: str) -> pd.Series:
+    """Days of cells in one format; NaT where a cell has another. Two-digit years never lie in the future."""
+
+    import pandas as pd
+
+    if form == EPOCH:
+        whole = date.where(date.str.fullmatch(r"\d{10}|\d{13}", na=False))
+        seconds = pd.to_numeric(whole, errors="coerce")
+        return pd.to_datetime(seconds.where(seconds < 1e11, seconds / 1000), unit="s", errors="coerce").astype("M8[us]")
+    days = pd.to_datetime(date, format=form, errors="coerce").astype("M8[us]")
+    if "%y" in form:
+        days = days.mask(days > pd.Timestamp.now(), days - pd.DateOffset(years=100))
+    return days
+
+
+def forms_of(cells: Sequence[str]) -> list[str]:
+    """The formats that read at least nine in ten of the cells that are not empty; none: the column holds no dates."""
+
+    import pandas as pd
+
+    kept = pd.Series([cell for cell in cells if cell], dtype=str)
+    if kept.empty:
+        return []
+    date = _parts(kept)["date"]
+    return [form for form in (*_FORMATS, EPOCH) if _read(date, form).notna().mean() >= 0.9]
+
+
+def parse(
+    cells: Sequence[str], lines: Sequence[int], column: str, notes: list[str], form: str = ""
+) -> pd.DatetimeIndex:
+    """All dates of a column.
+
+    Where several formats read every cell (01/02/2020), the one with even steps is taken. Times with a zone stay as they
+    are written if all have one offset from UTC, or all are midnight; else they become UTC, and a note says so.
+
+    Args:
+        lines: the cells' lines in the file. form: a strptime format of whole cells; empty: found by looking.
+
+    Raises:
+        UserError: a cell is no date, or the column can be read in more than one way.
+    """
+
+    import pandas as pd
+
+    text = pd.Series(cells, dtype=str)
+    if form:
+        parts, read = None, {form: pd.to_datetime(text, format=form, errors="coerce")}
+    else:
+        parts = _parts(text)
+        read = {f: _read(parts["date"], f) + parts["time"] for f in forms_of(cells)}
+        if text.str.contains(r"^\d+\.\d+\.", regex=True).any():
+            read = {f: days for f, days in read.items() if not f.startswith("%m-%d")}
+    whole = {f: days for f, days in read.items() if days.notna().all()}
+    distinct = {tuple(days.to_numpy().astype(int)): f for f, days in reversed(whole.items())}
+    even = [f for f in distinct.values() if len(distinct) == 1 or _even(whole[f])]
+    if even == [_NO_YEAR]:
+        raise UserError(f"The dates of column {column!r} have no year ({cells[0]!r}); write them as YYYY-MM-DD.")
+    if len(distinct) > 1 and len(even) != 1:
+        ways = " or ".join(_shown(f) for f in sorted(distinct.values()))
+        raise UserError(
+            f"The dates of column {column!r} can be read as {ways} ({cells[0]!r}); say which with data.date_format, "
+            "such as data.date_format=%d/%m/%Y, or write them as YYYY-MM-DD."
+        )
+    best = even[0] if even else max(read, key=lambda f: int(read[f].notna().sum()))
+    _check(read[best], cells, lines, best)
+    if "%y" in best or (len(whole) > 1 and best not in ("%Y-%m-%d", "%b-%y")):
+        first, last = read[best].min(), read[best].max()
+        notes.append(f"The dates of column {column!r} are read as {_shown(best)}: {first:%Y-%m-%d} to {last:%Y-%m-%d}.")
+    found = read[best] if parts is None else _local(read[best], parts["zone"], lines, notes)
+    return pd.DatetimeIndex(found).tz_localize(None)
+
+
+def _shown(form: str) -> str:
+    words = {"%Y": "YYYY", "%y": "YY", "%m": "MM", "%d": "DD", "%b": "Jan", "%G": "YYYY", "%V": "01", "%u": "1"}
+    for code, word in words.items():
+        form = form.replace(code, word)
+    return form
+
+
+def _check(days: pd.Series, cells: Sequence[str], lines: Sequence[int], form: str) -> None:
+    for i in np.flatnonzero(days.isna())[:1]:
+        other = f"{cells[i][:60]!r} is no date of the form {_shown(form)}, as the others are,"
+        found = other if cells[i] else "There is no date"
+        raise UserError(f"{found} in line {lines[i]}; correct the cell or take the line out.")
+    for i in np.flatnonzero((days.dt.year >= 5000) | (days.dt.year < 2))[:1]:
+        raise UserError(
+            f"The date in line {lines[i]} is in the year {days.iloc[i].year}; only years up to 5000 are read."
+        )
+
+
+def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int], notes: list[str]) -> pd.Series:
+    import pandas as pd
+
+    has = zone.notna()
+    if has.any() and not has.all():
+        i = int(np.argmax(has.to_numpy() != has.iloc[0]))
+        raise UserError(
+            f"The date in line {lines[i]} {'has a' if has.iloc[i] else 'has no'} time zone, unlike those before."
+        )
+    offsets = sorted(set(zone.dropna()))
+    if len(offsets) > 1 and (days != days.dt.normalize()).any():
+        some = ", ".join(offsets[:3]) + (", …" if len(offsets) > 3 else "")
+        notes.append(f"The times have different offsets from UTC ({some}); they are shown in UTC.")
+        days = days - pd.to_timedelta(zone.str[:3] + ":" + zone.str[3:] + ":00")
+    return days
+
+
+def _even(days: pd.Series) -> bool:
+    """Whether the dates, in the order of the file or in reverse, lie on a grid and most of its steps have one."""
+
+    import pandas as pd
+
+    rising = days.is_monotonic_increasing or days.is_monotonic_decreasing
+    try:
+        _, steps = grid_of(pd.DatetimeIndex(days.sort_values().unique()), range(len(days)))
+    except UserError:
+        return False
+    return rising and days.is_unique and len(days) > 1 and steps[-1] + 1 <= 2 * len(days)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Even time steps: step i is at ``start + i * every`` units.
+
+    ``unit`` is "month", "day", "weekday" (Monday to Friday), "second", or "row" where there are no dates.
+    """
+
+    unit: str
+    every: float
+    start: datetime
+
+    def date(self, step: int) -> datetime:
+        """The date of a step; for months the first day, whatever day the file has."""
+
+        import pandas as pd
+
+        if self.unit == "month":
+            return datetime(*self._month(step), 1)
+        if self.unit == "weekday":
+            return (pd.Timestamp(self.start) + step * pd.offsets.BDay()).to_pydatetime()
+        return self.start + timedelta(seconds=step * self.every * (_DAY if self.unit == "day" else 1))
+
+    def step(self, date: datetime) -> int:
+        """The step nearest to a date; negative before the start. Rows without dates begin alike."""
+        return 0 if self.unit == "row" else round((self._position(date) - self._position(self.start)) / self.every)
+
+    def _month(self, step: int) -> tuple[int, int]:
+        year, month = divmod(int(self._position(self.start)) + step * int(self.every), 12)
+        return year, month + 1
+
+    def _position(self, date: datetime) -> float:
+        import pandas as pd
+
+        return float(_positions(pd.DatetimeIndex([date]), self.unit)[0])
+
+    def label(self, step: int) -> str:
+        """The date as text, as fine as the steps are."""
+        if self.unit == "row":
+            return str(step + 1)
+        if self.unit == "month":
+            year, month = self._month(step)
+            if self.every % 12 == 0:
+                return f"{year:04}"
+            return f"{year:04}Q{(month + 2) // 3}" if self.every == 3 else f"{year:04}-{month:02}"
+        try:
+            date = self.date(step)
+        except (OverflowError, ValueError):
+            return f"{self.name} {step + 1:,}"
+        return date.isoformat(" ", "auto") if self.unit == "second" else f"{date:%Y-%m-%d}"
+
+    @property
+    def name(self) -> str:
+        """One step in words."""
+        common = {("month", 1): "month", ("month", 3): "quarter", ("month", 12): "year", ("day", 7): "week"}
+        if (self.unit, self.every) in common:
+            return common[self.unit, int(self.every)]
+        if self.unit != "second":
+            return self.unit if self.every == 1 else f"{self.every:g} {self.unit}s"
+        size, word = next(((s, w) for s, w in ((3600, "hour"), (60, "minute")) if self.every % s == 0), (1, "second"))
+        return word if self.every == size else f"{self.every / size:g} {word}s"
+
+    @property
+    def size(self) -> str:
+        """One step with its number: one month, 3 days."""
+        return self.name if self.name[0].isdigit() else f"one {self.name}"
+
+    @property
+    def seasons(self) -> tuple[int, ...]:
+        """Steps after which such series often repeat, the usual one first: a week, or a year of days."""
+        whole = _DAY if self.every >= 300 else 3600
+        known = {"month": 12 / self.every, "second": whole / self.every if self.every < _DAY else 1}
+        days = {("day", 1): (7, 365), ("day", 7): (52,), ("weekday", 1): (5, 261)}
+        found = known.get(self.unit, 1.0)
+        return days.get((self.unit, int(self.every)), (int(found) if found == int(found) else 1,))
+
+
+def grid_of(dates: pd.DatetimeIndex, lines: Sequence[int]) -> tuple[Grid, np.ndarray]:
+    """The grid that sorted, distinct dates lie on, and the step of each.
+
+    Raises:
+        UserError: they are not evenly spaced. Steps without a date are allowed.
+    """
+    unit = _unit(dates)
+    gaps = np.diff(_positions(dates, unit))
+    sizes, counts = np.unique(gaps, return_counts=True)
+    every = float(sizes[counts.argmax()]) if unit != "second" else float(np.sort(gaps)[len(gaps) // 2])
+    steps = np.rint(gaps / every)
+    slack = 0.25 * every if unit == "second" else 0.0  # clocks of sensors are not exact
+    grid = Grid(unit, int(every) if every == int(every) else every, dates[0].to_pydatetime())
+    for i in np.flatnonzero((steps < 1) | (np.abs(gaps - steps * every) > slack))[:1]:
+        raise UserError(
+            f"The dates are not evenly spaced: most are {grid.size} apart, but {dates[i + 1]:%Y-%m-%d %H:%M} in line "
+            f"{lines[i + 1]} is not a whole number of these after the one before; resample the series first."
+        )
+    return grid, np.concatenate([[0], steps.cumsum()]).astype(int)
+
+
+def _unit(dates: pd.DatetimeIndex) -> str:
+    if (dates != dates.normalize()).any():
+        return "second"
+    usual = int(np.sort(np.diff(_positions(dates, "day")))[(len(dates) - 1) // 2])
+    day = dates.day.to_numpy()
+    same_day = dates.is_month_end.all() or bool(((day == day.max()) | ((day >= 28) & (day.max() > 28))).all())
+    if usual >= 28 and same_day and len(np.unique(_positions(dates, "month"))) == len(dates):
+        return "month"
+    return "weekday" if usual == 1 and len(dates) >= 10 and (dates.day_of_week < 5).all() else "day"
+
+
+def _positions(dates: pd.DatetimeIndex, unit: str) -> np.ndarray:
+    """How many units after some fixed date; weekends have no place among weekdays."""
+
+    import pandas as pd
+
+    if unit == "month":
+        return (dates.year * 12 + dates.month - 1).to_numpy()
+    if unit == "second":
+        return (dates - pd.Timestamp(1970, 1, 1)).total_seconds().to_numpy()
+    days = dates.to_numpy().astype("M8[D]").astype(int) + 3  # 1 January 1970 was a Thursday
+    return days if unit == "day" else days // 7 * 5 + days % 7

@@ -1,1 +1,0 @@
-"""Commands for language models: options, then one call."""

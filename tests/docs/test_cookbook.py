@@ -1,0 +1,53 @@
+"""The cookbook: notebooks run in a kernel of their own, and the script for several GPUs on two processes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COOKBOOK = ROOT / "docs/cookbook"
+NOTEBOOKS = sorted(COOKBOOK.glob("*.ipynb"))
+
+
+def test_twelve_pages_five_of_them_notebooks():
+    assert len(NOTEBOOKS) == 5
+    assert len(list(COOKBOOK.iterdir())) == 12
+
+
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
+def test_notebooks_are_committed_without_outputs(page):
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(page, as_version=4)
+    nbformat.validate(notebook)
+    assert not [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)]
+    assert notebook.cells[0].source.startswith("# ")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of the packages around the kernel
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
+def test_notebooks_run(page, tmp_path):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(page, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
+
+
+@pytest.mark.slow
+def test_the_script_for_several_gpus_runs_on_two_processes(tmp_path):
+    text = (COOKBOOK / "several-gpus.md").read_text("utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "train.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 processes, loss ")
+    assert (tmp_path / "model/model.safetensors").is_file()

@@ -1,0 +1,101 @@
+"""Bad input: one sentence that names the series and the rows, and a way out; what was fitted before stays."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster
+
+
+def frame(rows=60, name="a"):
+    y = np.arange(rows) % 7 + np.random.default_rng(0).normal(0, 0.1, rows)
+    return pd.DataFrame({"unique_id": name, "ds": pd.date_range("2024-01-01", periods=rows, freq="D"), "y": y})
+
+
+def changed(row, **values):
+    made = frame().astype({"y": object}) if isinstance(values.get("y"), str) else frame()
+    for key, value in values.items():
+        made.loc[row, key] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "words"),
+    [
+        (changed(5, ds=pd.Timestamp("2024-01-05")), {}, r"Series 'a': rows 4 and 5 are both at 2024-01-05.*; drop one"),
+        (frame(1), {}, r"Series 'a' has 1 value \(row 0\); fit needs series with more"),
+        (frame().assign(y=3.0), {}, r"Series 'a' is constant \(rows 0 to 59 are 3\); .* or use the constant"),
+        (pd.concat([frame(), frame(9, "b").assign(y=np.nan)]), {}, r"Series 'b' has no value in any of its 9 rows; "),
+        (changed(7, y=-1.0).assign(y=lambda f: f["y"].round()), {"likelihood": "negative_binomial"},
+         r"Series 'a': row 7 is -1, and negative_binomial is for counts .*; correct it, or set likelihood"),
+        (frame(10), {"horizon": 24}, r"Series 'a' has 10 rows \(0 to 9\), and a horizon of 24 needs at least 28; use"),
+        (frame(), {"freq": "h"}, r"Series 'a' has 60 rows on 1,417 steps of one hour; set freq to the step"),
+        (frame(), {"freq": "W"}, r"Series 'a': the stamp 2024-01-02.* in row 1 is off the grid of one week; set freq"),
+        (frame(), {"freq": "MS"}, r"Series 'a': rows 0 and 1 are both at 2024-01-01.*one month.*correct freq"),
+        (frame(), {"freq": "fortnight"}, r"freq is 'fortnight', which pandas does not know; use 'h'"),
+        (changed(3, y="many"), {}, r"Series 'a': 'many' in column 'y', row 3, is no number; correct it"),
+        (changed(4, y=np.inf), {}, r"Series 'a': 'inf' in column 'y', row 4, is infinite; correct it"),
+        (changed(4, y=1e30), {}, r"Series 'a': '1e\+30' in column 'y', row 4, is too large; give the series"),
+        (frame().drop(columns="y"), {}, r"no column 'y' to forecast; its columns are 'unique_id', 'ds': name it"),
+        (frame().drop(columns="ds"), {}, r"no column 'ds' and no DatetimeIndex; its columns are .*: name the column"),
+        (frame().astype({"ds": str}).assign(ds="1/2/3/4"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
+        (changed(6, ds=pd.NaT), {}, r"Row 6 has no stamp in column 'ds'; fill it or drop the row"),
+        (frame(0), {}, r"The frame has no rows; give at least one series"),
+        ([1, 2, 3], {}, r"The data must be a DataFrame, a Series or a path, got list"),
+        ("no/such.csv", {}, r"There is no file no/such.csv; give the path"),
+        (frame(), {"season": 0}, r"season is 0; it is a number of steps"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_sentence(data, settings, words):
+    with pytest.raises(UserError, match=words) as caught:
+        Forecaster(**{"horizon": 7, "members": 0, **settings}).fit(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_frame_that_cannot_be_fitted_leaves_the_model_as_it_was():
+    model = Forecaster(7, members=0).fit(frame())
+    before = model.predict()
+    for call in (model.fit, model.update, model.predict):
+        with pytest.raises(UserError):
+            call(changed(4, y=np.inf))
+    pd.testing.assert_frame_equal(model.predict(), before)
+
+
+def test_arguments():
+    model = Forecaster(7, members=0)
+    with pytest.raises(UserError, match="not fitted; call fit"):
+        model.predict()
+    model.fit(frame())
+    with pytest.raises(UserError, match=r"level has 0.8; a level is a percentage: write 80 for 0.8"):
+        model.predict(level=[0.8])
+    with pytest.raises(UserError, match="quantiles has 2; a quantile is a probability"):
+        model.predict(quantiles=[2])
+    with pytest.raises(UserError, match=r"Series 'a' has 60 rows, and 9 windows of 7 steps, 7 apart, need 64"):
+        model.backtest(windows=9)
+    with pytest.raises(UserError, match=r"Series 'a' has no value in the \d+ rows before its forecast"):
+        model.predict(frame(9).assign(y=np.nan))
+    with pytest.raises(ValueError, match="posterior must be one of"):
+        Forecaster(7, posterior="laplace")
+
+
+def test_unsorted_rows_short_and_constant_series_beside_others_are_fine():
+    parts = [frame().sample(frac=1, random_state=0), frame(1, "short"), frame(30, "flat").assign(y=5.0)]
+    found = Forecaster(7, members=0).fit(pd.concat(parts)).predict().set_index("unique_id")
+    assert len(found) == 21
+    np.testing.assert_allclose(found.loc["flat", "median"], 5.0, atol=0.1)
+    assert np.isfinite(found.select_dtypes("number")).all(axis=None)
+
+
+def test_dates_as_people_write_them_are_understood_or_refused():
+    from bayesrnn.forecasting.panel import stamps_of
+
+    for text in (
+        ["1/2/20", "1/3/20", "1/4/20", "1/13/20"],
+        ["01/02/2020 12:00 AM", "01/02/2020 1:00 AM"],
+        ["20200102"],
+    ):
+        with pytest.raises(UserError, match="column 'ds'") if len(text) == 2 else nullcontext():
+            assert stamps_of(pd.Series(text), "ds")[0] == pd.Timestamp("2020-01-02")

@@ -1,0 +1,75 @@
+"""Paths, costs, thresholds and anomalies, against what is known in closed form."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster, grids
+from bayesrnn.forecasting.decisions import orders, paths
+
+
+def normal_grid(mean=0.0, sigma=1.0, steps=3):
+    return np.broadcast_to(mean + sigma * grids.Z, (1, steps, len(grids.Z))).copy()
+
+
+def test_paths_have_the_marginals_and_the_correlation():
+    correlation = 0.8 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
+    found = paths(normal_grid(5, 2), correlation, 40_000, np.random.default_rng(0))[0]
+    np.testing.assert_allclose(found.mean(0), 5, atol=0.05)
+    np.testing.assert_allclose(found.std(0), 2, atol=0.03)
+    np.testing.assert_allclose(np.corrcoef(found.T), correlation, atol=0.02)
+
+
+def test_the_newsvendor_of_a_normal_demand():
+    """The order is the critical quantile z, and its cost (over + under) sigma phi(z)."""
+    over, under = 1.0, 3.0
+    found = orders(normal_grid(100, 10), over, under)
+    z = grids.normal_quantile(np.array([0.75]))[0]
+    np.testing.assert_allclose(found["order"], 100 + 10 * z, rtol=1e-3)
+    cost = (over + under) * 10 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(found["cost"], cost, rtol=0.01)
+    assert (found["cost_of_mean"] > found["cost"]).all()
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"ds": np.arange(900), "y": rng.normal(10, 1, 900)})
+    return Forecaster(10, members=0, season=1).fit(frame[:500]), frame
+
+
+def test_crossing_of_independent_noise(fitted):
+    """P(any of 10 values of N(10, 1) above 12) = 1 - Phi(2)^10 = 0.206."""
+    found = fitted[0].crossing(12.0, n=4000)
+    assert found["probability"].item() == pytest.approx(0.206, abs=0.08)
+    assert fitted[0].crossing(0.0)["probability"].item() == 1.0
+    assert fitted[0].crossing(0.0, above=False)["probability"].item() == 0.0
+    with pytest.raises(UserError, match="threshold has no value for series 'series'"):
+        fitted[0].crossing({"b": 1.0})
+
+
+def test_anomalies_at_a_stated_rate(fitted):
+    model, frame = fitted
+    new = frame[500:].copy()
+    found = model.anomalies(new, false_alarms=0.05)
+    assert len(found) == 400
+    assert found["alarm"].mean() == pytest.approx(0.05, abs=0.035)
+    new.loc[700, "y"] = 30.0
+    found = model.anomalies(new, false_alarms=0.001)
+    assert found.loc[found["score"].idxmax(), "ds"] == 700
+    assert found["alarm"].sum() <= 3
+    with pytest.raises(UserError, match="false_alarms is 2; it is a share"):
+        model.anomalies(new, false_alarms=2)
+
+
+def test_newsvendor_and_paths_of_a_fitted_model(fitted):
+    model, _ = fitted
+    table = model.newsvendor(over=1, under=4)
+    assert (table["order"] > model.predict()["median"]).all()
+    futures = model.sample_paths(200)
+    assert len(futures) == 2000
+    width = futures.groupby("ds")["y"].std()
+    assert width.between(0.7, 1.5).all()
+    with pytest.raises(UserError, match="over is 0; a cost per unit is a number above 0"):
+        model.newsvendor(over=0, under=1)

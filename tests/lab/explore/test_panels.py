@@ -1,0 +1,153 @@
+"""The panels of digits, reviews, captions and forecasts: their answers are those of the tasks."""
+
+import base64
+
+import numpy as np
+import pytest
+import torch
+
+import bayesrnn as br
+from bayesrnn.lab.explore.panel import Options
+from bayesrnn.lab.explore.risk import risk_curve
+from bayesrnn.lab.tasks.captioning.description import describe
+from bayesrnn.lab.tasks.digits.panel import centred
+from bayesrnn.uncertainty import risk_coverage
+
+
+class TestDigits:
+    def test_the_average_is_that_of_predict(self, digits, client_of):
+        client = client_of([digits])
+        sample = client.ask("sample", {"index": 3})
+        assert sample["label"] == 3
+        found = client.ask("classify", {"pixels": sample["pixels"], "draws": 8})
+        image = centred(torch.tensor(sample["pixels"], dtype=torch.uint8).view(1, 28, 28))
+        scale = client.runs[0].recipe.data.scale
+        p = br.predict(client.runs[0].model, image.unsqueeze(1).float() / scale, samples=8, seed=1, batch_dim=0)
+        assert found["probabilities"] == pytest.approx(p.mean[0].tolist(), rel=1e-4)
+        assert np.mean(found["draws"], 0) == pytest.approx(found["probabilities"], rel=1e-4)
+        assert found["mutual_information"] == pytest.approx(float(p.mutual_information), rel=1e-3, abs=1e-7)
+
+    def test_an_image_is_moved_to_the_middle(self):
+        image = torch.zeros(2, 28, 28, dtype=torch.uint8)
+        image[0, 2:6, 1:5] = 200
+        moved = centred(image)
+        rows, columns = moved[0].nonzero().double().mean(0).tolist()
+        assert rows == pytest.approx(13.5, abs=0.5)
+        assert columns == pytest.approx(13.5, abs=0.5)
+        assert int(moved.sum()) == int(image.sum())
+
+    def test_the_risk_is_that_of_the_validation_images(self, digits, client_of):
+        client = client_of([digits])
+        curve = client.ask("risk")["curve"]
+        assert curve["count"] == 40
+        assert curve["coverage"][-1] == 1
+        assert curve["threshold"] == sorted(curve["threshold"])
+        score = client.ask("prune", {"share": 0.0}, panel="weights")
+        assert score["label"] == "validation error in percent"
+        assert 0 <= score["before"] <= 100
+
+    def test_only_images_are_classified(self, digits, client_of):
+        client = client_of([digits])
+        for wrong in ([0] * 783, [256] * 784, [0.5] * 784, [-1] * 784, "0" * 784):
+            assert client.post("/ask/0/task/classify", json={"pixels": wrong}).status_code == 422
+
+
+def test_the_risk_curve_is_that_of_the_library():
+    uncertainty, losses = torch.rand(1000), torch.rand(1000)
+    found = risk_curve(uncertainty, losses, root=True)
+    exact = risk_coverage(uncertainty, losses)
+    assert len(found["risk"]) == 200
+    assert found["risk"][-1] == pytest.approx(float(losses.double().mean().sqrt()))
+    at = round(1000 * found["coverage"][50]) - 1
+    assert found["risk"][50] == pytest.approx(float(exact.risk[at].sqrt()))
+    assert found["threshold"][50] == pytest.approx(float(uncertainty.sort().values[at]))
+
+
+class TestSentiment:
+    def test_a_rating_is_that_of_the_model(self, sentiment, client_of):
+        client = client_of([sentiment])
+        found = client.ask("rate", {"text": "Good, good unheard-of bad!", "draws": 6})
+        assert found["unknown"] == 3  # the comma, the word and the exclamation mark
+        assert len(found["ratings"]) == 6
+        assert found["mean"] == pytest.approx(np.mean(found["ratings"]), rel=1e-5)
+        assert found["epistemic"] == pytest.approx(np.std(found["ratings"]), rel=1e-4)
+        assert found["low"] < found["mean"] < found["high"]
+        width = found["high"] - found["low"]
+        assert width >= 2 * 1.64 * found["noise"]
+        assert client.ask("rate", {"text": "", "draws": 2})["words"] == 0
+        long = client.ask("rate", {"text": "good " * 100, "draws": 2})
+        assert (long["read"], long["words"]) == (22, 100)
+
+    def test_the_risk_is_in_rating_units(self, sentiment, client_of):
+        client = client_of([sentiment])
+        curve = client.ask("risk")["curve"]
+        assert 0 < curve["risk"][-1] < 1
+        assert client.about()["runs"][0]["panels"]["weights"]["score"] == "validation error (RMSE)"
+
+
+class TestCaptioning:
+    def test_images_are_chosen_by_number(self, captioning, client_of):
+        client = client_of([captioning])
+        images = client.ask("images")["images"]
+        assert sorted(image["name"] for image in images) == [f"test{k}.png" for k in range(6)]
+        assert [image["picture"] for image in images] == [True] * 2 + [False] * 4
+        jpeg = base64.b64decode(client.ask("picture", {"index": 0})["jpeg"])
+        assert jpeg.startswith(b"\xff\xd8")
+        assert client.ask("picture", {"index": 5}) == {"jpeg": None}
+        assert "only 6 images" in client.ask("picture", {"index": 6})["error"]
+
+    def test_a_caption_is_that_of_describe(self, captioning, client_of):
+        client = client_of([captioning])
+        name = client.ask("images")["images"][1]["name"]
+        found = client.ask("caption", {"index": 1, "draws": 5})
+        split = client.runs[0].task(None, torch.device("cpu")).splits["test"]
+        row = split.features[split.names.index(name)][None]
+        (one,) = describe(client.runs[0], [name], row, samples=5, draws=4)
+        assert " ".join(word["word"] for word in found["words"]) == one.caption
+        assert found["words"][0]["entropy"] == pytest.approx(one.words[0].entropy, rel=1e-4)
+        assert found["said"] == one.draws
+
+    def test_a_folder_of_images_takes_stored_features(self, captioning, captions, client_of, tmp_path):
+        client = client_of([captioning], Options(images=captions / "images"))
+        assert [image["name"] for image in client.ask("images")["images"]] == ["test1.png", "test2.png"]
+        assert client.ask("caption", {"index": 0, "draws": 2})["words"]
+        empty = client_of([captioning], Options(images=tmp_path))
+        assert "has no image files" in empty.ask("images")["error"]
+
+    def test_without_data_and_images(self, captioning, client_of, tmp_path):
+        client = client_of([captioning], Options(data=str(tmp_path / "gone")))
+        assert "is not a folder" in client.ask("images")["error"]
+
+
+class TestForecast:
+    def test_a_forecast_at_the_end_is_that_of_the_task(self, forecast, client_of):
+        client = client_of([forecast])
+        about = client.about()["runs"][0]["panels"]["task"]
+        assert about["name"] == "level"
+        assert [covariate["name"] for covariate in about["covariates"]] == ["heat"]
+        assert about["labels"][-1] == "2013-07"
+        last = about["origins"][1]
+        found = client.ask("fan", {"origin": last, "draws": 32, "level": 0.9})
+        task = client.runs[0].task(None, torch.device("cpu"))
+        ahead = task.forecaster.ahead(3, samples=32, seed=1, level=0.9)
+        for key in ("mean", "low", "high", "aleatoric_std", "epistemic_std"):
+            assert found[key] == pytest.approx(getattr(ahead, key).tolist(), rel=1e-5), key
+        assert np.shape(found["paths"]) == (12, 3)
+
+    def test_an_earlier_origin_does_not_see_what_came_later(self, forecast, client_of):
+        client = client_of([forecast])
+        last = client.about()["runs"][0]["panels"]["task"]["origins"][1]
+        before = client.ask("fan", {"origin": last - 5, "draws": 4})
+        refused = client.ask("fan", {"origin": last - 5, "edits": [{"step": last, "column": 1, "value": 9.0}]})
+        assert refused["error"] == "A change must be of a covariate, and not after the origin."
+        changed = client.ask(
+            "fan", {"origin": last - 5, "draws": 4, "edits": [{"step": last - 5, "column": 1, "value": 9.0}]}
+        )
+        assert changed["mean"] != before["mean"]
+        assert client.ask("fan", {"origin": last - 5, "draws": 4})["mean"] == before["mean"]
+        assert "after the training part" in client.ask("fan", {"origin": 3})["error"]
+
+    def test_pruning_is_scored(self, forecast, client_of):
+        found = client_of([forecast]).ask("prune", {"share": 0.9}, panel="weights")
+        assert found["before"] > 0
+        assert found["after"] != found["before"]

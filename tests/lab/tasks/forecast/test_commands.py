@@ -1,0 +1,49 @@
+"""`bayesrnn forecast FILE`: forecasts without a run."""
+
+import io
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from bayesrnn.lab.cli import app
+
+
+@pytest.fixture
+def sales(tmp_path):
+    months = pd.date_range("2015-01-01", periods=72, freq="MS").strftime("%b %Y")
+    y = 100 + 20 * np.sin(np.arange(72) / 12 * 2 * np.pi) + np.random.default_rng(0).normal(0, 3, 72)
+    pd.DataFrame({"month": months, "sales": y}).to_csv(tmp_path / "sales.csv", index=False)
+    return tmp_path / "sales.csv"
+
+
+def forecast(*arguments):
+    return CliRunner().invoke(app, ["forecast", *map(str, arguments)])
+
+
+def test_csv_on_stdout_and_files(sales, tmp_path):
+    result = forecast(sales, "--horizon", 6, "--level", 80, "--level", 95, "--minutes", 0.01)
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv(io.StringIO(result.stdout))
+    assert found["ds"].tolist() == [f"2021-{m:02}-01" for m in range(1, 7)]
+    assert {"unique_id", "mean", "lo-80", "hi-95", "aleatoric_std", "epistemic_std"} <= set(found)
+    assert set(found["unique_id"]) == {"sales"}
+    files = ["--out", tmp_path / "f.json", "--plot", tmp_path / "f.png"]
+    assert forecast(sales, "--horizon", 6, "--target", "sales", *files).exit_code == 0
+    rows = json.loads((tmp_path / "f.json").read_text())
+    np.testing.assert_allclose([row["median"] for row in rows], found["median"], rtol=1e-6)
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_refused(sales, tmp_path):
+    for arguments, words in (
+        ([tmp_path / "no.csv"], "There is no file"),
+        ([sales, "--out", tmp_path / "f.txt"], "--out names a .csv or .json file"),
+        ([sales, "--horizon", 200], "a horizon of 200 needs at least 204"),
+        ([sales, "--target", "price"], "The frame has no column 'price' to forecast; its columns are 'ds', 'sales'"),
+    ):
+        result = forecast(*arguments)
+        assert result.exit_code == 2
+        assert words in result.output.replace("\n", " ")
