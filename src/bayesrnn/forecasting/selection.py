@@ -134,9 +134,8 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
         base = _untrained(panel, shapes[0], holidays, rng)
         return [base], [base], None
     found.sort(key=lambda pair: pair[0])
-    if (
-        windows_before(panel, shapes[0]) < FEW
-    ):  # learning from few windows is a gamble: half of it goes to the best anchor
+    if windows_before(panel, shapes[0]) < FEW:
+        # Learning from few windows is a gamble: half of the forecast is the best that needs no learning.
         simple = _walk(Windows(panel, shapes[0], holidays=holidays), folds(panel, shapes[0]), rng, (np.inf,))
         assert simple is not None
         found = [next((one for one in found if not np.isinf(one[1].linear.penalty)), found[0]), simple]
