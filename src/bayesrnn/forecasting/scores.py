@@ -16,7 +16,9 @@ def scores(table: Any, *, by: str | None = None, history: Any = None, season: in
         table: columns y, mean, median, lo-L and hi-L (and crps, where there).
         by: a column to group by, such as "step" or "unique_id"; None: one row.
         history: a long frame of the past; with it mase, and MSIS in units of each series' mean absolute seasonal
-            difference, as in the M4 competition. season: of that difference.
+            difference, as in the M4 competition. A series without such differences (constant, or shorter than the
+            season) has no unit: mase and MSIS leave it out, and are NaN where no series is left.
+        season: steps of that difference.
 
     Returns:
         A DataFrame with mae, rmse, smape (percent), crps, mase, and coverage-L, width-L, msis-L for each level.
@@ -27,10 +29,9 @@ def scores(table: Any, *, by: str | None = None, history: Any = None, season: in
     unit = np.ones(len(table))
     if history is not None:
         past = history.sort_values([id_col, *[c for c in ("ds",) if c in history]])
-        step = past.groupby(id_col, sort=False)[target_col].apply(
-            lambda v: float(np.nanmean(np.abs(v.to_numpy()[season:] - v.to_numpy()[:-season])))
-        )
-        unit = table[id_col].map(step).to_numpy(dtype=float)
+        change = past.groupby(id_col, sort=False)[target_col].diff(season).abs()
+        step = change.groupby(past[id_col].to_numpy(), sort=False).mean()
+        unit = table[id_col].map(step.where(step > 0)).to_numpy(dtype=float)
     off = np.abs(y - table["median"].to_numpy())
     size = np.abs(y) + np.abs(table["median"].to_numpy())
     columns = {"mae": off, "rmse": (y - table["mean"].to_numpy()) ** 2}
