@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting import Forecaster
+from bayesrnn.forecasting import Forecaster, scores
 
 
 def frame(rows=60, name="a"):
@@ -99,3 +99,24 @@ def test_dates_as_people_write_them_are_understood_or_refused():
     ):
         with pytest.raises(UserError, match="column 'ds'") if len(text) == 2 else nullcontext():
             assert stamps_of(pd.Series(text), "ds")[0] == pd.Timestamp("2020-01-02")
+
+
+def test_new_rows_do_not_change_known_values():
+    model = Forecaster(7, members=0).fit(frame(50).drop(index=20))
+    model.update(frame(55).iloc[15:])  # equal values overlap, and a gap is filled
+    before = model.predict()
+    assert before["ds"].iloc[0] == pd.Timestamp("2024-02-25")
+    other = frame(60).assign(y=lambda f: f["y"] + (f.index == 52))
+    with pytest.raises(UserError, match=r"Series 'a' already has .* at 2024-02-22.*, not .*; pass only new rows, or fit"):
+        model.update(other)
+    pd.testing.assert_frame_equal(model.predict(), before)
+
+
+def test_constant_series_have_no_scaled_score():
+    table = pd.DataFrame({"unique_id": ["a", "b"], "y": 3.0, "mean": 1.0, "median": 1.0, "lo-80": 0.0, "hi-80": 4.0})
+    past = pd.DataFrame({"unique_id": ["a"] * 3 + ["b"] * 3, "y": [1.0, 3.0, 5.0, 2.0, 2.0, 2.0]})
+    found = scores(table, history=past).iloc[0]
+    assert (found["mase"], found["msis-80"], found["mae"]) == (1, 2, 2)
+    none = scores(table[1:], history=past).iloc[0]
+    assert np.isnan(none[["mase", "msis-80"]]).all()
+    assert none["mae"] == 2

@@ -243,7 +243,8 @@ class Forecaster:
     def update(self, data: Any) -> Forecaster:
         """Append new rows (of known or new series) without training; `predict` then starts after them.
 
-        Widths adapt to how the new values of known series fell in what was forecast for them.
+        Widths adapt to how the new values of known series fell in what was forecast for them. Rows that are known
+        already may be repeated with equal values; others are refused, because the model was trained on the old ones.
         """
         new = self._data(data)
         old = self._panel

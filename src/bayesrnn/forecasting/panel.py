@@ -317,7 +317,7 @@ def assembled(
 
 
 def joined(old: Panel, new: Panel) -> Panel:
-    """Both together: rows of ``new`` replace those at the same step, and its new series come last."""
+    """Both together; new series come last. Where both have a value at a step, it must be the same."""
     known = {name: i for i, name in enumerate(old.ids)}
     ids = [*old.ids, *(name for name in new.ids if name not in known)]
     place = {name: i for i, name in enumerate(ids)}
@@ -333,7 +333,15 @@ def joined(old: Panel, new: Panel) -> Panel:
             raise UserError(f"Series {name!r}: the new stamps are off the grid of the old ones; correct them.")
     static = np.concatenate([old.static, new.static[[i for i, name in enumerate(new.ids) if name not in known]]])
     codes, numbers, y, past, future = (np.concatenate(pair) for pair in zip(*parts, strict=True))
-    return assembled(ids, codes, numbers, y, past, future, static, old.clock, old.columns)
+    both = assembled(ids, codes, numbers, y, past, future, static, old.clock, old.columns)
+    codes, numbers, y = parts[0][:3]
+    kept = both.y[both.offsets[codes] + (numbers - both.first[codes]) // old.clock.every]
+    for row in np.flatnonzero(~np.isnan(y) & ~np.isclose(kept, y, rtol=1e-9, atol=0))[:1]:
+        raise UserError(
+            f"Series {ids[codes[row]]!r} already has {y[row]:g} at {old.clock.stamps(numbers[[row]])[0]}, not "
+            f"{kept[row]:g}; pass only new rows, or fit again to correct old ones."
+        )
+    return both
 
 
 def _same_kind(clock: Clock, stamps: Any) -> Clock:
