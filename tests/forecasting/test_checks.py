@@ -107,7 +107,7 @@ def test_new_rows_do_not_change_known_values():
     before = model.predict()
     assert before["ds"].iloc[0] == pd.Timestamp("2024-02-25")
     other = frame(60).assign(y=lambda f: f["y"] + (f.index == 52))
-    with pytest.raises(UserError, match=r"Series 'a' already has .* at 2024-02-22.*, not .*; pass only new rows, or fit"):
+    with pytest.raises(UserError, match=r"Series 'a' already has .* at 2024-02-22.*, not .*; pass only new rows"):
         model.update(other)
     pd.testing.assert_frame_equal(model.predict(), before)
 
