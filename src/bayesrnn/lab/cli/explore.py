@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from bayesrnn.lab.cli.options import Device
 from bayesrnn.lab.console.errors import one_line
 
 
@@ -23,7 +22,7 @@ def command(
     browser: Annotated[
         bool, typer.Option(help="Open a browser. On a machine with other users its command line shows the address.")
     ] = True,
-    device: Device = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Open a page on a trained run: predictions with their uncertainty, single draws, and the weights.
 
