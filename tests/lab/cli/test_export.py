@@ -140,7 +140,7 @@ def test_bad_requests(run, tmp_path):
             [run, "--format", "exported", "--out", "ex.exported"],
             "ex.exported must end in .pt2, or torch.export.load warns",
         ),
-        ([run, "--format", "exported", "--out", "ex"], "choose --out ex.pt2."),
+        ([run, "--format", "exported", "--out", "ex/m"], "choose --out ex/m.pt2."),
         ([run, "--out", tmp_path / "no" / "a.onnx"], "There is no folder"),
         ([tmp_path / "none"], "is not a run of bayesrnn train"),
     ):
@@ -219,6 +219,7 @@ def test_a_forecaster_is_exported_for_windows_of_its_length(tmp_path):
     result = invoke("train", "forecast-bbb", "--out", tmp_path / "run", "--device", "cpu", "epochs=1", "hidden=4",
                     "samples=2")  # fmt: skip
     assert result.exit_code == 0, result.output
+    assert "--pruned is not for forecast runs" in invoke("export", tmp_path / "run", "--pruned").stderr
     assert invoke("export", tmp_path / "run", "--format", "exported", "--out", tmp_path / "f.pt2").exit_code == 0
     about = json.loads((tmp_path / "f.pt2.json").read_text())
     steps, _, columns = about["inputs"][0]["shape"]

@@ -26,7 +26,7 @@ def command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     form: Annotated[str, typer.Option("--format", help="torch, exported or onnx.")] = "torch",
     out: Annotated[Path | None, typer.Option(help="File to write. Default: model in the run folder.")] = None,
-    pruned: Annotated[bool, typer.Option("--pruned", help="The weights that `bayesrnn prune` has left.")] = False,
+    pruned: Annotated[bool, typer.Option("--pruned", help="The weights that `bayesrnn prune` left.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files.")] = False,
     hub: Annotated[
         Path | None, typer.Option(help="Folder for the whole posterior with a model card, as on the Hugging Face Hub.")
@@ -52,7 +52,8 @@ def command(
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
     path = run / f"model{ENDINGS[form]}" if out is None else out
     if form == "exported" and path.suffix != ENDINGS[form]:
-        raise UserError(f"{path} must end in .pt2, or torch.export.load warns; choose --out {path.stem}.pt2.")
+        better = path.parent / f"{path.stem}{ENDINGS[form]}"
+        raise UserError(f"{path} must end in .pt2, or torch.export.load warns; choose --out {better}.")
     beside = path.with_name(path.name + ".json")
     for file in (path, beside):
         check_free(file, force=force)
@@ -70,12 +71,16 @@ def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
     """The run, where ``pruned`` with the weights that are left; and whether weights were removed."""
     import torch
 
+    from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.runs import checkpoint
     from bayesrnn.lab.runs.opening import open_run
 
     trained = open_run(run, torch.device("cpu"))
     if pruned:
         file = run / "pruned.safetensors"
+        task = trained.recipe.task
+        if "prune" not in task_class(task).commands:
+            raise UserError(f"--pruned is not for {task} runs, which no command prunes; omit it.")
         if not file.exists():
             raise UserError(f"{run} has no pruned weights; make them with `bayesrnn prune {run} --fraction F`.")
         again = f"make it again with `bayesrnn prune {run} --fraction F`"

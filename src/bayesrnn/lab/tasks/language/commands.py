@@ -74,7 +74,7 @@ def predict(
 
 @one_line
 def prune(
-    run: Annotated[Path, typer.Argument(help="A run folder of a Bayes by Backprop recipe.")],
+    run: Annotated[Path, typer.Argument(help="A run folder of a language model trained by Bayes by Backprop.")],
     fraction: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of weights to remove.")] = 0.8,
     data: Annotated[str | None, typer.Option(help="The text, if it has moved since.")] = None,
     device: _Device = None,
@@ -91,7 +91,9 @@ def prune(
     ] = None,
     force: Annotated[bool, _retraining("--force", help="Replace what was trained again before.")] = False,
 ) -> None:
-    """Remove the weights of lowest signal-to-noise; writes prune.json, prune.png and pruned.safetensors.
+    """Remove a language model's weights of lowest signal-to-noise.
+
+    Writes prune.json, prune.png and pruned.safetensors.
 
     For an unfinished run, or with another text than the run's, the results are shown and nothing is written.
 
