@@ -122,38 +122,44 @@ class Panel:
         )  # fmt: skip
 
 
-def read(data: Any, time: str) -> Any:
-    """A path to CSV, CSV.gz or Parquet as a frame whose column of stamps is called ``time``; else what it was."""
+def read(path: Path) -> Any:
+    """A CSV, CSV.gz or Parquet file as a frame."""
     import pandas as pd
 
-    from bayesrnn.forecasting.dates import date_column
-
-    if not isinstance(data, (str, Path)):
-        return data
-    path = Path(data)
     try:
         if path.suffix in (".parquet", ".pq"):
             return pd.read_parquet(path)
         frame = pd.read_csv(path)
         if len(frame.columns) == 1 and ";" in str(frame.columns[0]):
             frame = pd.read_csv(path, sep=";", decimal=",")
+        return frame
     except FileNotFoundError:
         raise UserError(f"There is no file {path}; give the path of a CSV, CSV.gz or Parquet file.") from None
     except ImportError:
         raise UserError("Parquet files need pyarrow; pip install 'bayesrnn[forecast]'") from None
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read as a table ({str(error).splitlines()[0][:200]}).") from None
-    found = time if time in frame else date_column(frame.head(200).astype(str))
-    return frame.rename(columns={found: time}) if found else frame
+
+
+def time_column(frame: Any, name: str) -> str:
+    """The column of stamps of a file: the one of this name; where the name is the default, any with dates."""
+    from bayesrnn.forecasting.dates import date_column
+
+    if name in frame or name != Columns.time:
+        return name
+    return date_column(frame.head(200).astype(str)) or name
 
 
 def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
     """Any of the accepted forms as a long frame with the columns id, time and target, then further ones."""
     import pandas as pd
 
-    data = read(data, columns.time)
+    if isinstance(data, (str, Path)):
+        data = read(Path(data))
+        data = data.rename(columns={time_column(data, columns.time): columns.time})
+    unnamed = "series" if columns.target == Columns.target else columns.target
     if isinstance(data, pd.Series):
-        name = str(data.name) if data.name is not None else "series"
+        name = str(data.name) if data.name is not None else unnamed
         data = pd.DataFrame({columns.id: name, columns.time: data.index, columns.target: data.to_numpy()})
     if not isinstance(data, pd.DataFrame):
         raise UserError(f"The data must be a DataFrame, a Series or a path, got {type(data).__name__}.")
@@ -182,7 +188,7 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
             )
         frame = frame.melt([columns.time], values, columns.id, columns.target)
     if columns.id not in frame:
-        frame = frame.assign(**{columns.id: "series"})
+        frame = frame.assign(**{columns.id: unnamed})
     if not len(frame):
         raise UserError("The frame has no rows; give at least one series with values.")
     return frame

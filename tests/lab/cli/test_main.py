@@ -156,3 +156,10 @@ def test_a_setting_by_option_is_checked_as_one_by_word(text_folder, tmp_path):
     result = CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "r")])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "train.epochs must be a whole number, got 'x'" in result.stderr
+
+
+def test_no_help_names_two_defaults():
+    for name, command in typer.main.get_command(app).commands.items():
+        for option in command.params:
+            if "Default:" in (getattr(option, "help", None) or ""):
+                assert option.default is None or not option.show_default, f"{name} {option.name}"

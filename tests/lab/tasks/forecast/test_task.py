@@ -458,7 +458,10 @@ class TestCommand:
         os.mkfifo(tmp_path / "pipe.png")
         for arguments, words in (
             ([out, "--plot", tmp_path / "pipe.png"], "pipe.png is not a regular file; choose another --plot."),
-            ([out, "--level", 95], "--level is 95.0; it must be between 0 and 1"),
+            ([out, "--level", 100], "--level is 100; it must be between 0 and 100%, such as 80 or 0.8."),
+            ([out, "--level", 80, "--level", 95], "A run's forecast has one interval; give --level once."),
+            ([out, "--out", "f.csv"], "--out: for a file, not for a run; omit it."),
+            ([out, "--horizon", 3], "omit it (--steps sets the steps of a run)."),
             ([out, "--samples", 10**12], "Input should be less than or equal to 100000"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),
             ([out, "--plot", tmp_path / "a.pdf"], "--plot names a .png file"),

@@ -1,63 +1,81 @@
 """``bayesrnn forecast``: what comes after the end of a run's series, or of the series of a file, with intervals."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
+
+_FOR_FILES = ("horizon", "minutes", "freq", "resample", "target", "date", "out")
+_FOR_RUNS = ("data", "samples", "device")
 
 
 @one_line
 def command(
+    context: typer.Context,
     run: Annotated[
         Path, typer.Argument(help="A run folder of `bayesrnn train forecast`, or a CSV, CSV.gz or Parquet file.")
     ],
     steps: Annotated[int | None, typer.Option(min=1, max=10_000, help="Steps ahead. Default: the horizon.")] = None,
     level: Annotated[
         list[float] | None,
-        typer.Option(help="Probability that an interval holds (0.95); for a file percentages, several times."),
+        typer.Option(
+            help="Probability of an interval: 80 or 0.8. Several times for a file. Default: 95; file: 80, 95."
+        ),
     ] = None,
     horizon: Annotated[int, typer.Option(min=1, max=10_000, help="For a file: steps ahead.")] = 24,
     minutes: Annotated[float, typer.Option(help="For a file: time for training.")] = 1.5,
     freq: Annotated[
         str | None, typer.Option(help="For a file: step of time, such as h, D or MS. Default: found.")
     ] = None,
-    target: Annotated[str, typer.Option(help="For a file: column to forecast. Default: y, or all with numbers.")] = "y",
-    date: Annotated[str, typer.Option(help="For a file: column of stamps. Default: found.")] = "ds",
+    resample: Annotated[
+        str | None,
+        typer.Option(help="For a file: put uneven stamps on the grid by mean, sum or last. Default: refuse."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="For a file: column to forecast. Default: y, or all with numbers.")
+    ] = None,
+    date: Annotated[str | None, typer.Option(help="For a file: column of stamps. Default: ds, or found.")] = None,
     out: Annotated[Path | None, typer.Option(help="For a file: write .csv or .json. Default: CSV on stdout.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG with bands to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    data: Annotated[str | None, typer.Option(help="CSV file that continues the run's series.")] = None,
+    data: Annotated[str | None, typer.Option(help="For a run: CSV file that continues its series.")] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Draws of the weights. Default: the recipe's.")
+        int | None, typer.Option(min=1, max=100_000, help="For a run: draws of the weights. Default: the recipe's.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="For a run: cpu or cuda. Default: cuda where there is one.")
+    ] = None,
 ) -> None:
     """Forecast beyond the end of a run's series, or train on a file and forecast its series: mean, intervals, and both
     kinds of uncertainty for each step."""
     import json
 
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.opening import check_task, open_run
     from bayesrnn.lab.tasks.forecast import ahead
 
     if run.is_file() or run.suffix.lower() in (".csv", ".gz", ".parquet"):
+        _refuse(context, _FOR_RUNS, "a file", "a run")
+        if resample not in (None, "mean", "sum", "last"):
+            raise UserError(f"--resample is {resample}; choose mean, sum or last.")
         _forecast_file(
-            run, out, as_json, plot, [100 * v if v < 1 else v for v in level or (80, 95)], horizon=steps or horizon,
-            freq=int(freq) if freq and freq.isdigit() else freq, minutes=minutes, seed=seed, target_col=target,
-            time_col=date,
+            run, out, as_json, plot, _percentages(level or [80, 95]), target, date, horizon=steps or horizon,
+            freq=int(freq) if freq and freq.isdigit() else freq, minutes=minutes, seed=seed, resample=resample,
         )  # fmt: skip
         return
     check_task(run, "forecast")
-    chance = (level or [0.95])[-1]
-    if not 0 < chance < 1:
-        raise UserError(f"--level is {chance}; it must be between 0 and 1, such as 0.95.")
+    _refuse(context, _FOR_FILES, "a run", "a file")
+    chances = _percentages(level or [95])
+    if len(chances) > 1:
+        raise UserError("A run's forecast has one interval; give --level once.")
     _check(plot, (".png",), "--plot")
     trained = open_run(run, device_of(device))
-    found = ahead.forecast(trained, data, steps=steps, level=chance, samples=samples, seed=seed)
+    found = ahead.forecast(trained, data, steps=steps, level=chances[0] / 100, samples=samples, seed=seed)
     if plot is not None:
         ahead.plot(found, plot)
     if as_json:
@@ -66,8 +84,25 @@ def command(
         ahead.show(found)
 
 
+def _refuse(context: typer.Context, names: tuple[str, ...], this: str, other: str) -> None:
+    """Options that were given and are for something else."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = [f"--{name}" for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        omit = f"omit {'them' if given[1:] else 'it'}"
+        steps = " (--steps sets the steps of a run)" if "--horizon" in given else ""
+        raise UserError(f"{', '.join(given)}: for {other}, not for {this}; {omit}{steps}.")
+
+
+def _percentages(levels: list[float]) -> list[float]:
+    """Each once; below 1 they are fractions."""
+    for value in levels:
+        if not 0 < value < 100 or value == 1:
+            raise UserError(f"--level is {value:g}; it must be between 0 and 100%, such as 80 or 0.8.")
+    return list(dict.fromkeys(round(100 * value, 9) if value < 1 else value for value in levels))
+
+
 def _check(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
-    from bayesrnn.errors import UserError
     from bayesrnn.lab.runs.files import check_free
 
     if path is None:
@@ -79,16 +114,32 @@ def _check(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
 
 
 def _forecast_file(
-    data: Path, out: Path | None, as_json: bool, plot: Path | None, level: list[float], **settings: Any
-) -> None:
+    data: Path, out: Path | None, as_json: bool, plot: Path | None, level: list[float], target: str | None,
+    date: str | None, **settings: Any,
+) -> None:  # fmt: skip
     """Fit a `bayesrnn.forecasting.Forecaster` and write its forecasts."""
     from bayesrnn.forecasting import Forecaster
+    from bayesrnn.forecasting.panel import Columns, long_frame, read, time_column
     from bayesrnn.forecasting.plots import fan_chart
     from bayesrnn.lab.runs.files import write_file
 
     for path, suffixes, option in ((out, (".csv", ".json"), "--out"), (plot, (".png",), "--plot")):
         _check(path, suffixes, option)
-    forecaster = Forecaster(verbose=True, **settings).fit(data)
+    columns = Columns(time=date or Columns.time, target=target or Columns.target)
+    table = read(data)
+    for name, option in ((target, "--target"), (date, "--date")):
+        if name is not None and name not in table:
+            raise UserError(f"{data} has no column {name!r}; {option} is one of {', '.join(map(str, table))}.")
+    stamps = time_column(table, columns.time)
+    try:
+        frame = long_frame(table.rename(columns={stamps: columns.time}), columns)
+        if target is None:
+            names = [columns.target] if columns.target in table else frame[columns.id].unique().tolist()
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            typer.echo(f"Forecasts {', '.join(names[:8])}{more}; --target chooses one column.", err=True)
+        forecaster = Forecaster(verbose=True, time_col=columns.time, target_col=columns.target, **settings).fit(frame)
+    except UserError as error:
+        raise UserError(_as_options(str(error), data, stamps, len(table))) from None
     found = forecaster.predict(level=level)
     if plot is not None:
         write_file(plot, fan_chart(forecaster, level=level))
@@ -98,3 +149,19 @@ def _forecast_file(
         typer.echo(text.rstrip("\n"))
     else:
         write_file(out, text.encode())
+
+
+def _as_options(message: str, data: Path, stamps: str, rows: int) -> str:
+    """A message of the library with the names of the command's options, and lines and columns as in the file."""
+    message = re.sub(r"""\bresample=['"](\w+)['"]""", r"--resample \1", message)
+    for name, option in (("time_col", "date"), ("target_col", "target"), ("freq", "freq")):
+        message = re.sub(rf"(?<![-\w]){name}\b", f"--{option}", message)
+    message = message.replace("'ds'", repr(stamps)).replace("The frame", str(data)).replace("the frame", "the file")
+    if data.suffix.lower() == ".parquet":
+        return message
+
+    def line(row: str) -> int:
+        return int(row) % rows + 2  # below the header; columns of a wide file follow each other
+
+    message = re.sub(r"\brows (\d+) and (\d+) are", lambda m: f"lines {line(m[1])} and {line(m[2])} are", message)
+    return re.sub(r"(?<!\()\b([Rr])ow (\d+)", lambda m: f"{'L' if m[1] == 'R' else 'l'}ine {line(m[2])}", message)
