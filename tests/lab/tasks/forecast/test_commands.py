@@ -62,6 +62,8 @@ def test_messages_name_lines_and_columns_of_the_file(sales):
     said = forecast(sales).stderr.replace("\n", " ")
     assert "line 6" in said
     assert "column 'month'" in said
+    sales.write_text("\n".join([*text[:5], "May 2015,inf", *text[6:]]))
+    assert "Series 'sales': 'inf', line 6, is infinite" in forecast(sales).stderr.replace("\n", " ")
 
 
 def test_uneven_stamps_are_resampled(sales):

@@ -139,7 +139,7 @@ def _forecast_file(
             typer.echo(f"Forecasts {', '.join(names[:8])}{more}; --target chooses one column.", err=True)
         forecaster = Forecaster(verbose=True, time_col=columns.time, target_col=columns.target, **settings).fit(frame)
     except UserError as error:
-        raise UserError(_as_options(str(error), data, stamps, len(table))) from None
+        raise UserError(_as_options(str(error), data, stamps, table)) from None
     found = forecaster.predict(level=level)
     if plot is not None:
         write_file(plot, fan_chart(forecaster, level=level))
@@ -151,17 +151,20 @@ def _forecast_file(
         write_file(out, text.encode())
 
 
-def _as_options(message: str, data: Path, stamps: str, rows: int) -> str:
+def _as_options(message: str, data: Path, stamps: str, table: Any) -> str:
     """A message of the library with the names of the command's options, and lines and columns as in the file."""
     message = re.sub(r"""\bresample=['"](\w+)['"]""", r"--resample \1", message)
     for name, option in (("time_col", "date"), ("target_col", "target"), ("freq", "freq")):
         message = re.sub(rf"(?<![-\w]){name}\b", f"--{option}", message)
-    message = message.replace("'ds'", repr(stamps)).replace("The frame", str(data)).replace("the frame", "the file")
-    if data.suffix.lower() == ".parquet":
+    if "y" not in table:  # a wide file: the series is the column
+        message = message.replace(" in column 'y'", "")
+    message = message.replace("column 'ds' and no DatetimeIndex", "column of dates").replace("'ds'", repr(stamps))
+    message = message.replace("The frame", str(data)).replace("the frame", "the file")
+    if data.suffix.lower() in (".parquet", ".pq"):
         return message
 
     def line(row: str) -> int:
-        return int(row) % rows + 2  # below the header; columns of a wide file follow each other
+        return int(row) % len(table) + 2  # below the header; columns of a wide file follow each other
 
     message = re.sub(r"\brows (\d+) and (\d+) are", lambda m: f"lines {line(m[1])} and {line(m[2])} are", message)
     return re.sub(r"(?<!\()\b([Rr])ow (\d+)", lambda m: f"{'L' if m[1] == 'R' else 'l'}ine {line(m[2])}", message)
