@@ -11,6 +11,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     sentiment    results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning   results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
     forecast     results/forecast*/SERIES/SEED.json           python benchmarks/forecast.py run
+    m4           results/forecasting/TASK/METHOD/SEED.json     python benchmarks/forecasting.py ours|peers TASK
     cpu*         results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gpu-speed    results/gpu-SIZE.json, gpu-SIZE-bf16.json    bayesrnn bench --device cuda --size SIZE --out RECORD
     fuzz         results/fuzz.json                            python tests/fuzz/run.py --inputs 100000 all
@@ -41,6 +42,7 @@ from docs.build import (
     forecast,
     fuzz,
     headlines,
+    m4,
     penn_treebank,
     quickstart,
     sentiment,
@@ -59,7 +61,7 @@ def pages(root: Path = ROOT) -> list[Path]:
     return [root / "README.md", *sorted((root / "docs").rglob("*.md")), *kernels]
 
 
-_MODULES = (captioning, cpu, digits, distributed, forecast, fuzz, penn_treebank, sentiment, speed)
+_MODULES = (captioning, cpu, digits, distributed, forecast, fuzz, m4, penn_treebank, sentiment, speed)
 _DRAWN = (captioning, cpu, digits, forecast, penn_treebank, sentiment, speed)
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "tree": lambda root, page: architecture.tree(root),

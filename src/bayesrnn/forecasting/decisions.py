@@ -80,7 +80,7 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     known = dict(zip(old.ids, old.lengths.tolist(), strict=True))
     frames = []
     clock, horizon = both.clock, forecaster.horizon
-    windows = forecaster._windows(both)
+    windows = forecaster._windows(both, seen=np.array([known.get(name, 0) for name in both.ids]))
     for i, name in enumerate(new.ids):
         series = place[name]
         begin = (int(new.first[i]) - int(both.first[series])) // clock.every
@@ -113,7 +113,9 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
 
 def scores_at(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
     """Normal scores (n, H) of what came after these rows; NaN where nothing has."""
-    windows = forecaster._windows(panel)
+    seen = panel.lengths.copy()
+    seen[series] = ends
+    windows = forecaster._windows(panel, seen=seen)
     grid, _ = forecaster._grid(windows, series, ends)
     actual = windows[0].batch(series, ends).actual
     return grids.scores_of(grid, actual)
@@ -127,7 +129,7 @@ def walk_forward(
     import pandas as pd
 
     horizon, total = forecaster.horizon, len(panel)
-    windows, names = forecaster._windows(panel), forecaster.columns
+    windows, names = forecaster._windows(panel, seen=first), forecaster.columns
     together, frames = max(1, _AT_ONCE // total), []
     width = np.ones(horizon)
     waiting: list[Any] = []

@@ -323,10 +323,13 @@ class Forecaster:
             return own if data is None else data
         return panel_of(data, self.columns, freq=None, clock=own.clock, resample=self.settings["resample"])
 
-    def _windows(self, panel: Panel, ahead: Array | None = None) -> list[Windows]:
-        """Those of each base."""
+    def _windows(self, panel: Panel, ahead: Array | None = None, seen: Array | None = None) -> list[Windows]:
+        """Those of each base; forecasts may learn from rows before ``seen`` (S,), or from all."""
         holidays = self.settings["holidays"]
-        return [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
+        found = [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
+        for windows in found:
+            windows.seen = panel.lengths if seen is None else seen
+        return found
 
     def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""

@@ -114,7 +114,8 @@ class Regression:
         size = len(self.values)
         if np.isinf(penalty):
             weights = np.zeros((size, self.shape[1]))
-            weights[self.ones] = 0.0 if anchor == "centre" else self.mean[columns]
+            apart = self.rows / self.shape[1]  # about how many windows do not overlap
+            weights[self.ones] = 0.0 if anchor == "centre" else self.mean[columns] * apart / (apart + 10)
             return Linear(anchor, penalty, weights, np.zeros((size, 1)))
         weights = self._solve(self.products[:, columns], penalty * self.rows)
         return Linear(anchor, penalty, weights, self.vectors / np.sqrt(self.values + penalty * self.rows + 1e-9))

@@ -13,12 +13,11 @@ import torch
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.network import patch_of
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.selection import Base, Fold, apart, choose, score, validation
-from bayesrnn.forecasting.training import Member, Settings, combine, windows_before
+from bayesrnn.forecasting.selection import FEW, Base, Fold, apart, choose, score, validation, windows_before
+from bayesrnn.forecasting.training import Member, Settings, combine
 from bayesrnn.forecasting.windows import Batch, Shape, Windows
 
 Array = np.ndarray
-_FEW = 300  # windows: with fewer, no network is trained
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID = 2_000
 _FLOOR = 0.8  # of the lowest value
@@ -81,7 +80,7 @@ def _parts(
             levels, share = member.levels(base, windows, batch, seed=seed, draws=member.draws)
             found[k] = levels, 1 - (1 - share) * (1 - doubt)
             continue
-        levels = batch.levels(base.shape, base.grid(base.point(batch), base.unit(windows, batch)))
+        levels = batch.levels(base.shape, base.grid(base.point(windows, batch), base.unit(windows, batch)))
         found[k] = levels, doubt
     return found
 
@@ -131,9 +130,12 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     if fold is None:
         return model
     cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
+    for windows in cuts:
+        windows.seen = fold.cut
     held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
     assert held is not None
-    if windows_before(cuts[0], fold) >= _FEW and members != 0:
+    few = windows_before(panel, model.shape) < FEW
+    if not few and members != 0:
         counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
@@ -148,7 +150,9 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
     allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
-    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
+    model.weights = np.full(count, 1 / count)
+    if not few:
+        model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
     named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
 
-from bayesrnn.forecasting import grids
+from bayesrnn.forecasting import grids, own
 from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_of
 
 Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
-_BLOCK = 4_096
+FEW = 300  # windows: with fewer, no network is trained
 _ENOUGH = 20_000  # windows with which one fold is enough
-_BASES, _ABOUT = 2, 1.1  # bases that are kept, and how much worse than the best the second may be
+_BASES, _ABOUT = 2, 1.3  # bases that are kept, with and without logarithms; how much worse the second may be
 
 
 @dataclass(frozen=True)
@@ -49,32 +49,57 @@ def folds(panel: Panel, shape: Shape) -> list[Fold]:
 class Base:
     """A linear forecast with the distribution of its errors.
 
-    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference) or "recent" (that
-    and the size of the errors one horizon ago).
+    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference), "recent" (that and
+    the size of the errors one horizon ago) or "own" (that and the size of the series' errors). ``penalty`` is that of
+    the corrections of single series; infinite: none.
     """
 
     shape: Shape
     linear: Linear
     spread: str
     calibration: grids.Calibration
+    penalty: float = np.inf
+    _kept: dict[int, tuple[Windows, own.Own]] = field(default_factory=dict, compare=False)
 
-    def point(self, batch: Batch) -> Array:
-        return self.linear(batch, self.shape)
+    def _own(self, windows: Windows, series: Array) -> tuple[own.Own, Array]:
+        """Corrections, and which of them are those of these series."""
+        if len(windows.panel) > own.MOST:
+            unique, place = np.unique(series, return_inverse=True)
+            return own.fitted(self.linear, windows, unique, windows.seen[unique], (self.penalty,))[0], place
+        if id(windows) not in self._kept:
+            every = np.arange(len(windows.panel))
+            made = own.fitted(self.linear, windows, every, windows.seen, (self.penalty,))[0]
+            self._kept.clear()
+            self._kept[id(windows)] = windows, made  # the windows are kept so that no others take their id
+        return self._kept[id(windows)][1], series
+
+    def point(self, windows: Windows, batch: Batch) -> Array:
+        """Scaled forecasts (B, H)."""
+        found = self.linear(batch, self.shape)
+        if np.isinf(self.penalty):
+            return found
+        made, place = self._own(windows, batch.series)
+        return found + made(batch, self.shape, place)
 
     def unit(self, windows: Windows, batch: Batch) -> Array:
         """(B,): what errors are divided by, in the scale of the batch."""
-        return batch.spread if self.spread == "season" else recent(self.linear, windows, batch)
+        if self.spread == "season":
+            return batch.spread
+        if self.spread == "own":
+            made, place = self._own(windows, batch.series)
+            return batch.spread * made.left[place]
+        return recent(self, windows, batch)
 
     def grid(self, point: Array, unit: Array) -> Array:
         """Quantiles (B, H, Q) in the scale of the batch."""
         return point[..., None] + unit[:, None, None] * self.calibration.map(grids.Z)
 
 
-def recent(linear: Linear, windows: Windows, batch: Batch) -> Array:
+def recent(base: Base, windows: Windows, batch: Batch) -> Array:
     """Geometric mean of the seasonal difference and of the errors that a forecast one horizon ago made."""
     shape = windows.shape
     old = windows.batch(batch.series, np.maximum(batch.ends - shape.horizon, 1))
-    error = np.abs(old.target - linear(old, shape)) * (old.scale / batch.scale)[:, None]
+    error = np.abs(old.target - base.point(windows, old)) * (old.scale / batch.scale)[:, None]
     count = (~np.isnan(error)).sum(1)
     size = np.where(count > 0, np.nansum(error, 1) / np.maximum(count, 1), batch.spread)
     size = np.clip(size, 0.1 * batch.spread, 10 * batch.spread)
@@ -100,20 +125,37 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
         windows = Windows(panel, shape, holidays=holidays)
         one = _walk(windows, folds(panel, shape), rng)
         if one is not None:
-            named = f"log {shape.log}, {shape.scaling}: {one[1].linear.anchor}, ridge {one[1].linear.penalty:g}"
+            base = one[1]
+            named = f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
+            named += f", own {base.penalty:g}, {base.spread}"
             say(f"{named}, validation CRPS {one[0]:.4f}")
             found.append(one)
     if not found:
         base = _untrained(panel, shapes[0], holidays, rng)
         return [base], [base], None
     found.sort(key=lambda pair: pair[0])
-    before = [base for value, base in found[:_BASES] if value < _ABOUT * found[0][0]]
+    if windows_before(panel, shapes[0]) < FEW:
+        # Learning from few windows is a gamble: half of the forecast is the best that needs no learning.
+        simple = _walk(Windows(panel, shapes[0], holidays=holidays), folds(panel, shapes[0]), rng, (np.inf,))
+        assert simple is not None
+        found = [next((one for one in found if not np.isinf(one[1].linear.penalty)), found[0]), simple]
+        found[1] = min(found[1][0], found[0][0]), found[1][1]
+    others = sorted(
+        found[1:], key=lambda pair: ((pair[1].shape.log == "none") == (found[0][1].shape.log == "none"), pair[0])
+    )
+    before = [base for value, base in (found[0], *others[: _BASES - 1]) if value < _ABOUT * found[0][0]]
     after = []
     for base in before:
         fitted = _regression(Windows(panel, base.shape, holidays=holidays), panel.lengths, rng)
         assert fitted is not None
-        after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty)))
+        after.append(replace(base, linear=fitted.linear(base.linear.anchor, base.linear.penalty), _kept={}))
     return after, before, folds(panel, shapes[0])[-1]
+
+
+def windows_before(panel: Panel, shape: Shape) -> int:
+    """How many training windows there are before the last fold."""
+    cut = folds(panel, shape)[-1].cut
+    return int(np.maximum(cut - shape.horizon - shape.least + 1, 0).sum())
 
 
 def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:
@@ -142,46 +184,71 @@ def validation(windows: Windows, fold: Fold, most: int, rng: np.random.Generator
     return batch if some.all() else windows.batch(series[some], ends[some]) if some.any() else None
 
 
-def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator) -> tuple[float, Base] | None:
+def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, penalties: tuple[float, ...] = PENALTIES
+          ) -> tuple[float, Base] | None:  # fmt: skip
     """The best anchor, penalty and spread of one shape, with the distribution of its errors over all folds."""
     shape = windows.shape
     parts: list[tuple[Regression, Batch]] = []
+    seen: list[Array] = []
     for fold in cuts:
         fitted, batch = _regression(windows, fold.cut, rng), validation(windows, fold, _TEST, rng)
         if fitted is not None and batch is not None:
             parts.append((fitted, batch))
+            seen.append(fold.cut)
     if not parts:
         return None
     names = [n for n in parts[0][0].bases if all(n in fitted.bases for fitted, _ in parts)]
     errors: dict[tuple[str, float], float] = {}
-    for anchor, penalty in product(names, PENALTIES):
+    independent = apart([batch for _, batch in parts], shape)
+    for anchor, penalty in product(names, penalties):
         total = count = 0.0
         for fitted, batch in parts:
             off = np.abs(batch.levels(shape, fitted.linear(anchor, penalty)(batch, shape)) - batch.actual)
             size = off / unit_of(batch, shape)[:, None]
             total, count = total + float(np.nansum(np.minimum(size, 50))), count + float((~np.isnan(size)).sum())
-        errors[anchor, penalty] = total / max(count, 1)
+        learnt = 0 if np.isinf(penalty) else 1 / independent  # what is learnt from few windows must be clearly better
+        errors[anchor, penalty] = total / max(count, 1) * (1 + learnt)
     anchor, penalty = min(errors, key=lambda key: errors[key])
+    linears = [fitted.linear(anchor, penalty) for fitted, _ in parts]
+    batches = [batch for _, batch in parts]
+    single, corrections = _single(windows, linears, batches, seen, errors[anchor, penalty])
     best: tuple[float, Base] | None = None
-    for spread in ("season", "recent"):
-        z, units, batches, points = [], [], [], []
-        for fitted, batch in parts:
-            linear = fitted.linear(anchor, penalty)
-            unit = batch.spread if spread == "season" else recent(linear, windows, batch)
-            points.append(linear(batch, shape))
-            units.append(unit)
-            batches.append(batch)
-            z.append((batch.target - points[-1]) / unit[:, None])
-        scores = np.concatenate(z)
-        base = Base(
-            shape, parts[-1][0].linear(anchor, penalty), spread, grids.Calibration.fit(scores, apart(batches, shape))
-        )
+    blank = grids.Calibration.identity(shape.horizon)
+    made, points = [Base(shape, linear, "season", blank, single) for linear in linears], []
+    for base, one in zip(made, corrections, strict=False):
+        base._kept[id(windows)] = windows, one
+    for base, rows, batch in zip(made, seen, batches, strict=True):
+        windows.seen = rows
+        points.append(base.point(windows, batch))
+    for spread in ("season", "recent") if np.isinf(single) else ("season", "recent", "own"):
+        units = [replace(base, spread=spread).unit(windows, b) for base, b in zip(made, batches, strict=True)]
+        z = [(b.target - p) / u[:, None] for b, p, u in zip(batches, points, units, strict=True)]
+        calibration = grids.Calibration.fit(np.concatenate(z), apart(batches, shape))
+        base = replace(made[-1], spread=spread, calibration=calibration, _kept={})
         value = np.mean([
             score(b.levels(shape, base.grid(p, u)), b, shape) for b, p, u in zip(batches, points, units, strict=True)
         ])  # fmt: skip
         if best is None or value < best[0]:
             best = float(value), base
     return best
+
+
+def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array],
+            without: float) -> tuple[float, list[own.Own]]:  # fmt: skip
+    """The penalty of corrections for single series with the least error, and these for each fold; infinite where none
+    helps."""
+    if not 1 < len(windows.panel) <= own.MOST:
+        return np.inf, []
+    shape, errors, made = windows.shape, np.zeros((len(own.PENALTIES), 2)), []
+    for linear, batch, rows in zip(linears, batches, seen, strict=True):
+        point, unit = linear(batch, shape), unit_of(batch, shape)[:, None]
+        made.append(own.fitted(linear, windows, np.arange(len(rows)), rows, own.PENALTIES))
+        for k, one in enumerate(made[-1]):
+            off = np.abs(batch.levels(shape, point + one(batch, shape, batch.series)) - batch.actual) / unit
+            errors[k] += float(np.nansum(np.minimum(off, 50))), float((~np.isnan(off)).sum())
+    found = errors[:, 0] / np.maximum(errors[:, 1], 1)
+    k = int(found.argmin())
+    return (own.PENALTIES[k], [one[k] for one in made]) if found.min() < 0.995 * without else (np.inf, [])
 
 
 def apart(batches: list[Batch], shape: Shape) -> float:
@@ -196,9 +263,14 @@ def apart(batches: list[Batch], shape: Shape) -> float:
 
 
 def score(levels: Array, batch: Batch, shape: Shape) -> float:
-    """Mean CRPS of quantiles in the unit of the series, over a seasonal difference."""
-    value = grids.crps(levels, batch.actual) / unit_of(batch, shape)[:, None]
-    return float(np.nanmean(np.minimum(value, 50)))
+    """Mean CRPS of quantiles in the unit of the series, over a seasonal difference. For several positive series, the
+    geometric mean of that and of the CRPS over the values, so that errors in percent count too."""
+    crps = grids.crps(levels, batch.actual)
+    value = float(np.nanmean(np.minimum(crps / unit_of(batch, shape)[:, None], 50)))
+    if batch.series.min() == batch.series.max() or np.nanmin(batch.actual) <= 0:
+        return value
+    size = np.abs(batch.actual) + np.abs(levels[..., grids.MEDIAN])
+    return float(np.sqrt(value * np.nanmean(np.minimum(2 * crps / size, 2))))
 
 
 def _untrained(panel: Panel, shape: Shape, holidays: str | None, rng: np.random.Generator) -> Base:

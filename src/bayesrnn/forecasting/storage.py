@@ -59,6 +59,7 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
         "columns": asdict(panel.columns),
         "bases": [{
             "shape": asdict(b.shape), "anchor": b.linear.anchor, "penalty": str(b.linear.penalty), "spread": b.spread,
+            "own": str(b.penalty),
         } for b in model.bases],
         "lower": str(model.lower),
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
@@ -103,7 +104,7 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     bases = []
     for k, (shape, part) in enumerate(zip(shapes, about["bases"], strict=True)):
         linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
-        bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}")))
+        bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}"), float(part["own"])))
     raw = about["columns"]
     columns = Columns(**{
         **raw, **{k: tuple(raw[k]) for k in ("past", "future", "static")},

@@ -59,7 +59,7 @@ class Member:
     def levels(self, base: Base, windows: Windows, batch: Batch, *, seed: int, draws: int) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         self.model.eval()
-        point, unit = base.point(batch), base.unit(windows, batch)
+        point, unit = base.point(windows, batch), base.unit(windows, batch)
         inputs = tensors(batch, self.patch, unit, point)
         if draws == 1:
             found = [self.model(*inputs)]
@@ -83,7 +83,7 @@ class Member:
         assert held is not None
         draw = _Sampler(base, windows, fold, rng)
         batch = draw(2048)
-        self.head.learn_start((batch.target - base.point(batch)) / base.unit(windows, batch)[:, None])
+        self.head.learn_start((batch.target - base.point(windows, batch)) / base.unit(windows, batch)[:, None])
         size = int(np.clip(draw.total // 8, 32, 128))
         elbo = br.ELBO(
             self.model, self.head.likelihood, num_data=draw.total * windows.shape.horizon, check_finite=False
@@ -112,7 +112,7 @@ class Member:
 
     def _step(self, elbo: br.ELBO, optimizer: Any, base: Base, windows: Windows, batch: Batch) -> None:
         self.model.train()
-        point, unit = base.point(batch), base.unit(windows, batch)
+        point, unit = base.point(windows, batch), base.unit(windows, batch)
         output = self.model(*tensors(batch, self.patch, unit, point))
         target = batch.actual if self.head.counts else (batch.target - point) / unit[:, None]
         level = torch.as_tensor(batch.levels(base.shape, point), dtype=torch.float32)
@@ -138,11 +138,6 @@ class _Sampler:
 
     def __call__(self, size: int) -> Batch:
         return self.windows.batch(*origins(self.windows.panel, self.windows.shape, self.low, self.high, size, self.rng))
-
-
-def windows_before(windows: Windows, fold: Fold) -> int:
-    """How many training windows there are."""
-    return int(np.maximum(fold.cut - windows.shape.horizon - windows.shape.least + 1, 0).sum())
 
 
 def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:

@@ -92,11 +92,12 @@ def origins(
 class Windows:
     """Cuts windows out of a panel.
 
-    ``ahead`` (S, H, F) are future-known columns after the end of each series, where they are given.
+    ``ahead`` (S, H, F) are future-known columns after the end of each series, where they are given. ``seen`` (S,): rows
+    of each series that forecasts may have learnt from.
     """
 
     def __init__(self, panel: Panel, shape: Shape, *, holidays: str | None = None, ahead: Array | None = None) -> None:
-        self.panel, self.shape, self.ahead = panel, shape, ahead
+        self.panel, self.shape, self.ahead, self.seen = panel, shape, ahead, panel.lengths
         clock, last = panel.clock, panel.first + (panel.lengths - 1 + shape.horizon) * panel.clock.every
         self._start = int(panel.first.min())
         if clock.unit == "time":  # one table for all phases of the grid

@@ -1,0 +1,131 @@
+"""Forecasts of M4, ETTh1 and other series beside peers, from ``results/forecasting/TASK/METHOD/SEED.json``."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bayesrnn.lab.report.tables import Column, markdown_table
+from bayesrnn.lab.runs.record import Record
+from docs.build import archive
+
+OURS, BASELINE = "bayesrnn", "seasonal-quantiles"
+TASKS = {
+    "m4-hourly": "M4 hourly, 414 series, 48 steps",
+    "m4-weekly": "M4 weekly, 359 series, 13 steps",
+    "etth1-24": "ETTh1 oil temperature, 24 steps",
+    "etth1-168": "ETTh1 oil temperature, 168 steps",
+}
+METHODS = {
+    OURS: "**bayesrnn**",
+    "auto-ets": "AutoETS (statsforecast)",
+    "auto-theta": "AutoTheta (statsforecast)",
+    "mstl": "MSTL (statsforecast)",
+    "seasonal-naive": "seasonal naive (statsforecast)",
+    BASELINE: "seasonal naive, empirical quantiles",
+    "deepar": "DeepAR (NeuralForecast)",
+    "darts-rnn": "RNNModel (darts)",
+    "lightgbm": "LightGBM quantiles",
+}
+_METRICS = ("smape", "mase", "msis", "coverage_80", "coverage_90", "coverage_95")
+
+
+def records_of(results: Path, task: str) -> dict[str, list[Record]]:
+    """Records of one task by method, in the order of the table."""
+    found = {method: archive.records(results / "forecasting" / task / method) for method in METHODS}
+    return {method: records for method, records in found.items() if records}
+
+
+def _crps(task: str) -> str:
+    """M4's series have units of their own: their CRPS is divided by the scale of MASE."""
+    return "scaled_crps" if task.startswith("m4") else "crps"
+
+
+def _mean(records: Sequence[Record], key: str) -> float:
+    return fmean(record.metrics[key] for record in records)
+
+
+def _note(records: Sequence[Record]) -> str | None:
+    """How much a method that ran out of time forecast; or over how many seeds the row is a mean."""
+    done = records[0].extra.get("origins_done")
+    if done is not None:
+        return f"{len(done)} origins"
+    return f"{len(records)} seeds" if len(records) > 1 else None
+
+
+def _table(results: Path, task: str) -> list[str]:
+    found, key = records_of(results, task), _crps(task)
+    rows: list[dict[str, Any]] = []
+    for method, records in found.items():
+        row: dict[str, Any] = {name: _mean(records, name) for name in _METRICS}
+        row |= {"method": METHODS[method], "crps": _mean(records, key), "note": _note(records)}
+        row["seconds"] = _mean(records, "train_seconds") + _mean(records, "predict_seconds")
+        rows.append(row)
+    columns = (
+        Column("method", TASKS[task]), Column("smape", "sMAPE", "{:.2f}"), Column("mase", "MASE", "{:.3f}"),
+        Column("msis", "MSIS 95%", "{:.2f}"), Column("crps", "CRPS", "{:.3f}"),
+        Column("coverage_80", "80% covers", "{:.1%}"), Column("coverage_90", "90%", "{:.1%}"),
+        Column("coverage_95", "95%", "{:.1%}"), Column("seconds", "CPU s", "{:.0f}"), Column("note", "of"),
+    )  # fmt: skip
+    limits = [f"{METHODS[m]}: {r[0].note}" for m, r in found.items() if r[0].note and "origins_done" not in r[0].extra]
+    return [markdown_table(rows, columns), _verdict(found, key) + ". ".join([*limits, ""]).strip(), ""]
+
+
+def _verdict(found: dict[str, list[Record]], key: str) -> str:
+    """Where another method is better; the CRPS of one that ran out of time is compared on its own origins."""
+    if OURS not in found:
+        return ""
+    ahead = {"sMAPE": "smape", "MASE": "mase", "MSIS": "msis", "CRPS": key}
+    said = []
+    for label, name in ahead.items():
+        own = _mean(found[OURS], name)
+        better = []
+        for method, records in found.items():
+            done, value = records[0].extra.get("origins_done"), own
+            if done is not None and name == key:
+                per = fmean(fmean(r.metrics["scaled_crps_by_origin"][i] for i in done) for r in found[OURS])
+                value = per * own / _mean(found[OURS], "scaled_crps")
+            if method != OURS and _mean(records, name) < value:
+                better.append(METHODS[method])
+        if better:
+            said.append(f"{label}: {', '.join(better)}")
+    return (
+        f"Better than bayesrnn in {'; '.join(said)}. "
+        if said
+        else "No other method is better in sMAPE, MASE, MSIS or CRPS. "
+    )
+
+
+def _others(results: Path) -> list[str]:
+    """Series on which nothing was chosen: the defaults against seasonal naive with empirical quantiles."""
+    rows = []
+    for folder in sorted((results / "forecasting").glob("*")):
+        ours, base = archive.records(folder / OURS), archive.records(folder / BASELINE)
+        if folder.name in TASKS or not ours or not base:
+            continue
+        row = {"series": folder.name, "crps": _mean(ours, "crps"), "base": _mean(base, "crps")}
+        rows.append(row | {"covered": _mean(ours, "coverage_90"), "seconds": _mean(ours, "train_seconds")})
+    columns = (
+        Column("series", "other series, defaults"), Column("crps", "CRPS", "{:.4g}"),
+        Column("base", "seasonal naive, empirical quantiles", "{:.4g}"), Column("covered", "90% covers", "{:.1%}"),
+        Column("seconds", "CPU s", "{:.0f}"),
+    )  # fmt: skip
+    return [markdown_table(rows, columns)] if rows else []
+
+
+def block(results: Path) -> str:
+    """One table per task, and one of other series."""
+    lines = [line for task in TASKS if records_of(results, task) for line in _table(results, task)]
+    if not lines:
+        raise SystemExit(
+            "results/forecasting is missing: make it with `python benchmarks/forecasting.py` and commit it"
+        )
+    one = next(iter(records_of(results, next(t for t in TASKS if records_of(results, t))).values()))[0]
+    made = (
+        f"One thread ({one.made_on}). CRPS of M4 is divided by the mean seasonal difference. Methods that ran out "
+        "of time show how many origins, drawn at random, they forecast. Written by `python benchmarks/forecasting.py`."
+    )
+    return "\n".join([*lines, *_others(results), made])
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {"m4": block}
