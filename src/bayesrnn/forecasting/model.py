@@ -121,7 +121,14 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     """Choose bases, train networks in the time that is left, and keep what helps on validation."""
     started, rng = time.monotonic(), np.random.default_rng(seed)
     known = panel.y[~np.isnan(panel.y)]
-    bases, before, fold = choose(panel, shapes, holidays=holidays, rng=rng, say=say)
+    say(
+        f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
+        f"{shapes[0].context}"
+    )
+    bases, before, fold = choose(
+        panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
+        progress=progress,
+    )  # fmt: skip
     horizon = bases[0].shape.horizon
     model = Model(
         bases, [], np.ones(1), grids.Calibration.identity(horizon), _decaying(horizon, 0.7),
@@ -139,7 +146,7 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
-        left = seconds - (time.monotonic() - started)
+        left = 0.9 * seconds - (time.monotonic() - started)
         model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
     count = len(bases) + len(model.members)
     parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
