@@ -7,18 +7,18 @@ from statistics import fmean
 from bayesrnn.lab import recipes
 from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.quickstart import Quickstart
-from docs.build import archive, penn_treebank, speed
+from docs.build import archive, m4, penn_treebank, speed
 
-_DROPOUT, _BACKPROP = "variational-untied-medium", "brnn-medium"
+_DROPOUT = "variational-untied-medium"
 
 
 def block(root: Path, page: Path) -> str:
-    """Calibration, two published rows, the speed of training and of many draws."""
+    """Calibration, a published row, forecasts, the speed of training and of many draws."""
     results = root / "results"
     found = [
         ("results/quickstart.md", "Calibration", _calibration(results)),
         ("results/penn-treebank.md", "Published results", _row(results, _DROPOUT, "Untied variational LSTM")),
-        ("results/penn-treebank.md", "Published results", _row(results, _BACKPROP, "Bayes by Backprop LSTM")),
+        ("results/forecasting-benchmarks.md", "Forecasts", _forecasts(results)),
         ("results/speed.md", "Training speed", _step(results)),
         ("results/speed.md", "Prediction speed", _draws(results)),
     ]
@@ -42,6 +42,16 @@ def _row(results: Path, name: str, title: str) -> str:
     apart = fmean(values) / paper - 1
     return (
         f"{title} on Penn Treebank, test perplexity {mean(values, '{:.2f}')}; the paper has {paper:.1f} ({apart:+.1%})."
+    )
+
+
+def _forecasts(results: Path) -> str:
+    found = m4.records_of(results, "m4-hourly")
+    mase, covered = ([r.metrics[key] for r in found[m4.OURS]] for key in ("mase", "coverage_95"))
+    naive = fmean(r.metrics["mase"] for r in found["seasonal-naive"])
+    return (
+        f"`Forecaster` with its defaults on M4's hourly series, MASE {mean(mase, '{:.3f}')}; seasonal naive has "
+        f"{naive:.3f}. The 95% intervals cover {fmean(covered):.1%}."
     )
 
 

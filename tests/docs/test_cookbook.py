@@ -1,4 +1,4 @@
-"""The cookbook: notebooks run in a kernel of their own, and the script for several GPUs on two processes."""
+"""The cookbook: notebooks run in a kernel, and the script for several GPUs on two processes."""
 
 import os
 import re
@@ -27,13 +27,26 @@ def test_notebooks_are_committed_without_outputs(page):
     assert notebook.cells[0].source.startswith("# ")
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One kernel for all notebooks: importing torch takes longer than most of them."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    client = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=300)
+    with client.setup_kernel():
+        yield client
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the packages around the kernel
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
-def test_notebooks_run(page, tmp_path):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(page, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+def test_notebooks_run(kernel, page, tmp_path):
+    """Each with an empty namespace, in an empty folder."""
+    nbformat = pytest.importorskip("nbformat")
+    kernel.nb = notebook = nbformat.read(page, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
+    kernel.reset_execution_trackers()
+    for number, cell in enumerate(notebook.cells):
+        kernel.execute_cell(cell, number)
     assert any("image/png" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", []))
 
 

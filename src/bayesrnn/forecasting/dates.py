@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,14 +166,23 @@ def _read(date: pd.Series, form: str) -> pd.Series:
 
 def forms_of(cells: Sequence[str]) -> list[str]:
     """The formats that read at least nine in ten of the cells that are not empty; none: the column holds no dates."""
+    kept = tuple(cell for cell in cells if cell)
+    return list(_first_forms(kept) if len(kept) <= LOOK else _forms(kept))
 
+
+@lru_cache(maxsize=64)
+def _first_forms(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Kept: readers ask several times about the first cells of a column."""
+    return _forms(cells)
+
+
+def _forms(cells: tuple[str, ...]) -> tuple[str, ...]:
     import pandas as pd
 
-    kept = pd.Series([cell for cell in cells if cell], dtype=str)
-    if kept.empty:
-        return []
-    date = _parts(kept)["date"]
-    return [form for form in (*_FORMATS, EPOCH) if _read(date, form).notna().mean() >= 0.9]
+    if not cells:
+        return ()
+    date = _parts(pd.Series(cells, dtype=str))["date"]
+    return tuple(form for form in (*_FORMATS, EPOCH) if _read(date, form).notna().mean() >= 0.9)
 
 
 def parse(
