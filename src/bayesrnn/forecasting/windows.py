@@ -117,7 +117,9 @@ class Windows:
         log = self.logs[series]
         values = y.copy()
         if log.any():
-            values[log] = np.log(np.maximum(y[log] + shape.shift, 1e-300))
+            # New rows may hold what training rows did not: zeros and negative values.
+            most = np.fmax.reduce(np.abs(y[log, :size]), axis=1, keepdims=True, initial=0.0)
+            values[log] = np.log(np.maximum(y[log] + shape.shift, np.maximum(1e-6 * most, 1e-300)))
         context, target = values[:, :size], values[:, size:]
         known = ~np.isnan(context)
         centre, scale = _scales(context, known, shape)
