@@ -101,7 +101,8 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
         logs = ["none"]
     shift = 0.0 if known.min() > 0 else 1.0
     made = [(log, s) for log in logs for s in scalings if log == "none" or s == scalings[0]]
-    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0) for log, s in made]
+    lowest = max(float(known.min() + shift) / 2, 1e-300)
+    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
