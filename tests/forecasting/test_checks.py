@@ -99,3 +99,14 @@ def test_dates_as_people_write_them_are_understood_or_refused():
     ):
         with pytest.raises(UserError, match="column 'ds'") if len(text) == 2 else nullcontext():
             assert stamps_of(pd.Series(text), "ds")[0] == pd.Timestamp("2020-01-02")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [("unique_id", None, "Row 0 has no name of a series"), ("y", 1j, "Column 'y' holds neither numbers nor text"),
+     ("extra", [1], "Column 'extra' holds neither")],
+)  # fmt: skip
+def test_cells_that_are_no_values(column, value, message):
+    frame = pd.DataFrame({"ds": pd.date_range("2024-01-01", periods=30), "y": 1.0 * np.arange(30)})
+    with pytest.raises(UserError, match=message):
+        Forecaster(2, members=0).fit(frame.assign(**{column: [value] * 30}))
