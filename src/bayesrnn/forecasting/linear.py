@@ -47,6 +47,11 @@ def features(batch: Batch) -> Array:
     return batch.features
 
 
+def moving(batch: Batch) -> Array:
+    """(B,): whether a window's context changes. A constant one teaches nothing, and its errors would count the most."""
+    return np.ptp(batch.context, axis=1) > 1e-6
+
+
 @dataclass(frozen=True)
 class Linear:
     """``anchor`` plus a linear map of the features.
@@ -62,7 +67,8 @@ class Linear:
 
     def __call__(self, batch: Batch, shape: Shape) -> Array:
         """Scaled forecasts (B, H)."""
-        return anchors(batch, shape)[self.anchor] + features(batch) @ self.weights
+        learnt = features(batch) @ self.weights
+        return anchors(batch, shape)[self.anchor] + np.where(moving(batch)[:, None], learnt, 0.0)
 
     def doubt(self, batch: Batch) -> Array:
         """Epistemic share of the variance, (B,)."""
@@ -88,15 +94,15 @@ class Regression:
         holes = np.isnan(y).reshape(self.rows, -1)
         y = np.nan_to_num(y).reshape(self.rows, -1)
         unit = np.maximum(batch.spread, np.quantile(batch.spread, 0.02))
-        moving = np.ptp(batch.context, axis=1) > 1e-6  # a constant window teaches nothing, and would weigh the most
-        moving = moving if moving.any() else ~moving
-        self._decompose(x, y, moving * unit**-2.0)
+        used = moving(batch)
+        used = used if used.any() else ~used
+        self._decompose(x, y, used * unit**-2.0)
         first = slice(y.shape[1] - self.shape[1], None)  # the last anchor: which one matters little
         error = np.where(holes, 0, np.abs(y - x @ self._solve(self.products, 1e-3 * self.rows)))[:, first].sum(1)
         error /= np.maximum((~holes[:, first]).sum(1), 1)
-        least = max(np.quantile(error[moving], 0.05), 1e-9)
-        self._decompose(x, y, moving / (unit * np.maximum(error, least)))
-        self.noise = float(np.median((self.row_weights * unit**2)[moving]))  # a weight is about noise / spread^2
+        least = max(np.quantile(error[used], 0.05), 1e-9)
+        self._decompose(x, y, used / (unit * np.maximum(error, least)))
+        self.noise = float(np.median((self.row_weights * unit**2)[used]))  # a weight is about noise / spread^2
         if holes.any():  # missing targets take what is forecast for them, which leaves the fit to the known ones
             for _ in range(8):
                 y = np.where(holes, x @ self._solve(self.products, 1e-3 * self.rows), y)

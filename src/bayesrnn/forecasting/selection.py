@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from bayesrnn.forecasting import grids, own
-from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression
+from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_of
 
@@ -189,6 +189,8 @@ def validation(windows: Windows, fold: Fold, most: int, rng: np.random.Generator
         return None
     batch = windows.batch(series, ends)
     some = ~np.isnan(batch.target).all(1) & batch.known.any(1)
+    if (some & moving(batch)).any():
+        some &= moving(batch)
     return batch if some.all() else windows.batch(series[some], ends[some]) if some.any() else None
 
 
