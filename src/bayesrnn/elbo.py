@@ -91,7 +91,10 @@ class ELBO(nn.Module):
             )
         check_module(model)
         if not isinstance(likelihood, nn.Module) or not isinstance(likelihood, Likelihood):
-            raise TypeError(f"likelihood must be br.Categorical() or br.Gaussian(), got {likelihood!r}")
+            raise TypeError(
+                f"likelihood must be an instance, such as br.Categorical(), br.Gaussian() or br.StudentT(); "
+                f"got {likelihood!r}"
+            )
         if not is_number(kl_weight) or not 0 <= kl_weight < math.inf:
             raise ValueError(f"kl_weight must be a number of at least 0, got {kl_weight!r}: 1 is the bound")
         if not is_whole(warmup) or warmup < 0:
@@ -252,8 +255,9 @@ class _Watch:
             warnings.warn(
                 f"the KL outweighs the data: in {self.steps} steps it went from {self.start[1]:.2g} to "
                 f"{self.now[1]:.2g} nats per target, and the fit did not improve ({self.start[0]:.3g} to "
-                f"{self.now[0]:.3g}). Use a wider prior such as br.Normal(1.0), br.ELBO(warmup=...), "
-                "fewer random weights (include, exclude), or a smaller model",
+                f"{self.now[0]:.3g}). Check that num_data counts the targets of the whole training set; then use a "
+                "wider prior such as br.Normal(1.0), br.ELBO(warmup=...), fewer random weights (include, exclude), "
+                "or a smaller model",
                 stacklevel=5,
             )
 

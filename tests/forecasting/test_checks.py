@@ -120,3 +120,14 @@ def test_constant_series_have_no_scaled_score():
     none = scores(table[1:], history=past).iloc[0]
     assert np.isnan(none[["mase", "msis-80"]]).all()
     assert none["mae"] == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [("unique_id", None, "Row 0 has no name of a series"), ("y", 1j, "Column 'y' holds neither numbers nor text"),
+     ("extra", [1], "Column 'extra' holds neither")],
+)  # fmt: skip
+def test_cells_that_are_no_values(column, value, message):
+    frame = pd.DataFrame({"ds": pd.date_range("2024-01-01", periods=30), "y": 1.0 * np.arange(30)})
+    with pytest.raises(UserError, match=message):
+        Forecaster(2, members=0).fit(frame.assign(**{column: [value] * 30}))

@@ -91,6 +91,13 @@ class TestPredict:
         found = Forecaster(7, members=0).fit(y).predict(level=[99])
         assert (found["lo-99"] >= 0).all()
 
+    def test_a_negative_value_after_training_on_logarithms(self, fitted):
+        _, frame = fitted
+        model = Forecaster(6, members=0, transform="log", freq="h").fit(frame)
+        low, high = (frame["y"].min(), frame["y"].max())
+        new = frame.assign(y=frame["y"].where(frame.groupby("unique_id").cumcount() != 390, -1.0))
+        assert model.predict(new)["median"].between(low - (high - low), high + (high - low)).all()
+
     def test_draws_of_a_network_give_an_epistemic_part(self, networked):
         model, _ = networked
         assert model.model.weights[-1] == 1.0

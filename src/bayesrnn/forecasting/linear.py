@@ -47,12 +47,17 @@ def features(batch: Batch) -> Array:
     return batch.features
 
 
+def moving(batch: Batch) -> Array:
+    """(B,): whether a window's context changes. A constant one teaches nothing, and its errors would count the most."""
+    return np.ptp(batch.context, axis=1) > 1e-6
+
+
 @dataclass(frozen=True)
 class Linear:
     """``anchor`` plus a linear map of the features.
 
-    ``root`` (D, D): x' root root' x is the posterior variance of the map at x, in units of the noise (Bayesian linear
-    regression with the ridge as its prior).
+    ``root`` (D, D): x' root root' x is the posterior variance of the map at x, relative to noise of variance
+    spread^2 (Bayesian linear regression with the ridge as its prior).
     """
 
     anchor: str
@@ -62,12 +67,13 @@ class Linear:
 
     def __call__(self, batch: Batch, shape: Shape) -> Array:
         """Scaled forecasts (B, H)."""
-        return anchors(batch, shape)[self.anchor] + features(batch) @ self.weights
+        learnt = features(batch) @ self.weights
+        return anchors(batch, shape)[self.anchor] + np.where(moving(batch)[:, None], learnt, 0.0)
 
     def doubt(self, batch: Batch) -> Array:
         """Epistemic share of the variance, (B,)."""
         variance = np.square(features(batch) @ self.root).sum(1)
-        return variance / (1 + variance)
+        return variance / (np.square(batch.spread) + variance)
 
 
 class Regression:
@@ -88,11 +94,15 @@ class Regression:
         holes = np.isnan(y).reshape(self.rows, -1)
         y = np.nan_to_num(y).reshape(self.rows, -1)
         unit = np.maximum(batch.spread, np.quantile(batch.spread, 0.02))
-        self._decompose(x, y, unit**-2.0)
+        used = moving(batch)
+        used = used if used.any() else ~used
+        self._decompose(x, y, used * unit**-2.0)
         first = slice(y.shape[1] - self.shape[1], None)  # the last anchor: which one matters little
         error = np.where(holes, 0, np.abs(y - x @ self._solve(self.products, 1e-3 * self.rows)))[:, first].sum(1)
         error /= np.maximum((~holes[:, first]).sum(1), 1)
-        self._decompose(x, y, 1 / (unit * np.maximum(error, max(np.quantile(error, 0.05), 1e-9))))
+        least = max(np.quantile(error[used], 0.05), 1e-9)
+        self._decompose(x, y, used / (unit * np.maximum(error, least)))
+        self.noise = float(np.median((self.row_weights * unit**2)[used]))  # a weight is about noise / spread^2
         if holes.any():  # missing targets take what is forecast for them, which leaves the fit to the known ones
             for _ in range(8):
                 y = np.where(holes, x @ self._solve(self.products, 1e-3 * self.rows), y)
@@ -118,4 +128,5 @@ class Regression:
             weights[self.ones] = 0.0 if anchor == "centre" else self.mean[columns] * apart / (apart + 10)
             return Linear(anchor, penalty, weights, np.zeros((size, 1)))
         weights = self._solve(self.products[:, columns], penalty * self.rows)
-        return Linear(anchor, penalty, weights, self.vectors / np.sqrt(self.values + penalty * self.rows + 1e-9))
+        root = self.vectors * np.sqrt(self.noise / (self.values + penalty * self.rows + 1e-9))
+        return Linear(anchor, penalty, weights, root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.network import patch_of
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.selection import FEW, Base, Fold, apart, choose, score, validation, windows_before
+from bayesrnn.forecasting.selection import FEW, Base, Fold, apart, choose, folds, score, validation, windows_before
 from bayesrnn.forecasting.training import Member, Settings, combine
 from bayesrnn.forecasting.windows import Batch, Shape, Windows
 
@@ -101,7 +101,8 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
         logs = ["none"]
     shift = 0.0 if known.min() > 0 else 1.0
     made = [(log, s) for log in logs for s in scalings if log == "none" or s == scalings[0]]
-    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0) for log, s in made]
+    lowest = max(float(known.min() + shift) / 2, 1e-300)
+    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
@@ -121,7 +122,14 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     """Choose bases, train networks in the time that is left, and keep what helps on validation."""
     started, rng = time.monotonic(), np.random.default_rng(seed)
     known = panel.y[~np.isnan(panel.y)]
-    bases, before, fold = choose(panel, shapes, holidays=holidays, rng=rng, say=say)
+    say(
+        f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
+        f"{shapes[0].context}"
+    )
+    bases, before, fold = choose(
+        panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
+        progress=progress,
+    )  # fmt: skip
     horizon = bases[0].shape.horizon
     model = Model(
         bases, [], np.ones(1), grids.Calibration.identity(horizon), _decaying(horizon, 0.7),
@@ -139,7 +147,7 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
-        left = seconds - (time.monotonic() - started)
+        left = 0.9 * seconds - (time.monotonic() - started)
         model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
     count = len(bases) + len(model.members)
     parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
@@ -156,7 +164,9 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
-    _calibrated(model, mixed(model.weights), held, calibrate and int((model.weights > 0).sum()) > 0, say)
+    # The base's quantiles are those of errors in all folds, the networks' of the last one.
+    several = len(folds(panel, model.shape)) > 1 and model.weights[len(bases) :].any()
+    _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
     return model
 
 
@@ -194,8 +204,14 @@ def _trained(
     return found
 
 
-def _calibrated(model: Model, grid: Array, held: Batch, wanted: bool, say: Callable[[str], None]) -> None:
-    """Recalibrate where scores on the other half of the windows improve; and the dependence across steps."""
+def _calibrated(
+    model: Model, grid: Array, held: Batch, wanted: bool, usual: Array | None, say: Callable[[str], None]
+) -> None:
+    """Recalibrate where scores on the other half of the windows improve; and the dependence across steps.
+
+    ``usual``: quantiles from earlier periods too. A last fold that was calm by their account makes widths learnt there
+    too narrow for other times, and a wild one too wide: they are brought to the size of usual errors.
+    """
     count = apart([held], model.shape)
     z = grids.scores_of(grid, held.actual)
     if wanted and count >= 10:
@@ -213,6 +229,10 @@ def _calibrated(model: Model, grid: Array, held: Batch, wanted: bool, say: Calla
             say(f"recalibrated: 90% intervals covered {inside:.1%} of validation values")
             grid = model.calibration.apply(grid)
             z = grids.scores_of(grid, held.actual)
+    if wanted and usual is not None:
+        factor = np.nanmean(np.abs(z)) / np.nanmean(np.abs(grids.scores_of(usual, held.actual)))
+        model.calibration = replace(model.calibration, spread=model.calibration.spread * factor)
+        say(f"widths times {factor:.2f}: the last fold against earlier ones")
     model.correlation = correlation_of(z, count)
 
 

@@ -20,6 +20,7 @@ from bayesrnn.likelihoods.quantiles import solve_quantile
 Array = np.ndarray
 LIKELIHOODS = ("student", "gaussian", "quantiles", "mixture", "negative_binomial")
 _DF = 4.0  # degrees of freedom; calibration corrects the shape
+_POINTS = 48  # at which the distribution function of a mixture is known
 _KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
 
 
@@ -114,8 +115,7 @@ class Head:
         noise = self.likelihood.variance(wide).mean(0)
         share = (doubt / (doubt + noise).clamp_min(1e-30)).numpy()
         if self.name in ("mixture", "negative_binomial"):
-            exact = torch.stack([self.likelihood.quantile(wide, float(q)) for q in grids.LEVELS], -1)
-            return exact.numpy(), share
+            return self._mixed(wide).numpy(), share
         if self.name == "quantiles":
             knots = wide.sort(-1).values.mean(0).numpy()
             z = grids.normal_quantile(np.array(_KNOTS))
@@ -125,6 +125,22 @@ class Head:
             found = (wide[..., :1] + wide[..., 1:].exp() * scores).mean(0).numpy()
         middle = found[..., grids.MEDIAN : grids.MEDIAN + 1]
         return middle + (found - middle) / np.sqrt(1 - np.minimum(share, 0.9))[..., None], share
+
+    def _mixed(self, wide: Tensor) -> Tensor:
+        """Quantiles (B, H, Q) of the mixture over draws: exact at both ends and, for counts within `_POINTS` of each
+        other, between them; else from its distribution function at even points, linear on the normal scale."""
+        low, high = (self.likelihood.quantile(wide, float(q)) for q in grids.LEVELS[[0, -1]])
+        y = low + torch.linspace(0, 1, _POINTS, dtype=low.dtype)[:, None, None] * (high - low)
+        y = y.round() if self.counts else y
+        cdf = self.likelihood.mixed(wide)
+        scores = torch.special.ndtri(torch.stack([cdf(point) for point in y]).clamp(1e-9, 1 - 1e-9))
+        found = [low]
+        for z in grids.Z[1:-1]:
+            place = ((scores < z).sum(0) - 1).clamp(0, _POINTS - 2)[None]
+            (a, b), (za, zb) = ([t.gather(0, place + k)[0] for k in (0, 1)] for t in (y, scores))
+            value = a + ((z - za) / (zb - za).clamp_min(1e-12)).clamp(0, 1) * (b - a)
+            found.append(value.ceil() if self.counts else value)
+        return torch.stack([*found, high], -1)
 
 
 @cache

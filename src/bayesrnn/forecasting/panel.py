@@ -138,7 +138,10 @@ def read(path: Path) -> Any:
     except ImportError:
         raise UserError("Parquet files need pyarrow; pip install 'bayesrnn[forecast]'") from None
     except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a table ({str(error).splitlines()[0][:200]}).") from None
+        raise UserError(
+            f"{path} cannot be read as a table ({str(error).splitlines()[0][:200]}); give a CSV, CSV.gz or "
+            "Parquet file with a header."
+        ) from None
 
 
 def time_column(frame: Any, name: str) -> str:
@@ -191,6 +194,11 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
         frame = frame.assign(**{columns.id: unnamed})
     if not len(frame):
         raise UserError("The frame has no rows; give at least one series with values.")
+    for row in np.flatnonzero(frame[columns.id].isna())[:1]:
+        raise UserError(f"Row {row} has no name of a series in column {columns.id!r}; fill it or drop the row.")
+    for name in frame:
+        if np.iscomplexobj(frame[name]) or isinstance(frame[name].iloc[0], (list, dict, set, np.ndarray)):
+            raise UserError(f"Column {name!r} holds neither numbers nor text; drop it, or make it one value per row.")
     return frame
 
 

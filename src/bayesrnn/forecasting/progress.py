@@ -30,7 +30,9 @@ class Progress:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        if self.verbose:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif self.verbose:
             print(text, file=sys.stderr)
 
     def update(self, text: str, share: float) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
 
 from bayesrnn.forecasting import grids, own
-from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression
+from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_of
 
@@ -115,15 +116,22 @@ def unit_of(batch: Batch, shape: Shape) -> Array:
     return np.where(batch.log, np.maximum(spread, 1e-12), size)
 
 
-def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: np.random.Generator,
-           say: Callable[[str], None]) -> tuple[list[Base], list[Base], Fold | None]:  # fmt: skip
+def choose(
+    panel: Panel, shapes: list[Shape], *, holidays: str | None, rng: np.random.Generator, seconds: float,
+    say: Callable[[str], None], progress: Callable[[str, float], None],
+) -> tuple[list[Base], list[Base], Fold | None]:  # fmt: skip
     """The best base and, if it is about as good, the second; fitted on all rows, and on rows before the last fold; and
-    that fold."""
+    that fold. When time is short, fewer shapes and folds are tried."""
     found: list[tuple[float, Base]] = []
-    shapes = list(shapes)
-    for shape in shapes:
+    started = began = time.monotonic()
+    for k, shape in enumerate(shapes):
+        last, began = began, time.monotonic()
+        if found and 2 * began - last - started > seconds:
+            say(f"out of time for {len(shapes) - k} of {len(shapes)} linear bases")
+            break
+        progress(f"linear base {k + 1} of {len(shapes)}", k / len(shapes))
         windows = Windows(panel, shape, holidays=holidays)
-        one = _walk(windows, folds(panel, shape), rng)
+        one = _walk(windows, folds(panel, shape), rng, began + seconds / len(shapes))
         if one is not None:
             base = one[1]
             named = f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
@@ -136,7 +144,7 @@ def choose(panel: Panel, shapes: Iterable[Shape], *, holidays: str | None, rng: 
     found.sort(key=lambda pair: pair[0])
     if windows_before(panel, shapes[0]) < FEW:
         # Learning from few windows is a gamble: half of the forecast is the best that needs no learning.
-        simple = _walk(Windows(panel, shapes[0], holidays=holidays), folds(panel, shapes[0]), rng, (np.inf,))
+        simple = _walk(Windows(panel, shapes[0], holidays=holidays), folds(panel, shapes[0]), rng, np.inf, (np.inf,))
         assert simple is not None
         found = [next((one for one in found if not np.isinf(one[1].linear.penalty)), found[0]), simple]
         found[1] = min(found[1][0], found[0][0]), found[1][1]
@@ -181,22 +189,28 @@ def validation(windows: Windows, fold: Fold, most: int, rng: np.random.Generator
         return None
     batch = windows.batch(series, ends)
     some = ~np.isnan(batch.target).all(1) & batch.known.any(1)
+    if (some & moving(batch)).any():
+        some &= moving(batch)
     return batch if some.all() else windows.batch(series[some], ends[some]) if some.any() else None
 
 
-def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, penalties: tuple[float, ...] = PENALTIES
-          ) -> tuple[float, Base] | None:  # fmt: skip
-    """The best anchor, penalty and spread of one shape, with the distribution of its errors over all folds."""
+def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: float,
+          penalties: tuple[float, ...] = PENALTIES) -> tuple[float, Base] | None:  # fmt: skip
+    """The best anchor, penalty and spread of one shape, with the distribution of its errors over all folds, or over
+    the last ones for which there is time."""
     shape = windows.shape
     parts: list[tuple[Regression, Batch]] = []
     seen: list[Array] = []
-    for fold in cuts:
+    for fold in cuts[::-1]:
+        if parts and time.monotonic() > until:
+            break
         fitted, batch = _regression(windows, fold.cut, rng), validation(windows, fold, _TEST, rng)
         if fitted is not None and batch is not None:
             parts.append((fitted, batch))
             seen.append(fold.cut)
     if not parts:
         return None
+    parts, seen = parts[::-1], seen[::-1]
     names = [n for n in parts[0][0].bases if all(n in fitted.bases for fitted, _ in parts)]
     errors: dict[tuple[str, float], float] = {}
     independent = apart([batch for _, batch in parts], shape)

@@ -22,6 +22,7 @@ class Shape:
         seasons: in steps, the strongest first; empty: none.
         scaling: "mean_abs", "standard" or "robust".
         log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
+        lowest: what smaller values of shift + y count as: new rows may hold zeros or negative values, training did not.
     """
 
     context: int
@@ -30,6 +31,7 @@ class Shape:
     scaling: str = "standard"
     log: str = "none"
     shift: float = 0.0
+    lowest: float = 1e-300
 
     @property
     def season(self) -> int:
@@ -117,7 +119,7 @@ class Windows:
         log = self.logs[series]
         values = y.copy()
         if log.any():
-            values[log] = np.log(np.maximum(y[log] + shape.shift, 1e-300))
+            values[log] = np.log(np.maximum(y[log] + shape.shift, shape.lowest))
         context, target = values[:, :size], values[:, size:]
         known = ~np.isnan(context)
         centre, scale = _scales(context, known, shape)
