@@ -148,7 +148,7 @@ def time_column(frame: Any, name: str) -> str:
     """The column of stamps of a file: the one of this name; where the name is the default, any with dates."""
     from bayesrnn.forecasting.dates import date_column
 
-    if name in frame or name != Columns.time:
+    if name in frame or name != Columns.time or frame.index.dtype.kind != "i":  # Parquet keeps an index of dates
         return name
     return date_column(frame.head(200).astype(str)) or name
 
