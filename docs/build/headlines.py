@@ -50,7 +50,7 @@ def _forecasts(results: Path) -> str:
     mase, covered = ([r.metrics[key] for r in found[m4.OURS]] for key in ("mase", "coverage_95"))
     naive = fmean(r.metrics["mase"] for r in found["seasonal-naive"])
     return (
-        f"`Forecaster` with its defaults on M4's hourly series, MASE {mean(mase, '{:.3f}')}; seasonal naive has "
+        f"`Forecaster` on M4's hourly series, MASE {mean(mase, '{:.3f}')}; seasonal naive has "
         f"{naive:.3f}. The 95% intervals cover {fmean(covered):.1%}."
     )
 

@@ -169,7 +169,8 @@ def test_killed_and_started_again_it_begins_anew_with_the_same_numbers(run, tmp_
 @pytest.mark.slow
 def test_ctrl_c_is_one_line(tmp_path):
     """The terminal sends the interrupt to all processes of the group."""
-    with started(tmp_path / "run", start_new_session=True) as process:
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # jobs of a script may ignore it
+    with started(tmp_path / "run", start_new_session=True, **heard) as process:
         assert "Three LSTMs" in process.stdout.readline()
         time.sleep(1)  # its processes are being started
         os.killpg(process.pid, signal.SIGINT)
