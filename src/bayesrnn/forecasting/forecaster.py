@@ -43,8 +43,9 @@ class Forecaster:
         context: steps that the model looks back on; None: from horizon, seasons and lengths.
         scaling: how a window is scaled: "mean_abs", "standard", "robust"; "auto": chosen on validation.
         transform: "none" or "log" (of 1 + y where there are zeros); "auto": chosen on validation.
-        past, future, static: names of columns that are known up to now, known ahead, or constant per series. Columns of
-            text or categories are embedded. None: every further column is past, or static if constant per series.
+        past: names of columns that are known up to now, such as a measured temperature. None: every further column.
+        future: names of columns that are known ahead, such as prices; their values go to ``predict(future=frame)``.
+        static: names of columns that are constant per series. Columns of text or categories are embedded.
         holidays: a country code such as "DE", for the `holidays` package.
         resample: "mean", "sum" or "last": put irregular stamps on the grid of ``freq`` by this rule. None: refuse them.
         members: networks in the ensemble, 0 for none; None: up to four, as the time allows.
@@ -61,6 +62,9 @@ class Forecaster:
         from bayesrnn.forecasting import Forecaster
         f = Forecaster(horizon=24, freq="h").fit(df)            # long frame: unique_id, ds, y
         f.predict(level=[80, 95])                               # unique_id, ds, mean, median, lo-80, hi-80, ...
+
+        f = Forecaster(horizon=24, freq="h", future=["price"]).fit(df)       # df has a column price
+        f.predict(future=prices)                                # prices: unique_id, ds, price of the next 24 hours
     """
 
     def __init__(

@@ -107,8 +107,9 @@ class Bayesian(RandomWeights):
         module: any `nn.Module`. Its own `forward` runs, on drawn weights. RNN layers inside, ours or torch's, use
             their fused kernels.
         posterior: makes a `Posterior` from the list of `Weight`s.
-        include, exclude: name patterns (`"rnn.*"`, `"*.bias"`), one or several. Without `include` all trainable
-            parameters become random; the others are left alone.
+        include: name patterns (`"rnn.*"`, `"*.bias"`), one or several, of the parameters that become random; None: all
+            trainable ones.
+        exclude: patterns of those that do not; they are left alone.
     """
 
     weights_kernel: str | None = None

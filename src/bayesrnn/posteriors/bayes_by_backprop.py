@@ -26,7 +26,8 @@ class BayesByBackprop(Bayesian, HasSigma):
         init_sigma: first standard deviation of the weights: a number, a pair (low, high) for a random start in
             between (uniform in rho), or a dict of name patterns to either. Start small: noise of 0.1 on every weight
             hides what the network could learn from.
-        include, exclude: which parameters become random, by name pattern; the others stay ordinary.
+        include: name patterns of the parameters that become random; None: all. The others stay ordinary.
+        exclude: name patterns of parameters that stay ordinary.
 
     Example::
 
