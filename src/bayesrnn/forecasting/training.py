@@ -25,7 +25,7 @@ _PATIENCE = 10  # looks without an improvement
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a network and its training."""
+    """Settings of a network and its training."""
 
     posterior: str
     cell: str

@@ -199,7 +199,7 @@ def _filled(scaled: Array, known: Array, seasons: tuple[int, ...]) -> Array:
 
 
 def spread_of(filled: Array, known: Array, season: int) -> Array:
-    """Of a long season, over which the level changes, the lesser of it and the step before."""
+    """The level changes over a long season: take the smaller of its difference and that of single steps."""
     step = _change(filled, known, 1)
     size = _change(filled, known, season) if 1 < season < filled.shape[1] else step
     if season > _LONG:

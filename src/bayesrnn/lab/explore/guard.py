@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 256 * 1024
-"""Of a question."""
+"""Largest size of a question."""
 PER_SECOND, BURST = 20.0, 60.0
 """Questions: so many per second in the long run, so many at once."""
 HEADERS = {

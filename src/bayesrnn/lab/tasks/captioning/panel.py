@@ -63,7 +63,7 @@ class CaptioningPanel(Panel):
 
     @cached_property
     def images(self) -> list[_Image]:
-        """Of the folder that the command names, or of the test split; those with a picture first.
+        """Images of the folder that the command names, or of the test split; those with a picture first.
 
         Features are the stored ones where the data has the image, and are computed elsewhere.
         """
