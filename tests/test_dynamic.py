@@ -506,3 +506,38 @@ def test_inference_mode_is_refused():
         for learn in (br.dynamic_evaluation, mean_squared_gradients):
             with pytest.raises(RuntimeError, match=r"which torch.inference_mode\(\) forbids"):
                 learn(m, s[:-1], s[1:])
+
+
+class ReadsAValue(LanguageModel):
+    """Looks at its input on the host, which a CUDA graph cannot."""
+
+    def forward(self, x, state=None):
+        assert int(x.max()) < 8
+        return super().forward(x, state)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("carry_state", [True, False])
+@pytest.mark.parametrize("kind", ["sgd", "rms", "bound", "reads a value"])
+def test_a_recorded_window_gives_the_same_numbers(kind, carry_state, monkeypatch):
+    recorded = []
+    record = br.kernels.graphs.record
+    monkeypatch.setattr(br.kernels.graphs, "record", lambda *a, **k: recorded.append(record(*a, **k)) or recorded[-1])
+    m = (ReadsAValue() if kind == "reads a value" else LanguageModel()).double().cuda()
+    m = br.PosteriorSharpening(m) if kind == "bound" else m
+    s = stream(131, batch=2).cuda()
+    options = {"window": 5, "carry_state": carry_state}
+    scales = [mean_squared_gradients(m, s[:-1], s[1:], graph=graph, **options) for graph in (False, True)]
+    for name, found in scales[1].items():
+        torch.testing.assert_close(found, scales[0][name], rtol=1e-9, atol=1e-12)
+    if kind == "rms":
+        options |= {"rule": "rms", "gradient_scale": scales[0], "lr": 0.01, "decay": 0.01}
+    eager, replayed = (
+        br.dynamic_evaluation(m, s[:-1], s[1:], clip=1.0, bound=kind == "bound", graph=graph, **options)
+        for graph in (False, True)
+    )
+    assert (replayed.nll, replayed.count) == (pytest.approx(eager.nll, rel=1e-9), eager.count)
+    for a, b in zip(eager.model.parameters(), replayed.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert len(recorded) == (0 if kind == "reads a value" else 2)

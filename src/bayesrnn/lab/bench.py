@@ -134,15 +134,7 @@ def _autocast(precision: str, device: torch.device) -> Any:
 
 
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
-    stream: Any = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), kernels.without_garbage_collection():
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph: Any = torch.cuda.CUDAGraph()
-    with kernels.capture(graph):
-        work()
+    (graph,) = kernels.record([work], lambda: (), warm_up=work, device=torch.device("cuda"))
 
     def replay(kept: Callable[[], None] = work) -> None:  # the graph works on tensors that `work` alone keeps alive
         graph.replay()

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from bayesrnn import draws, kernels
 from bayesrnn.kernels.shared import alignment
-from bayesrnn.kernels.shared.precision import lowered
 from bayesrnn.kernels.shared.tensors import forward_mode, in_one_piece, silence_advice
 from bayesrnn.nn import recurrence
 
@@ -95,7 +94,7 @@ def _faster(layer: nn.Linear, x: Tensor) -> bool:
     own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or "forward" in layer.__dict__
     if type(layer) is not nn.Linear or own or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or lowered(x.device.type):
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     alike = x.dtype == layer.weight.dtype and x.shape[-1] == layer.in_features and x.dim() > 1
     return alike and alignment.serves(x.reshape(-1, x.shape[-1]), layer.out_features)
