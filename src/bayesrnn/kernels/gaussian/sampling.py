@@ -52,7 +52,8 @@ Noise = Seeded | Sequence[Tensor]
 def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, pool: Pool) -> Seeded | list[Tensor]:
     """N(0, 1) for every weight, and 0 for padding rows.
 
-    By what the device can do, not by the path asked for: one seed is one draw on every path.
+    By what the device can do, not by the path asked for, and in float32: one seed is one draw on every path and in
+    every dtype.
 
     Args:
         like: one of the parameters.
@@ -61,7 +62,7 @@ def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, po
     if traced() and generator is not None and ordinary(like):
         with outside_tracers():  # a held draw is a constant of the graph that is traced
             return noise(like, spec, generator, pool=pool)
-    case = _case("noise", spec.device.type, spec.dtype)
+    case = _case("noise", spec.device.type, torch.float32)
     row = next(row for row in paths_of("noise") if row.refuses(case) is None and (row.traced or not traced()))
     if row.name != "loop":
         return Seeded(spec.device, generator, path=row.name)
