@@ -11,7 +11,10 @@ from bayesrnn.lab.console.errors import one_line
 
 @one_line
 def command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, records, folders of those, or of Forecaster.save.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run folders, records, folders of those, or of Forecaster.save."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for index.html and the pictures.")] = Path("report"),
     fast: Annotated[bool, typer.Option("--fast", help="Only what is recorded; do not open weights.")] = False,
     title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
@@ -20,8 +23,8 @@ def command(
     """Compare runs: curves, metrics beside the paper's, calibration, uncertainty, weights, settings, environment."""
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.reading import counted
-    from bayesrnn.lab.report.analysis import Analysis, analyse
     from bayesrnn.lab.registry import open_saved
+    from bayesrnn.lab.report.analysis import Analysis, analyse
     from bayesrnn.lab.report.page import build, heading, sources
     from bayesrnn.lab.report.parts import Page
     from bayesrnn.lab.runs.collection import LeftOut, groups, read

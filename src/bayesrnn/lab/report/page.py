@@ -21,7 +21,11 @@ Section = Callable[[Page, Sequence[SeedGroup], Mapping[str, Analysis]], None]
 
 
 def build(
-    groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis], *, title: str, more: Sequence[Page] = (),
+    groups: Sequence[SeedGroup],
+    analyses: Mapping[str, Analysis],
+    *,
+    title: str,
+    more: Sequence[Page] = (),
     source: str = "",
 ) -> tuple[str, dict[str, bytes]]:
     """The page, and its pictures by file name.

@@ -53,9 +53,7 @@ def command(
     ] = None,
     future: Annotated[
         Path | None,
-        typer.Option(
-            help="File with stamps of the horizon and columns that are known ahead.", rich_help_panel=_FILE
-        ),
+        typer.Option(help="File with stamps of the horizon and columns that are known ahead.", rich_help_panel=_FILE),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the forecaster, for explore and report.", rich_help_panel=_FILE)
@@ -103,7 +101,7 @@ def command(
     is_file = source.is_file() or source.suffix.lower() in (".csv", ".gz", ".parquet", ".pq")
     if not is_file and not any((source / name).is_file() for name in SAVED):
         _refuse(given & {*_FOR_FILES, *_FOR_FORECASTERS}, "a run", "a file")
-        chances = percentages(level or [95])
+        chances = tables.percentages(level or [95])
         if len(chances) > 1:
             raise UserError("A run's forecast has one interval; give --level once.")
         ahead.command(source, data, chances[0] / 100, steps, samples, seed, device, plot, as_json=as_json)
@@ -114,13 +112,15 @@ def command(
     else:
         _refuse(given & {*_FOR_FILES, *_FOR_RUNS}, "a saved forecaster", "a file or a run")
     asked = tables.Asked(
-        level=percentages(level or [80, 95]), future=future, walk=walk, table=table, above=above, below=below,
+        level=tables.percentages(level or [80, 95]), future=future, walk=walk, table=table, above=above, below=below,
         over=over, under=under, anomalies=anomalies, false_alarms=false_alarms, out=out, plot=plot, as_json=as_json,
     )  # fmt: skip
     asked.check()
     if is_file:
-        settings = {"horizon": horizon, "freq": freq, "minutes": minutes, "seed": seed, "resample": resample}
-        tables.from_file(source, asked, target=target, date=date, save=save, **settings)
+        tables.from_file(
+            source, asked, target=target, date=date, save=save, freq=freq, horizon=horizon, minutes=minutes, seed=seed,
+            resample=resample,
+        )  # fmt: skip
     else:
         tables.from_folder(source, asked, data)
 
@@ -137,11 +137,3 @@ def _refuse(given: set[str], this: str, other: str) -> None:
         omit = f"omit {'them' if len(given) > 1 else 'it'}"
         steps = " (--steps sets the steps of a run)" if "horizon" in given else ""
         raise UserError(f"{names}: for {other}, not for {this}; {omit}{steps}.")
-
-
-def percentages(levels: list[float]) -> list[float]:
-    """Each once; below 1 they are fractions."""
-    for value in levels:
-        if not 0 < value < 100 or value == 1:
-            raise UserError(f"--level is {value:g}; it must be between 0 and 100%, such as 80 or 0.8.")
-    return list(dict.fromkeys(round(100 * value, 9) if value < 1 else value for value in levels))

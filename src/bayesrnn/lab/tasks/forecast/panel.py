@@ -112,8 +112,8 @@ class FanPanel(Panel):
             raise UserError(f"Forecasts can be made from {named[0]} to {named[1]}.")
         for edit in asked.edits:
             covariate = shown["covariates"][edit.column - 1] if edit.column <= len(shown["covariates"]) else None
-            reach = asked.origin + (self.horizon if covariate and covariate["ahead"] else 0)
-            if covariate is None or not shown["first"] <= edit.step <= reach:
+            most = asked.origin + (self.horizon if covariate and covariate["ahead"] else 0)
+            if covariate is None or not shown["first"] <= edit.step <= most:
                 raise UserError("A change must be of a covariate, and after the origin only if it is known ahead.")
         reach = NormalDist().inv_cdf((1 + asked.level) / 2)
         yield {"series": asked.series, "origin": asked.origin, "reach": reach, **self.forecast(asked)}

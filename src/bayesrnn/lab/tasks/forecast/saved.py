@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-
 import numpy as np
 
 from bayesrnn.errors import UserError
@@ -71,13 +70,17 @@ def _walk_sections(page: Page, table: Any, made: Forecaster) -> None:
     """Calibration, both uncertainties over time, the worst series, and scores by series."""
     whole, columns = scores(table).iloc[0], made.columns
     said = ", ".join(f"{level}% intervals hold {whole[f'coverage-{level}']:.1%}" for level in _LEVEL)
-    about = f"{counted(int(table['y'].notna().sum()), 'value')} were forecast by a copy that was trained on earlier rows"
+    about = (
+        f"{counted(int(table['y'].notna().sum()), 'value')} were forecast by a copy that was trained on earlier rows"
+    )
     page.add_figure(
         "calibration", "Calibration", plots.calibration(table, width=_WIDTH), text=f"{about}.",
         alt=f"Where values fell in their forecasts, and coverage by steps ahead. {said}.",
         caption=f"Above: where values fell in their forecasts; flat is right. Below: {said}, by steps ahead.",
     )  # fmt: skip
-    share = float((table["epistemic_std"] ** 2).mean() / (table[["aleatoric_std", "epistemic_std"]] ** 2).sum(1).mean())
+    share = float(
+        (table["epistemic_std"] ** 2).mean() / (table[["aleatoric_std", "epistemic_std"]] ** 2).sum(axis=1).mean()
+    )
     page.add_figure(
         "doubt", "Doubt over time", plots.epistemic_share(table, columns.time, width=_WIDTH),
         alt=f"Standard deviations of both kinds over time; {share:.1%} of the variance is epistemic.",
@@ -102,7 +105,7 @@ def _walk_sections(page: Page, table: Any, made: Forecaster) -> None:
 def windows_of(made: Forecaster) -> int:
     """How many windows to walk forward through: a fifth of the shortest series, at most so many; 0: it is too short."""
     shortest = int(made.history().groupby(made.columns.id).size().min())
-    return min(_WINDOWS, max(shortest // 5 // made.horizon, int(shortest > 5 * made.horizon + 20)))
+    return min(_WINDOWS, max(shortest // 5 // made.horizon, int(shortest > 3 * made.horizon + 20)))
 
 
 def walk_forward(made: Forecaster, windows: int, level: Any = _LEVEL) -> Any:
@@ -215,5 +218,3 @@ def _tried(made: Forecaster, count: int) -> Any:
         return walk_forward(made, count)
     except UserError as error:
         return error
-
-

@@ -51,8 +51,8 @@ class Asked:
         if self.anomalies is not None:
             return made.anomalies(self.anomalies, false_alarms=self.false_alarms)
         if self.above is not None or self.below is not None:
-            limit = self.above if self.above is not None else self.below
-            return made.crossing(limit, above=self.above is not None, future=self.future)
+            limits = [limit for limit in (self.above, self.below) if limit is not None]
+            return made.crossing(limits[0], above=self.above is not None, future=self.future)
         if self.over is not None and self.under is not None:
             return made.newsvendor(self.over, self.under, future=self.future)
         return made.predict(level=self.level, future=self.future)
@@ -80,6 +80,14 @@ class Asked:
             typer.echo(text.rstrip("\n"))
         else:
             write_file(self.out, text.encode())
+
+
+def percentages(levels: list[float]) -> list[float]:
+    """Each once; below 1 they are fractions."""
+    for value in levels:
+        if not 0 < value < 100 or value == 1:
+            raise UserError(f"--level is {value:g}; it must be between 0 and 100%, such as 80 or 0.8.")
+    return list(dict.fromkeys(round(100 * value, 9) if value < 1 else value for value in levels))
 
 
 def check_file(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
@@ -131,7 +139,8 @@ def _ahead(future: Path | None, frame: Any) -> list[str]:
     names = [name for name in known if name in frame and name not in (Columns.id, Columns.time, Columns.target)]
     if not names:
         raise UserError(
-            f"{future} has no column of {', '.join(map(str, frame))}; --future names columns known ahead as the data do."
+            f"{future} has no column of {', '.join(map(str, frame))}; --future is a file with columns of the data that "
+            "are known ahead."
         )
     return names
 

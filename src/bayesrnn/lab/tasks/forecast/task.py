@@ -21,13 +21,12 @@ from bayesrnn.lab.runs.files import write_file
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.card import CARD
-from bayesrnn.lab.tasks.forecast.commands import percentages
 from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, is_random
 from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.forecast.model import Components, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
-from bayesrnn.lab.tasks.forecast.tables import check_file
+from bayesrnn.lab.tasks.forecast.tables import check_file, percentages
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
@@ -179,8 +178,8 @@ class Forecast(Task):
     ) -> dict[str, Any]:
         """Walk forward through validation and test part, without learning on, and the same for naive forecasts.
 
-        ``level`` is that of the intervals, 80 or 0.8; 0: the recipe's. ``table``: a CSV file for all forecasts, one row per origin
-        and step ahead.
+        ``level`` is that of the intervals, 80 or 0.8; 0: the recipe's. ``table``: a CSV file for all forecasts, one row
+        per origin and step ahead.
         """
         settings: Evaluate = self.recipe.evaluate
         level = percentages([level])[0] / 100 if level else settings.level
