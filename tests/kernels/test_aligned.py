@@ -183,6 +183,8 @@ def test_the_layer_s_own_call_on_a_cpu_and_for_changed_layers(monkeypatch):
         assert_close(run_linear(layer, x), layer(x))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert run_linear(layer, x).dtype == torch.bfloat16
+        lowered = nn.Linear(6, 5).bfloat16()  # weights that were drawn in autocast's precision
+        assert_close(run_linear(lowered, x), lowered(x), rtol=2e-2, atol=2e-2)
     stacked = torch.randn(4, 5, 6)
     mapped = torch.vmap(lambda w: torch.func.functional_call(Caller(layer), {"layer.weight": w}, (x,)))(stacked)
     assert_close(mapped, torch.einsum("tbf,svf->stbv", x, stacked) + layer.bias)
@@ -256,7 +258,7 @@ def test_under_autocast_on_a_gpu(masks, features, hidden):
         theirs = outcome(plain_input.project, leaves, mask, sizes)
     exact = [t.detach().double().requires_grad_() for t in leaves]
     wanted = outcome(plain_input.project, exact, None if mask is None else mask.double(), sizes)
-    assert [t.dtype for t in found] == [t.dtype for t in theirs]
+    assert [t.dtype for t in found[1:]] == [t.dtype for t in theirs[1:]]
     for a, b, expected in zip(found, theirs, wanted, strict=True):
         errors = [float((t.detach().double() - expected.detach()).norm() / expected.detach().norm()) for t in (a, b)]
         assert errors[0] < max(1.5 * errors[1], 4e-3)  # no worse than torch under autocast

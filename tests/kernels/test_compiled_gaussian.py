@@ -335,7 +335,7 @@ def test_tensors_without_elements_are_harmless():
 
 def test_shapes_that_do_not_fit_are_refused_before_they_reach_c():
     means, rhos, _ = parameters([(3, 2)])
-    with pytest.raises(ValueError, match="shapes of the spec"):
+    with pytest.raises(ValueError, match=r"must be of shape \(3, 3\), got \(3, 2\)"):
         drawn(make_spec([(3, 3)]), means, rhos)
 
 

@@ -126,7 +126,7 @@ class Windows:
         self._last: torch.Size | None = None
 
     def __call__(self, x: Tensor, y: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        if self._wanted and x.is_cuda and x.shape == self._last:
+        if self._wanted and self.can_record(x) and x.shape == self._last:
             self._wanted = False
             self._record(x, y, state)
         self._last = x.shape
@@ -138,13 +138,17 @@ class Windows:
         value, output = self._results
         return value.clone(), output, self._state
 
+    @staticmethod
+    def can_record(x: Tensor) -> bool:
+        return x.is_cuda
+
     def _record(self, x: Tensor, y: Tensor, state: Any) -> None:
         tree = torch.utils._pytree
-        if not all(isinstance(leaf, Tensor) for leaf in tree.tree_leaves(state)):
-            return  # numbers in it would not change from window to window
         self._x, self._y = x.clone(), y.clone()
         self._state = tree.tree_map_only(Tensor, torch.clone, state)
-        leaves = tree.tree_leaves(self._state)
+        leaves = [] if state is None else tree.tree_leaves(self._state)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return  # numbers in it would not change from window to window
 
         def work() -> None:
             value, output, after = self._work(self._x, self._y, self._state)

@@ -144,13 +144,13 @@ def _recorded(work: Callable[[], None]) -> Callable[[], None]:
 
 @contextmanager
 def text(size: Size, windows: int) -> Iterator[Path]:
-    """A folder with random text of exactly this many words, enough for so many windows."""
+    """A folder with random text of exactly this many word types, enough for so many windows."""
     generator = torch.Generator().manual_seed(0)
     count = max(size.batch * (WINDOW * windows + 1), size.words)
-    ids = torch.randint(size.words - 1, (count,), generator=generator)  # the last word is <eos>
+    ids = torch.randint(size.words - 1, (count,), generator=generator)  # the last type is <eos>, the one before <unk>
     ids[: size.words - 1] = torch.arange(size.words - 1)
     with tempfile.TemporaryDirectory(prefix="bayesrnn-bench-") as folder:
-        words = [f"w{k}" for k in ids.tolist()]
+        words = ["<unk>" if k == size.words - 2 else f"w{k}" for k in ids.tolist()]
         for split, part in (("train", words), ("valid", words[:200]), ("test", words[:200])):
             (Path(folder) / f"{split}.txt").write_text(" ".join(part) + "\n")
         yield Path(folder)

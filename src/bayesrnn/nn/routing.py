@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesrnn import draws, kernels
 from bayesrnn.kernels.shared import alignment
+from bayesrnn.kernels.shared.precision import lowered
 from bayesrnn.kernels.shared.tensors import forward_mode, in_one_piece, silence_advice
 from bayesrnn.nn import recurrence
 
@@ -96,5 +97,7 @@ def _faster(layer: nn.Linear, x: Tensor) -> bool:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    alike = x.dtype == layer.weight.dtype and x.shape[-1] == layer.in_features and x.dim() > 1
+    device = x.device.type
+    kinds = (x.dtype, torch.get_autocast_dtype(device) if lowered(device) else x.dtype)  # drawn weights may be lowered
+    alike = layer.weight.dtype in kinds and x.shape[-1] == layer.in_features and x.dim() > 1
     return alike and alignment.serves(x.reshape(-1, x.shape[-1]), layer.out_features)
