@@ -196,7 +196,7 @@ def test_a_saved_forecaster(open_page, forecaster, width, scheme):
     page.locator(".fan svg").first.wait_for(timeout=60_000)
     page.get_by_label("Series").select_option("south")
     page.locator(".fan figcaption", has_text="south.").wait_for()
-    page.get_by_label("Forecast made at").press("End")
+    page.get_by_role("slider", name="Forecast made at").press("End")
     page.locator('.fan svg[aria-label*="made at 2024-05-29"]').wait_for()
     mean = page.locator(".fan path.main").get_attribute("d")
     page.get_by_label("price at 2024-05-31").fill("9")

@@ -104,7 +104,7 @@ export function mount(root, page) {
   });
   for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => { dragging = null; });
 
-  const cells = (list, steps) => h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Covariates" }, h("table", {},
+  const cells = (title, list, steps) => h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": title }, h("table", {},
     h("thead", {}, h("tr", {}, h("th", { scope: "col", text: "covariate" }), steps.map((at) => h("th", { scope: "col", text: date(at) })))),
     h("tbody", {}, list.map(([covariate, c]) => h("tr", {}, h("th", { scope: "row", text: covariate.name }), steps.map((at) => {
       const key = `${at}/${c + 1}`;
@@ -118,8 +118,8 @@ export function mount(root, page) {
     const ahead = all.filter(([covariate]) => covariate.ahead);
     const before = Array.from({ length: RECENT }, (_, k) => origin.value - RECENT + 1 + k).filter((at) => at >= data[0].first);
     const after = Array.from({ length: horizon }, (_, k) => origin.value + 1 + k);
-    covariates.replaceChildren(h("h3", { text: "Covariates before the origin" }), cells(all, before),
-      ...(ahead.length ? [h("h3", { text: "Known ahead: after the origin" }), h("p", { class: "note", text: "Beyond the end of the data: the last season again." }), cells(ahead, after)] : []),
+    covariates.replaceChildren(h("h3", { text: "Covariates before the origin" }), cells("Covariates before the origin", all, before),
+      ...(ahead.length ? [h("h3", { text: "Known ahead: after the origin" }), h("p", { class: "note", text: "Beyond the end of the data: the last season again." }), cells("Covariates after the origin", ahead, after)] : []),
       h("button", { type: "button", text: "Undo changes", onclick: () => { edits.clear(); inputs(); soon(); } }));
   };
 
