@@ -1,12 +1,8 @@
 import gc
 import os
 import random
-from collections import Counter
 
 import pytest
-
-_WATCHED = 2
-_cases = Counter()
 
 
 def pytest_collection():
@@ -26,27 +22,6 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
     gc.unfreeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Coverage watches the first two cases of a parametrised test.
-
-    Python's tracer takes a third of the time, and the other cases run the same lines. What it reports is a lower bound.
-    """
-    name = item.nodeid.partition("[")[0]
-    _cases[name] += 1
-    watching = item.config.pluginmanager.hasplugin("_cov") and item.config.getoption("cov_source")
-    if not watching or _cases[name] <= _WATCHED:
-        return (yield)
-    import coverage
-
-    measured = coverage.Coverage.current()
-    measured.stop()
-    try:
-        return (yield)
-    finally:
-        measured.start()
 
 
 @pytest.fixture(autouse=True, scope="session")
