@@ -506,3 +506,70 @@ def test_inference_mode_is_refused():
         for learn in (br.dynamic_evaluation, mean_squared_gradients):
             with pytest.raises(RuntimeError, match=r"which torch.inference_mode\(\) forbids"):
                 learn(m, s[:-1], s[1:])
+
+
+class ReadsAValue(LanguageModel):
+    """Looks at its input on the host, which a CUDA graph cannot."""
+
+    def forward(self, x, state=None):
+        assert int(x.max()) < 8
+        return super().forward(x, state)
+
+
+class Replay:
+    """Stands for a CUDA graph: does the recorded work again."""
+
+    def __init__(self, work):
+        self.replay = work
+
+
+def recorded_anyhow(parts, written, *, warm_up, device):
+    """`kernels.record` without a GPU."""
+    before = [t.detach().clone() for t in written()]
+    for part in parts:
+        part()
+    with torch.no_grad():
+        for tensor, kept in zip(written(), before, strict=True):
+            tensor.copy_(kept)
+    return [Replay(part) for part in parts]
+
+
+on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
+@pytest.mark.parametrize("carry_state", [True, False])
+@pytest.mark.parametrize("kind", ["sgd", "rms", "bound", "reads a value"])
+def test_a_recorded_window_gives_the_same_numbers(kind, carry_state, where, monkeypatch):
+    outcomes = []
+    record = br.kernels.graphs.record if where == "cuda" else recorded_anyhow
+
+    def watched(*args, **kwargs):
+        try:
+            made = record(*args, **kwargs)
+        except RuntimeError as error:
+            outcomes.append(str(error))
+            raise
+        outcomes.append("recorded")
+        return made
+
+    monkeypatch.setattr(br.kernels.graphs, "record", watched)
+    monkeypatch.setattr(br.kernels.Windows, "can_record", staticmethod(lambda x: True))
+    m = (ReadsAValue() if kind == "reads a value" else LanguageModel()).to(where)
+    m = br.PosteriorSharpening(br.BayesByBackprop(m)) if kind == "bound" else m
+    s = stream(133, batch=2).to(where)
+    options = {"window": 5, "carry_state": carry_state}
+    scales = [mean_squared_gradients(m, s[:-1], s[1:], graph=graph, **options) for graph in (False, True)]
+    for name, found in scales[1].items():
+        torch.testing.assert_close(found, scales[0][name], rtol=1e-4, atol=1e-8)
+    if kind == "rms":
+        options |= {"rule": "rms", "gradient_scale": scales[0], "lr": 0.01, "decay": 0.01}
+    eager, replayed = (
+        br.dynamic_evaluation(m, s[:-1], s[1:], clip=1.0, bound=kind == "bound", graph=graph, **options)
+        for graph in (False, True)
+    )
+    assert (replayed.nll, replayed.count) == (pytest.approx(eager.nll, rel=1e-5), eager.count)
+    for a, b in zip(eager.model.parameters(), replayed.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(outcomes) == 2
+    assert all(o == "recorded" for o in outcomes) == (kind != "reads a value" or where == "cpu"), outcomes

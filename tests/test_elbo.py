@@ -17,7 +17,7 @@ def test_loss_is_nll_per_target_plus_kl_per_datum_exactly():
     torch.manual_seed(0)
     q = br.BayesByBackprop(nn.LSTM(4, 7).double(), br.Normal(0.3), init_sigma=0.1)
     x, y = torch.randn(5, 3, 4, dtype=torch.float64), torch.randint(7, (5, 3))
-    for num_data in (1, 15, 929_589):
+    for num_data in (15, 40, 929_589):
         out = q(x)
         terms = br.ELBO(q, br.Categorical(), num_data=num_data)(out, y)
         nll = nn.functional.cross_entropy(out[0].flatten(0, 1), y.flatten(), reduction="sum")
@@ -274,6 +274,21 @@ class TestWeightOfTheKL:
             evaluated, output = elbo.evaluate(lambda: (q(self.x), "state"), self.y)
             assert output[1] == "state"
             torch.testing.assert_close(evaluated.loss, terms.loss)
+
+    def test_a_batch_of_more_targets_than_num_data_is_warned_about_once(self):
+        q, elbo = self.made()
+        elbo.num_data = 3
+        with pytest.warns(UserWarning, match=r"has 4 targets, more than num_data=3,.* sum likelihood\.count"):
+            elbo(q(self.x), self.y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            elbo(q(self.x), self.y)
+            elbo = br.ELBO(q, br.Categorical(), num_data=4)
+            elbo(q(self.x), self.y)  # all of the training set at once
+            elbo.eval()
+            elbo(q.eval()(self.x.repeat(2, 1)), self.y.repeat(2))  # a test set may have more
+            plain = nn.Linear(3, 2)
+            br.ELBO(plain, br.Categorical(), num_data=1)(plain(self.x), self.y)  # without a KL it does not matter
 
     def test_a_model_that_learns_is_not_warned_about(self):
         q, elbo = self.made()

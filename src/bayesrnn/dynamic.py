@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesrnn import kernels
 from bayesrnn.checks import check_choice, is_number, is_whole
 from bayesrnn.compilation import copied
 from bayesrnn.draws import differentiable_in_eval
@@ -19,6 +20,8 @@ from bayesrnn.nn.recurrence import clear_about_states
 from bayesrnn.posteriors.base import RandomWeights
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
 from bayesrnn.wrappers import unwrapped
+
+_WORTH_RECORDING = 20  # windows, more than a recording costs
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def dynamic_evaluation(
     state: Any = None,
     carry_state: bool = True,
     bound: bool = False,
+    graph: bool = False,
 ) -> DynamicResult:
     """Score a stream window by window, taking a gradient step on the posterior mean after each.
 
@@ -105,6 +109,9 @@ def dynamic_evaluation(
         bound: for a `br.PosteriorSharpening`: score every window by the sharpened bound on its -log p, as
             `model.bound` does, around the mean as it has been learnt so far. Steps are as without it, by the window's
             gradient at the mean; the state is carried from the sharpened weights.
+        graph: on CUDA, record a window with its step as one CUDA graph and replay it, several times as fast. For
+            models whose forward is the same tensor operations for every window; one that cannot be recorded runs
+            eagerly.
 
     Returns:
         `DynamicResult` with `.nll`, `.count`, `.perplexity` and the adapted `.model`.
@@ -135,19 +142,25 @@ def dynamic_evaluation(
     frozen = sharpening.frozen if sharpening else []
     moving = [*weights.values(), *(p.requires_grad_() for p in frozen)]
     found, learning = _Score(model, lr), _Rule(weights, lr, decay, scale, epsilon)
+
+    def score_and_learn(x: Tensor, y: Tensor, before: Any) -> tuple[Tensor, Tensor, Any]:
+        output, after = call(adapted, x, before)
+        nll = scored.nll(output, y)
+        gradients = _gradients(nll / x.shape[1], moving)
+        value = nll.detach()
+        if sharpening is not None:
+            (output, after), kl = sharpening(x, before, dict(zip(map(id, moving), gradients, strict=True)))
+            value = scored.nll(output, y) + kl
+        learning.step(gradients[: len(weights)], clip)
+        return value, output, detach(after)
+
+    windows = list(zip(inputs.split(int(window)), targets.split(int(window)), strict=True))
+    changed = [*adapted.parameters(), *adapted.buffers()]
+    work = kernels.Windows(score_and_learn, changed, record=graph and len(windows) > _WORTH_RECORDING)
     with differentiable_in_eval(adapted), torch.enable_grad(), clear_about_states(), _no_autocast_cache():
-        for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
-            before = state if carry_state else None
-            output, state = call(adapted, x, before)
-            nll = scored.nll(output, y)
-            gradients = _gradients(nll / inputs.shape[1], moving)
-            value = nll.detach()
-            if sharpening is not None:
-                (output, state), kl = sharpening(x, before, dict(zip(map(id, moving), gradients, strict=True)))
-                value = scored.nll(output, y) + kl
+        for x, y in windows:
+            value, output, state = work(x, y, state if carry_state else None)
             found.add(value, scored.count(y), output)
-            state = detach(state)
-            learning.step(gradients[: len(weights)], clip)
     for p in frozen:
         p.requires_grad_(False)
     total, count = found.sums()
@@ -327,6 +340,7 @@ def mean_squared_gradients(
     window: int = 35,
     likelihood: Likelihood | None = None,
     carry_state: bool = True,
+    graph: bool = False,
 ) -> dict[str, Tensor]:
     """Mean over windows of the squared gradients of the posterior mean, for `rule="rms"`; run it on training data."""
     _check_learning()
@@ -337,16 +351,22 @@ def mean_squared_gradients(
     sums = {n: torch.zeros_like(p, requires_grad=False) for n, p in weights.items()}
     if inputs.dim() == 1:
         inputs, targets = inputs.unsqueeze(1), targets.unsqueeze(1)
-    state, windows = None, 0
+
+    def add(x: Tensor, y: Tensor, before: Any) -> tuple[Tensor, Tensor, Any]:
+        output, after = call(mean, x, before)
+        loss = scored.nll(output, y) / x.shape[1]
+        gradients = _gradients(loss, list(weights.values()))
+        known = [(total, g) for total, g in zip(sums.values(), gradients, strict=True) if g is not None]
+        if known:
+            totals, found = map(list, zip(*known, strict=True))
+            torch._foreach_addcmul_(totals, found, found)
+        return loss.detach(), output, detach(after)
+
+    windows = list(zip(inputs.split(int(window)), targets.split(int(window)), strict=True))
+    changed = [*mean.buffers(), *sums.values()]
+    work = kernels.Windows(add, changed, record=graph and len(windows) > _WORTH_RECORDING)
+    state: Any = None
     with differentiable_in_eval(mean), torch.enable_grad():
-        for x, y in zip(inputs.split(int(window)), targets.split(int(window)), strict=True):
-            output, state = call(mean, x, state if carry_state else None)
-            loss = scored.nll(output, y) / inputs.shape[1]
-            state = detach(state)
-            gradients = _gradients(loss, list(weights.values()))
-            known = [(total, g) for total, g in zip(sums.values(), gradients, strict=True) if g is not None]
-            if known:
-                totals, found = map(list, zip(*known, strict=True))
-                torch._foreach_addcmul_(totals, found, found)
-            windows += 1
-    return {name: s / windows for name, s in sums.items()}
+        for x, y in windows:
+            _, _, state = work(x, y, state if carry_state else None)
+    return {name: s / len(windows) for name, s in sums.items()}

@@ -207,7 +207,7 @@ class ELBO(nn.Module):
             named = {"the negative log-likelihood": terms.nll, "the KL": terms.kl}
             self._refuse({**named, "the sharpening KL": terms.sharpening})
         if self.kl_weight and self.training and self.model.training and terms.loss.requires_grad:
-            self._watch.see(terms.nll.item() / float(count), terms.kl.item() / self.num_data)
+            self._watch.see(terms.nll.item(), terms.kl.item(), targets=float(count), num_data=self.num_data)
 
     def _refuse(self, terms: dict[str, Tensor]) -> NoReturn:
         """Name the term that is not finite, and its cause: the KL depends on the weights alone."""
@@ -232,22 +232,31 @@ class ELBO(nn.Module):
 
 
 class _Watch:
-    """Notices a posterior that goes to its prior without having learnt anything."""
+    """Notices a num_data that is too small, and a posterior that goes to its prior without having learnt anything."""
 
     _first = 20  # steps whose mean is the start
     _least = 100  # steps before anything is said
 
     def __init__(self) -> None:
         self.steps, self.warned = 0, False
-        self.start = self.now = (0.0, 0.0)
+        self.seen_all = False
+        self.start = self.now = (0.0, 0.0)  # -log p and KL, in nats per target
 
-    def see(self, nll: float, kl: float) -> None:
-        """Take note of a training step: -log p and KL, both in nats per target."""
+    def see(self, nll: float, kl: float, *, targets: float, num_data: float) -> None:
+        """Take note of a training step: -log p of a batch of `targets`, and the KL, both unscaled."""
+        if targets > num_data and kl > 0 and not self.seen_all:
+            self.seen_all = True
+            warnings.warn(
+                f"this batch has {targets:,.0f} targets, more than num_data={num_data:,}, so the KL weighs too much: "
+                "num_data counts the targets of the whole training set, not batches or sequences; if in doubt, sum "
+                "likelihood.count(y) over one epoch",
+                stacklevel=5,
+            )
         if self.warned:
             return
         self.steps += 1
-        weight = max(1 / self.steps, 1 / self._first)
-        self.now = tuple(old + weight * (new - old) for old, new in zip(self.now, (nll, kl), strict=True))  # type: ignore[assignment]
+        weight, values = max(1 / self.steps, 1 / self._first), (nll / targets, kl / num_data)
+        self.now = tuple(old + weight * (new - old) for old, new in zip(self.now, values, strict=True))  # type: ignore[assignment]
         if self.steps == self._first:
             self.start = self.now
         if self.steps >= self._least and self._lost():

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
@@ -59,6 +60,21 @@ def test_jvp_of_a_held_draw(cell):
         _, found = torch.func.jvp(lambda x: layer(x)[0], (x,), (t,))
         near = (layer(x + 1e-6 * t)[0] - layer(x - 1e-6 * t)[0]) / 2e-6
     assert_close(found, near, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("make", [*CELLS, lambda *sizes, **_: br.BayesByBackprop(nn.LSTM(*sizes))])
+@pytest.mark.parametrize("rates", [{}, *NOISE], ids=str)
+def test_forward_mode_needs_no_block_of_its_own(make, rates):
+    layer, x, t = make(4, 5, **rates), *torch.randn(2, 6, 3, 4)
+    with br.draw(layer, seed=1):
+        _, found = torch.func.jvp(lambda x: layer(x)[0], (x,), (t,))
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, t))[0]).tangent
+        with kernels.force("reference"):
+            expected = torch.autograd.functional.jvp(lambda x: layer(x)[0], x, t)[1]  # two backward passes
+    assert_close(found, expected)
+    assert_close(dual, expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)

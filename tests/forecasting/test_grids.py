@@ -49,10 +49,15 @@ def test_recalibration_restores_coverage():
 
 
 def test_widths_adapt_in_the_right_direction():
-    wide, narrow = np.full((50, 2), 0.1), np.full((50, 2), 3.0)
-    assert (grids.adapted(np.ones(2), narrow) > 1).all()
-    assert (grids.adapted(np.ones(2), wide) < 1).all()
+    grid = np.broadcast_to(grids.Z, (50, 2, len(grids.Z)))
+    hit, miss = (grids.outside(grid, np.full((50, 2), y)) for y in (0.1, 3.0))
+    assert (grids.adapted(np.ones(2), miss) > 1).all()
+    assert (grids.adapted(np.ones(2), hit) < 1).all()
     assert (grids.adapted(np.ones(2), np.full((1, 2), np.nan)) == 1).all()
+    one = grids.adapted(np.ones(2), np.array([[1.0, np.nan]]))
+    assert one[0] > one[1] > 1  # a step learns most from its own values
+    # At a lower end, a value that several levels share is inside.
+    assert grids.outside(np.maximum(grids.Z, 0), np.zeros(())) == 0
 
 
 @pytest.fixture(scope="module")

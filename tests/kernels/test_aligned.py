@@ -34,6 +34,15 @@ def make(sizes, features, hidden, *, gates=4, masks="none", bias=True, device="c
     return [None if t is None else t.requires_grad_() for t in leaves], mask
 
 
+def filled(*given):
+    """On padded copies, in the precision of the inputs."""
+    return aligned.Project.apply(*given, given[0].dtype)
+
+
+def in_bfloat16(*given):
+    return aligned.Project.apply(*given, torch.bfloat16)
+
+
 def outcome(function, leaves, mask, sizes):
     out = function(*leaves, mask, sizes)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out)
@@ -53,7 +62,7 @@ CASES = {
 @given(**CASES, bias=st.booleans())
 def test_outputs_and_gradients_are_the_reference_s(sizes, features, hidden, gates, masks, bias):
     leaves, mask = make(sizes, features, hidden, gates=gates, masks=masks, bias=bias)
-    found = outcome(aligned.Project.apply, leaves, mask, sizes)
+    found = outcome(filled, leaves, mask, sizes)
     assert_close(found, outcome(plain_input.project, leaves, mask, sizes), rtol=1e-10, atol=1e-12)
     assert found[0].is_contiguous()  # the recurrences work in it
     assert found[2].is_contiguous()
@@ -63,7 +72,7 @@ def test_outputs_and_gradients_are_the_reference_s(sizes, features, hidden, gate
 @pytest.mark.parametrize(("features", "hidden"), [(5, 3), (4, 4)])
 def test_the_output_may_be_worked_in(masks, features, hidden):
     leaves, mask = make([2, 2], features, hidden, masks=masks)
-    out = aligned.Project.apply(*leaves, mask, [2, 2])
+    out = filled(*leaves, mask, [2, 2])
     expected = torch.autograd.grad(out.sum() * 3, leaves, retain_graph=True)
     assert_close(torch.autograd.grad(out.mul_(3).sum(), leaves), expected)
 
@@ -98,7 +107,7 @@ def test_gradient_of_recurrent_weights(sizes, features, hidden, gates, masks):
 @pytest.mark.parametrize("sizes", [[2, 2], [3, 2, 1]], ids=["equal", "ragged"])
 def test_backward_agrees_with_finite_differences(masks, sizes):
     leaves, mask = make(sizes, 3, 2, masks=masks)
-    assert torch.autograd.gradcheck(lambda *tensors: aligned.Project.apply(*tensors, mask, sizes), tuple(leaves))
+    assert torch.autograd.gradcheck(lambda *tensors: filled(*tensors, mask, sizes), tuple(leaves))
 
 
 @pytest.mark.parametrize("masks", MASKS)
@@ -108,7 +117,7 @@ def test_gradients_are_made_only_where_asked_for(masks, features):
     expected = outcome(plain_input.project, leaves, mask, [3, 2])[1:]
     for k in range(3):
         some = [t if j == k else t.detach() for j, t in enumerate(leaves)]
-        out = aligned.Project.apply(*some, mask, [3, 2])
+        out = filled(*some, mask, [3, 2])
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         assert_close(torch.autograd.grad((out * weights).sum(), leaves[k])[0], expected[k])
 
@@ -118,12 +127,28 @@ def test_gradients_are_made_only_where_asked_for(masks, features):
 @pytest.mark.parametrize("sizes", [[3] * 3, [3, 2, 1]], ids=["equal", "ragged"])
 def test_nothing_is_read_before_it_is_written(masks, sizes):
     leaves, mask = make(sizes, 5, 3, masks=masks)
-    found, expected = (outcome(f, leaves, mask, sizes) for f in (aligned.Project.apply, plain_input.project))
+    found, expected = (outcome(f, leaves, mask, sizes) for f in (filled, plain_input.project))
     assert_close(found, expected)
 
 
 @pytest.mark.parametrize("masks", MASKS)
-def test_every_matrix_of_a_product_begins_its_rows_on_16_bytes(masks, monkeypatch):
+@pytest.mark.parametrize("sizes", [[3] * 3, [3, 2, 1]], ids=["equal", "ragged"])
+@pytest.mark.parametrize(("features", "hidden"), [(5, 3), (8, 8), (9, 8)])
+def test_in_bfloat16_gradients_have_the_types_of_their_tensors(masks, sizes, features, hidden):
+    leaves, mask = make(sizes, features, hidden, masks=masks, dtype=torch.float32)
+    found = outcome(in_bfloat16, leaves, mask, sizes)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    wanted = outcome(plain_input.project, exact, None if mask is None else mask.double(), sizes)
+    assert found[0].dtype == torch.bfloat16
+    assert found[0].is_contiguous()
+    for a, b in zip(found[1:], wanted[1:], strict=True):
+        assert a.dtype == torch.float32
+        assert float((a - b).norm()) < 2e-2 * float(b.norm())
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [(filled, 4), (in_bfloat16, 8)])
+@pytest.mark.parametrize("masks", MASKS)
+def test_every_matrix_of_a_product_begins_its_rows_on_16_bytes(masks, kind, numbers, monkeypatch):
     seen = []
     real = aligned.product
 
@@ -135,9 +160,9 @@ def test_every_matrix_of_a_product_begins_its_rows_on_16_bytes(masks, monkeypatc
 
     monkeypatch.setattr(aligned, "product", watched)
     leaves, mask = make([5] * 4, 10, 7, masks=masks)
-    outcome(aligned.Project.apply, leaves, mask, [5] * 4)
+    outcome(kind, leaves, mask, [5] * 4)
     assert len(seen) >= 6
-    assert all(stride % 4 == 0 for strides in seen for stride in strides)
+    assert all(stride % numbers == 0 for strides in seen for stride in strides)
 
 
 def test_what_is_left_to_torch():
@@ -158,6 +183,8 @@ def test_the_layer_s_own_call_on_a_cpu_and_for_changed_layers(monkeypatch):
         assert_close(run_linear(layer, x), layer(x))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert run_linear(layer, x).dtype == torch.bfloat16
+        lowered = nn.Linear(6, 5).bfloat16()  # weights that were drawn in autocast's precision
+        assert_close(run_linear(lowered, x), lowered(x), rtol=2e-2, atol=2e-2)
     stacked = torch.randn(4, 5, 6)
     mapped = torch.vmap(lambda w: torch.func.functional_call(Caller(layer), {"layer.weight": w}, (x,)))(stacked)
     assert_close(mapped, torch.einsum("tbf,svf->stbv", x, stacked) + layer.bias)
@@ -217,6 +244,24 @@ def test_on_a_gpu_against_the_reference_in_float64(masks, sizes, features, hidde
     wanted = outcome(plain_input.project, exact, None if mask is None else mask.double(), sizes)
     for found, expected in zip(outcome(fast_input.project, leaves, mask, sizes), wanted, strict=True):
         assert float((found.detach().double() - expected.detach()).norm() / expected.detach().norm()) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize(("features", "hidden"), [(650, 650), (333, 500), (656, 648)])
+def test_under_autocast_on_a_gpu(masks, features, hidden):
+    sizes = [20] * 35
+    leaves, mask = make(sizes, features, hidden, masks=masks, device="cuda", dtype=torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = outcome(fast_input.project, leaves, mask, sizes)
+        theirs = outcome(plain_input.project, leaves, mask, sizes)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    wanted = outcome(plain_input.project, exact, None if mask is None else mask.double(), sizes)
+    assert [t.dtype for t in found[1:]] == [t.dtype for t in theirs[1:]]
+    for a, b, expected in zip(found, theirs, wanted, strict=True):
+        errors = [float((t.detach().double() - expected.detach()).norm() / expected.detach().norm()) for t in (a, b)]
+        assert errors[0] < max(1.5 * errors[1], 4e-3)  # no worse than torch under autocast
 
 
 @pytest.mark.gpu

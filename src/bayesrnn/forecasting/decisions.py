@@ -111,14 +111,14 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     return table
 
 
-def scores_at(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
-    """Normal scores (n, H) of what came after these rows; NaN where nothing has."""
+def missed(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
+    """Which values (n, H) after these rows were outside of their 90% intervals; NaN where nothing has come."""
     seen = panel.lengths.copy()
     seen[series] = ends
     windows = forecaster._windows(panel, seen=seen)
     grid, _ = forecaster._grid(windows, series, ends)
     actual = windows[0].batch(series, ends).actual
-    return grids.scores_of(grid, actual)
+    return grids.outside(grid, actual)
 
 
 def walk_forward(
@@ -147,7 +147,7 @@ def walk_forward(
                 width, waiting = _caught_up(width, waiting, int(k) * apart)
             middle = grid[rows, :, grids.MEDIAN : grids.MEDIAN + 1]
             found = forecaster._fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
-            waiting.append([int(k) * apart, 0, grids.scores_of(found, actual[rows])])
+            waiting.append([int(k) * apart, 0, grids.outside(found, actual[rows])])
             at = (first + k * apart)[:, None] + np.arange(horizon)
             cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)
             about = {names.id: np.repeat(ids, horizon), "cutoff": panel.clock.stamps(cutoff)}
@@ -162,12 +162,12 @@ def walk_forward(
 def _caught_up(width: Array, waiting: list[Any], now: int) -> tuple[Array, list[Any]]:
     """Widths after all errors that are known by now, each used once; and the forecasts whose steps still lie ahead."""
     left = []
-    for made, used, z in waiting:
-        known = min(now - made, z.shape[1])
+    for made, used, out in waiting:
+        known = min(now - made, out.shape[1])
         if known > used:
-            new = np.full_like(z, np.nan)
-            new[:, used:known] = z[:, used:known]
+            new = np.full_like(out, np.nan)
+            new[:, used:known] = out[:, used:known]
             width = grids.adapted(width, new)
-        if known < z.shape[1]:
-            left.append([made, known, z])
+        if known < out.shape[1]:
+            left.append([made, known, out])
     return width, left

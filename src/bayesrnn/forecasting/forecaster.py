@@ -257,8 +257,8 @@ class Forecaster:
         series = np.array([place[name] for name in old.ids])
         later = both.lengths[series] > old.lengths
         if later.any() and len(old) <= _POOLED:
-            z = decisions.scores_at(self, both, series[later], old.lengths[later])
-            self._width = grids.adapted(self._width, z)
+            missed = decisions.missed(self, both, series[later], old.lengths[later])
+            self._width = grids.adapted(self._width, missed)
         self.panel = both
         return self
 

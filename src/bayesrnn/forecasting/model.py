@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,8 @@ import torch
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.network import patch_of
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.selection import FEW, Base, Fold, apart, choose, folds, score, validation, windows_before
+from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
+from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine
 from bayesrnn.forecasting.windows import Batch, Shape, Windows
 
@@ -27,7 +28,7 @@ _FLOOR = 0.8  # of the lowest value
 class Model:
     """Everything a forecast needs but the series: bases first, then networks, in the order of ``weights``."""
 
-    bases: list[Base]
+    bases: Sequence[Base | Structure]
     members: list[Member]
     weights: Array
     calibration: grids.Calibration
@@ -60,7 +61,7 @@ class Model:
 
 
 def _parts(
-    bases: list[Base],
+    bases: Sequence[Base | Structure],
     members: list[Member],
     cuts: list[Windows],
     series: Array,
@@ -75,13 +76,12 @@ def _parts(
         member = members[k - len(bases)] if k >= len(bases) else None
         i = k if member is None else member.base
         base, batch, windows = bases[i], batches[i], cuts[i]
-        doubt = np.repeat(base.linear.doubt(batch)[:, None], base.shape.horizon, 1)
-        if member is not None:
-            levels, share = member.levels(base, windows, batch, seed=seed, draws=member.draws)
-            found[k] = levels, 1 - (1 - share) * (1 - doubt)
+        if member is None:
+            found[k] = base.levels(windows, batch)
             continue
-        levels = batch.levels(base.shape, base.grid(base.point(windows, batch), base.unit(windows, batch)))
-        found[k] = levels, doubt
+        assert isinstance(base, Base)  # networks are trained beside these
+        levels, share = member.levels(base, windows, batch, seed=seed, draws=member.draws)
+        found[k] = levels, 1 - (1 - share) * (1 - base.doubt(batch))
     return found
 
 
@@ -126,24 +126,27 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
         f"{shapes[0].context}"
     )
+    lower = 0.0 if known.min() >= 0 else -math.inf
+    blank = grids.Calibration.identity(shapes[0].horizon)
+    short = few(panel, shapes[0])
+    found: list[Structure] = []
+    if short:
+        found = [structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)]
+        if not panel.past.shape[1] or not folds(panel, shapes[0]):
+            return Model(found, [], np.ones(1), blank, found[0].correlation(), lower)
     bases, before, fold = choose(
         panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
         progress=progress,
     )  # fmt: skip
-    horizon = bases[0].shape.horizon
-    model = Model(
-        bases, [], np.ones(1), grids.Calibration.identity(horizon), _decaying(horizon, 0.7),
-        0.0 if known.min() >= 0 else -math.inf,
-    )  # fmt: skip
-    if fold is None:
-        return model
+    if short:  # a linear forecast knows the past columns
+        return Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), lower)
+    model = Model(bases, [], np.ones(1), blank, np.eye(len(blank.centre)), lower)
     cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
     for windows in cuts:
         windows.seen = fold.cut
     held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
     assert held is not None
-    few = windows_before(panel, model.shape) < FEW
-    if not few and members != 0:
+    if members != 0:
         counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
@@ -158,9 +161,7 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
     allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
-    model.weights = np.full(count, 1 / count)
-    if not few:
-        model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
+    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
     named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")

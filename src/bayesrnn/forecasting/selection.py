@@ -9,14 +9,15 @@ from itertools import product
 
 import numpy as np
 
-from bayesrnn.forecasting import grids, own
+from bayesrnn.forecasting import grids, own, structure
 from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_of
 
 Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
-FEW = 300  # windows: with fewer, no network is trained
+_FEW = 300  # windows: with fewer, a structure is fitted instead of regressions and networks
 _ENOUGH = 20_000  # windows with which one fold is enough
 _BASES, _ABOUT = 2, 1.3  # bases that are kept, with and without logarithms; how much worse the second may be
 
@@ -95,6 +96,15 @@ class Base:
         """Quantiles (B, H, Q) in the scale of the batch."""
         return point[..., None] + unit[:, None, None] * self.calibration.map(grids.Z)
 
+    def doubt(self, batch: Batch) -> Array:
+        """Epistemic share of the variance, (B, H)."""
+        return np.repeat(self.linear.doubt(batch)[:, None], self.shape.horizon, 1)
+
+    def levels(self, windows: Windows, batch: Batch) -> tuple[Array, Array]:
+        """Quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
+        grid = self.grid(self.point(windows, batch), self.unit(windows, batch))
+        return batch.levels(self.shape, grid), self.doubt(batch)
+
 
 def recent(base: Base, windows: Windows, batch: Batch) -> Array:
     """Geometric mean of the seasonal difference and of the errors that a forecast one horizon ago made."""
@@ -119,7 +129,7 @@ def unit_of(batch: Batch, shape: Shape) -> Array:
 def choose(
     panel: Panel, shapes: list[Shape], *, holidays: str | None, rng: np.random.Generator, seconds: float,
     say: Callable[[str], None], progress: Callable[[str, float], None],
-) -> tuple[list[Base], list[Base], Fold | None]:  # fmt: skip
+) -> tuple[list[Base], list[Base], Fold]:  # fmt: skip
     """The best base and, if it is about as good, the second; fitted on all rows, and on rows before the last fold; and
     that fold. When time is short, fewer shapes and folds are tried."""
     found: list[tuple[float, Base]] = []
@@ -138,16 +148,8 @@ def choose(
             named += f", own {base.penalty:g}, {base.spread}"
             say(f"{named}, validation CRPS {one[0]:.4f}")
             found.append(one)
-    if not found:
-        base = _untrained(panel, shapes[0], holidays, rng)
-        return [base], [base], None
+    assert found  # there are folds with windows to learn from
     found.sort(key=lambda pair: pair[0])
-    if windows_before(panel, shapes[0]) < FEW:
-        # Learning from few windows is a gamble: half of the forecast is the best that needs no learning.
-        simple = _walk(Windows(panel, shapes[0], holidays=holidays), folds(panel, shapes[0]), rng, np.inf, (np.inf,))
-        assert simple is not None
-        found = [next((one for one in found if not np.isinf(one[1].linear.penalty)), found[0]), simple]
-        found[1] = min(found[1][0], found[0][0]), found[1][1]
     others = sorted(
         found[1:], key=lambda pair: ((pair[1].shape.log == "none") == (found[0][1].shape.log == "none"), pair[0])
     )
@@ -160,10 +162,35 @@ def choose(
     return after, before, folds(panel, shapes[0])[-1]
 
 
-def windows_before(panel: Panel, shape: Shape) -> int:
-    """How many training windows there are before the last fold."""
-    cut = folds(panel, shape)[-1].cut
-    return int(np.maximum(cut - shape.horizon - shape.least + 1, 0).sum())
+def few(panel: Panel, shape: Shape) -> bool:
+    """Whether there are too few windows before the last fold to learn from."""
+    cuts = folds(panel, shape)
+    return not cuts or int(np.maximum(cuts[-1].cut - shape.horizon - shape.least + 1, 0).sum()) < _FEW
+
+
+def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calibrate: bool, rng: np.random.Generator,
+               say: Callable[[str], None]) -> Structure:  # fmt: skip
+    """The structure of few rows: logarithms by their likelihood, widths by walking forward."""
+    size, tried = min(int(panel.lengths.max()), structure.ROWS), []
+    for log, shape in {shape.log: shape for shape in shapes[::-1] if shape.log != "skewed"}.items():
+        windows = Windows(panel, replace(shape, context=size), holidays=holidays)
+        found = structure.fitted(windows, panel.lengths)
+        if found is not None:
+            say(f"structure, log {log}: log density {-found[0]:.1f}")
+            tried.append((*found, windows))
+    _, base, windows = min(tried, key=lambda one: one[0])
+    errors, batches = [], []
+    for fold in folds(panel, base.shape) if calibrate else ():
+        earlier, held = structure.fitted(windows, fold.cut, base), validation(windows, fold, _TEST, rng)
+        if earlier is not None and held is not None:
+            mean, sigma, _ = earlier[1].moments(windows, held)
+            errors.append((held.target - mean) / sigma)
+            batches.append(held)
+    if not errors:
+        return base
+    base = structure.calibrated(base, np.concatenate(errors), apart(batches, base.shape))
+    say(f"widths times {base.calibration.spread[0]:.2f}: errors of {apart(batches, base.shape):.1f} windows")
+    return base
 
 
 def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:
@@ -285,19 +312,3 @@ def score(levels: Array, batch: Batch, shape: Shape) -> float:
         return value
     size = np.abs(batch.actual) + np.abs(levels[..., grids.MEDIAN])
     return float(np.sqrt(value * np.nanmean(np.minimum(2 * crps / size, 2))))
-
-
-def _untrained(panel: Panel, shape: Shape, holidays: str | None, rng: np.random.Generator) -> Base:
-    """For series too short to be cut: the season before or the last value, with errors like its differences."""
-    windows = Windows(panel, shape, holidays=holidays)
-    batch = windows.batch(np.arange(len(panel)), panel.lengths)
-    anchor = next((f"season {s}" for s in shape.seasons if s < panel.lengths.max()), "last")
-    size = Regression(replace_target(batch), shape)
-    calibration = grids.Calibration.identity(shape.horizon)
-    steps = np.sqrt(1 + np.arange(shape.horizon) // shape.season)
-    return Base(shape, size.linear(anchor, np.inf), "season", replace(calibration, spread=1.4 * steps))
-
-
-def replace_target(batch: Batch) -> Batch:
-    """The batch with a target that its context says nothing about."""
-    return replace(batch, target=np.zeros_like(batch.target))

@@ -19,6 +19,7 @@ from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
 from bayesrnn.forecasting.panel import Columns, Panel
 from bayesrnn.forecasting.selection import Base
+from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings
 from bayesrnn.forecasting.windows import Shape
 from bayesrnn.reading import MB, read_json
@@ -44,7 +45,10 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     model, panel = forecaster._fitted, forecaster._panel
     arrays = {f"panel_{key}": getattr(panel, key) for key in _PANEL}
     for k, base in enumerate(model.bases):
-        arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
+        if isinstance(base, Structure):
+            arrays[f"base{k}_theta"] = base.theta
+        else:
+            arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
     for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration)):
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
     arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
@@ -57,10 +61,7 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
         "ids": panel.ids,
         "clock": asdict(panel.clock),
         "columns": asdict(panel.columns),
-        "bases": [{
-            "shape": asdict(b.shape), "anchor": b.linear.anchor, "penalty": str(b.linear.penalty), "spread": b.spread,
-            "own": str(b.penalty),
-        } for b in model.bases],
+        "bases": [_about(base) for base in model.bases],
         "lower": str(model.lower),
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
@@ -73,6 +74,13 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     except TypeError:
         raise UserError("A setting of the forecaster is not plain text or numbers, and cannot be saved.") from None
     return br.save(module, folder, arguments={}, files={_ABOUT: text})
+
+
+def _about(base: Base | Structure) -> dict[str, Any]:
+    if isinstance(base, Structure):
+        return {"shape": asdict(base.shape), "memory": base.memory}
+    linear = {"anchor": base.linear.anchor, "penalty": str(base.linear.penalty)}
+    return {"shape": asdict(base.shape), **linear, "spread": base.spread, "own": str(base.penalty)}
 
 
 def read(kind: type[Forecaster], folder: Path) -> Forecaster:
@@ -101,8 +109,11 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     def calibration(name: str) -> Calibration:
         return Calibration(*(found[f"{name}_{key}"] for key in ("centre", "spread", "shape")))
 
-    bases = []
+    bases: list[Base | Structure] = []
     for k, (shape, part) in enumerate(zip(shapes, about["bases"], strict=True)):
+        if "memory" in part:
+            bases.append(Structure(shape, found[f"base{k}_theta"], float(part["memory"]), calibration(f"base{k}")))
+            continue
         linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
         bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}"), float(part["own"])))
     raw = about["columns"]

@@ -15,12 +15,13 @@ from bayesrnn.kernels.dispatch import (
     recording,
 )
 from bayesrnn.kernels.explanation import explain
-from bayesrnn.kernels.graphs import capture, without_garbage_collection
+from bayesrnn.kernels.graphs import Windows, capture, record
 from bayesrnn.kernels.shared.precision import float32_precision, round_float32, tf32
 
 __all__ = [
     "Case",
     "Path",
+    "Windows",
     "able",
     "asked",
     "capture",
@@ -33,8 +34,8 @@ __all__ = [
     "is_recording",
     "kernel",
     "path",
+    "record",
     "recording",
     "round_float32",
     "tf32",
-    "without_garbage_collection",
 ]

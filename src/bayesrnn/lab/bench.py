@@ -134,15 +134,7 @@ def _autocast(precision: str, device: torch.device) -> Any:
 
 
 def _recorded(work: Callable[[], None]) -> Callable[[], None]:
-    stream: Any = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), kernels.without_garbage_collection():
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph: Any = torch.cuda.CUDAGraph()
-    with kernels.capture(graph):
-        work()
+    (graph,) = kernels.record([work], lambda: (), warm_up=work, device=torch.device("cuda"))
 
     def replay(kept: Callable[[], None] = work) -> None:  # the graph works on tensors that `work` alone keeps alive
         graph.replay()
@@ -152,13 +144,13 @@ def _recorded(work: Callable[[], None]) -> Callable[[], None]:
 
 @contextmanager
 def text(size: Size, windows: int) -> Iterator[Path]:
-    """A folder with random text of exactly this many words, enough for so many windows."""
+    """A folder with random text of exactly this many word types, enough for so many windows."""
     generator = torch.Generator().manual_seed(0)
     count = max(size.batch * (WINDOW * windows + 1), size.words)
-    ids = torch.randint(size.words - 1, (count,), generator=generator)  # the last word is <eos>
+    ids = torch.randint(size.words - 1, (count,), generator=generator)  # the last type is <eos>, the one before <unk>
     ids[: size.words - 1] = torch.arange(size.words - 1)
     with tempfile.TemporaryDirectory(prefix="bayesrnn-bench-") as folder:
-        words = [f"w{k}" for k in ids.tolist()]
+        words = ["<unk>" if k == size.words - 2 else f"w{k}" for k in ids.tolist()]
         for split, part in (("train", words), ("valid", words[:200]), ("test", words[:200])):
             (Path(folder) / f"{split}.txt").write_text(" ".join(part) + "\n")
         yield Path(folder)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch import Tensor, nn
 
 from bayesrnn.draws import Noise, Source
@@ -124,7 +125,8 @@ def _direction_noise(
 
     if rates.weight_dropout > 0:
         w_hh, noise = out.w_hh, Noise(rates.weight_dropout, rates.noise)
-        mask = source.weights(f"weight{suffix}", lambda g: noise.sample(w_hh.shape, w_hh, g), w_hh.device)
+        single = torch.empty(0, device=w_hh.device, dtype=torch.float32)  # the same draw in any dtype
+        mask = source.weights(f"weight{suffix}", lambda g: noise.sample(w_hh.shape, single, g), w_hh.device)
         out.w_hh = w_hh * mask.to(w_hh)
     if rates.input_dropout > 0:
         z, own = units("input", rates.input_dropout, (*gates, out.w_ih.shape[1]))

@@ -14,7 +14,7 @@ from bayesrnn import kernels
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source
 from bayesrnn.kernels.shared.precision import lowered
-from bayesrnn.kernels.shared.tensors import unwatched
+from bayesrnn.kernels.shared.tensors import forward_mode, unwatched
 from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
 
 STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"
@@ -173,6 +173,8 @@ def fused(module: nn.RNNBase, input: Any, hx: Any, weights: list[Tensor]) -> tup
         x, *final = function(given.x, given.packed.batch_sizes, _as_torchs(module, given.states), *rest)
     else:
         x, *final = function(given.x, _as_torchs(module, given.states), *rest, False)
+    if module.mode == "LSTM" and x.requires_grad and x.is_cpu:
+        x = x.clone()  # oneDNN keeps its output for the backward pass; the caller may change this one in place
     return finish(module, given, x, tuple(final))
 
 
@@ -268,8 +270,8 @@ def _layers(
     """Rows (sum of sizes, F) through all layers: rows of outputs, and the last states."""
     last: list[tuple[Tensor, ...]] = []
     directions = 2 if stack.bidirectional else 1
-    recorded = torch._C._len_torch_dispatch_stack() > 0  # then calls into C would be left out
-    with kernels.force("reference") if recorded else nullcontext():
+    plainly = torch._C._len_torch_dispatch_stack() > 0 or forward_mode()  # a tracer would miss calls into C
+    with kernels.force("reference") if plainly else nullcontext():
         for layer in range(stack.num_layers):
             outs = []
             for suffix in stack.suffixes[layer * directions : (layer + 1) * directions]:

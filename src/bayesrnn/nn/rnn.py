@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import draws, kernels
 from bayesrnn.checks import check_choice, check_probability
 from bayesrnn.compilation import uncompiled
-from bayesrnn.kernels.shared.tensors import mapped
+from bayesrnn.kernels.shared.tensors import forward_mode, mapped
 from bayesrnn.nn import masks, recurrence
 from bayesrnn.nn.base import NoisyLayer
 
@@ -148,8 +148,8 @@ class NoisyRNN(NoisyLayer, _Base):
         return recurrence.fused(self, input, hx, masks.noisy_weights(self, noise))
 
     def _forced(self) -> bool:
-        """Whether torch's fused kernel is out of the question: another path was asked for, or vmap is at work."""
-        return not torch.compiler.is_dynamo_compiling() and (kernels.forced() or mapped())
+        """Whether torch's fused kernel cannot run: another path was asked for, or vmap or forward mode is at work."""
+        return not torch.compiler.is_dynamo_compiling() and (kernels.forced() or mapped() or forward_mode())
 
     def _prefers_our_kernels(self, input: Any) -> bool:
         return self._forced() or recurrence.beats_torch(self, input)

@@ -13,26 +13,30 @@ from torch.overrides import TorchFunctionMode
 from bayesrnn import draws, kernels
 from bayesrnn.kernels.shared import alignment
 from bayesrnn.kernels.shared.precision import lowered
-from bayesrnn.kernels.shared.tensors import in_one_piece, silence_advice
+from bayesrnn.kernels.shared.tensors import forward_mode, in_one_piece, silence_advice
 from bayesrnn.nn import recurrence
 
 
 class FastRecurrence(TorchFunctionMode):
-    """Inside the block, `torch.lstm` and its like run in our kernels where those are faster, or forced.
+    """Inside the block, `torch.lstm` and its like run in our kernels where those are faster, forced, or the only ones.
 
     torch's layers call these functions, so their `forward`, and that of their subclasses, stays as it is.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in recurrence.MODES and _taken(func, args):
-            return recurrence.run_function(func, args, _source(args), plain=not kernels.forced())
+            return recurrence.run_function(func, args, _source(args), plain=not _forced())
         return func(*args, **(kwargs or {}))
 
 
 def fast_recurrence(layers: Sequence[nn.RNNBase]) -> AbstractContextManager[Any]:
     """`FastRecurrence`, where it can make a difference to these layers."""
     known = not torch.compiler.is_compiling() and layers
-    return FastRecurrence() if known and (kernels.forced() or _on_gpu(layers[0])) else nullcontext()
+    return FastRecurrence() if known and (_forced() or _on_gpu(layers[0])) else nullcontext()
+
+
+def _forced() -> bool:
+    return kernels.forced() or forward_mode()  # torch's fused kernels have no derivative in forward mode
 
 
 def _on_gpu(layer: nn.RNNBase) -> bool:
@@ -43,7 +47,7 @@ def _on_gpu(layer: nn.RNNBase) -> bool:
 def _taken(function: Any, args: Sequence[Any]) -> bool:
     if torch.compiler.is_dynamo_compiling():
         return False
-    if kernels.forced():
+    if _forced():
         return True
     x, packed = args[0], isinstance(args[3], (list, tuple))
     if not x.is_cuda:
@@ -91,7 +95,9 @@ def _faster(layer: nn.Linear, x: Tensor) -> bool:
     own = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or "forward" in layer.__dict__
     if type(layer) is not nn.Linear or own or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None or lowered(x.device.type):
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    alike = x.dtype == layer.weight.dtype and x.shape[-1] == layer.in_features and x.dim() > 1
+    device = x.device.type
+    kinds = (x.dtype, torch.get_autocast_dtype(device) if lowered(device) else x.dtype)  # drawn weights may be lowered
+    alike = layer.weight.dtype in kinds and x.shape[-1] == layer.in_features and x.dim() > 1
     return alike and alignment.serves(x.reshape(-1, x.shape[-1]), layer.out_features)

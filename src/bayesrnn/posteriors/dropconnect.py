@@ -26,7 +26,8 @@ class MultipliedWeights(nn.Module):
         self.register_buffer("_here", weights[0].mean.detach().new_empty(0), persistent=False)
 
     def noise(self, generator: torch.Generator | None) -> dict[str, Tensor]:
-        here: Tensor = self._here  # type: ignore[assignment]
+        own: Tensor = self._here  # type: ignore[assignment]
+        here = own.float()  # the same draw in any dtype
         made = {name: self.kind.sample(shape, here, generator) for name, shape, _ in self._means}
         for name, _, padding in self._means:
             if padding is not None:

@@ -24,8 +24,9 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 
 def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, pool: Pool) -> list[Tensor]:
-    """N(0, 1) for every weight as tensors, and 0 for padding rows."""
-    made = [pool.take(shape, like) for shape in spec.shapes]
+    """N(0, 1) for every weight as float32 tensors, and 0 for padding rows."""
+    single = torch.empty(0, dtype=torch.float32, device=like.device)
+    made = [pool.take(shape, single) for shape in spec.shapes]
     normal_noise(made, generator)
     for eps, row in zip(made, spec.padding, strict=True):
         if row is not None:

@@ -66,10 +66,12 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None,
         if mask is None and not torch.is_grad_enabled() and recurrent.serves(x, weight, bias):
             return recurrent.mapped_product(x, weight, bias)
         return reference.project(x, weight, bias, mask, batch_sizes)
-    if lowered(x.device.type) or not ordinary(x, weight, bias, mask):
+    lower = lowered(x.device.type)
+    if ordinary(x, weight, bias, mask) and alignment.serves(x, weight.shape[0]):
+        dtype = torch.get_autocast_dtype(x.device.type) if lower else x.dtype
+        return alignment.Project.apply(x, weight, bias, mask, batch_sizes, dtype)  # type: ignore[no-any-return]
+    if lower or not ordinary(x, weight, bias, mask):
         return reference.project(x, weight, bias, mask, batch_sizes)
-    if alignment.serves(x, weight.shape[0]):
-        return alignment.Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
     return _Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
 
 

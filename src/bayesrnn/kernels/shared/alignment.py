@@ -1,7 +1,8 @@
-"""Large float32 products on a GPU, from copies whose rows begin on 16 bytes, where cuBLAS has its fast kernels.
+"""Large products on a GPU, from copies whose rows begin on 16 bytes, where cuBLAS has its fast kernels.
 
-650 columns of float32 do not: cuBLAS then loads number by number and takes about twice as long. The copies have the
-missing columns filled up; one masked copy per gate is made in one operation, and one batched product serves all gates.
+650 columns do not: cuBLAS then loads number by number and takes about twice as long. The copies have the missing
+columns filled up, and autocast's precision; one masked copy per gate is made in one operation, and one batched product
+serves all gates.
 Columns that are missing in x are ones, those in W zeros: then the extra columns of dW = d^T [x, 1] are the gradient of
 the bias, which needs no sum of its own. Nothing here is recorded by autograd, except through `Project`.
 """
@@ -19,7 +20,6 @@ from bayesrnn.kernels.shared.rows import is_rectangular, per_row
 
 _ENOUGH = 1 << 26  # multiplications of a product below which a copy is not worth it
 _ROWS = 128  # rows of x, likewise: the copy of W is read once and used by all of them
-_NUMBERS = 4  # of float32 in 16 bytes
 
 
 def serves(x: Tensor, height: int) -> bool:
@@ -27,29 +27,34 @@ def serves(x: Tensor, height: int) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and x.shape[0] >= _ROWS and x.numel() * height >= _ENOUGH
 
 
-def _filled_up(size: int) -> int:
-    return size + -size % _NUMBERS
+def _missing(size: int, dtype: torch.dtype) -> int:
+    """How many numbers a row of this size lacks to whole 16 bytes."""
+    return -size % (16 // min(dtype.itemsize, 4))
 
 
-def _space(like: Tensor, *shape: int, columns: int, tail: float) -> tuple[Tensor, Tensor]:
+def _space(like: Tensor, *shape: int, columns: int, tail: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A buffer for (*shape, columns) in rows of whole 16 bytes, padding filled; and its view without padding."""
-    made = like.new_empty(*shape, _filled_up(columns))
+    made = like.new_empty(*shape, columns + _missing(columns, dtype), dtype=dtype)
     if made.shape[-1] > columns:
         made[..., columns:].fill_(tail)
     return made, made[..., :columns]
 
 
-def masked_inputs(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
+def masked_inputs(
+    x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int], dtype: torch.dtype | None = None
+) -> Tensor:
     """(G, N, F'): x (N, F) times the mask of each gate, ones in the columns beyond F; G is 1 for a shared mask or none.
 
     Args:
         mask: None, (B, F), or (B, G, F); time-major rows as in `steps`.
+        dtype: of the result; None: that of x.
     """
     gates = mask.shape[1] if mask is not None and mask.ndim == 3 else 1
     rows, columns = x.shape
-    if mask is None and columns % _NUMBERS == 0:
-        return x.contiguous().unsqueeze(0)
-    made, inside = _space(x, gates, rows, columns=columns, tail=1.0)
+    dtype = dtype or x.dtype
+    if mask is None and not _missing(columns, dtype):
+        return x.to(dtype).contiguous().unsqueeze(0)
+    made, inside = _space(x, gates, rows, columns=columns, tail=1.0, dtype=dtype)
     if mask is None:
         inside[0].copy_(x)
         return made
@@ -62,17 +67,18 @@ def masked_inputs(x: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) ->
     return made
 
 
-def filled_weights(weight: Tensor, gates: int) -> Tensor:
-    """(G, H', F'): the gates' matrices (G*H, F), padded with zeros; a view if no padding is needed."""
+def filled_weights(weight: Tensor, gates: int, dtype: torch.dtype) -> Tensor:
+    """(G, H', F'): the gates' matrices (G*H, F), padded with zeros; a view if neither padding nor a cast is needed."""
     columns = weight.shape[1]
     parts = weight.reshape(gates, -1, columns)
     height = parts.shape[1]
-    if height % _NUMBERS == 0 and columns % _NUMBERS == 0:
-        return parts
-    if height % _NUMBERS == 0:
-        made, inside = _space(weight, gates, height, columns=columns, tail=0.0)
+    below, beside = _missing(height, dtype), _missing(columns, dtype)
+    if not below and not beside:
+        return parts.to(dtype)
+    if not below:
+        made, inside = _space(weight, gates, height, columns=columns, tail=0.0, dtype=dtype)
     else:
-        made = weight.new_zeros(gates, _filled_up(height), _filled_up(columns))
+        made = weight.new_zeros(gates, height + below, columns + beside, dtype=dtype)
         inside = made[:, :height, :columns]
     inside.copy_(parts)
     return made
@@ -81,9 +87,9 @@ def filled_weights(weight: Tensor, gates: int) -> Tensor:
 def by_gate(d: Tensor, gates: int) -> Tensor:
     """(G, N, H'): a gradient (N, G*H) by gate, padded with zeros; a view if a single gate needs no padding."""
     width = d.shape[1] // gates
-    if gates == 1 and width % _NUMBERS == 0:
+    if gates == 1 and not _missing(width, d.dtype):
         return d.contiguous().unsqueeze(0)
-    made, inside = _space(d, gates, d.shape[0], columns=width, tail=0.0)
+    made, inside = _space(d, gates, d.shape[0], columns=width, tail=0.0, dtype=d.dtype)
     inside.copy_(d.reshape(-1, gates, width).transpose(0, 1))
     return made
 
@@ -98,7 +104,7 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, height: int) -> Tens
     gates, rows = x.shape[:2]
     if gates == 1 and weight.shape[1] == height:
         transposed = weight[0].t()
-        return torch.mm(x[0], transposed) if bias is None else torch.addmm(bias, x[0], transposed)
+        return torch.mm(x[0], transposed) if bias is None else torch.addmm(bias.to(x.dtype), x[0], transposed)
     found = product(x, weight.transpose(1, 2))[..., :height].transpose(0, 1)  # (N, G, H)
     out = x.new_empty(rows, gates * height)  # no view is given away: recurrences work in it
     if bias is None:
@@ -137,32 +143,41 @@ def recurrent_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_siz
 
 
 class Project(torch.autograd.Function):
-    """`input.reference.project` on padded copies, which are saved for the hand-written backward."""
+    """`input.reference.project` on padded copies, which are saved for the hand-written backward.
+
+    The last argument is the precision of the products and of the result, autocast's or that of x.
+    """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        x, weight, bias, mask, batch_sizes = given
-        inputs = masked_inputs(x, mask, batch_sizes)
+        x, weight, bias, mask, batch_sizes, dtype = given
+        inputs = masked_inputs(x, mask, batch_sizes, dtype)
         gates = inputs.shape[0]
-        weights = filled_weights(weight, gates)
+        weights = filled_weights(weight, gates, dtype)
         ctx.save_for_backward(inputs, weights, mask)
         ctx.batch_sizes, ctx.height, ctx.columns = batch_sizes, weight.shape[0] // gates, x.shape[1]
+        ctx.kinds = [None if t is None else t.dtype for t in (x, weight, bias)]
         return outputs(inputs, weights, bias, ctx.height)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
         inputs, weights, mask = ctx.saved_tensors
-        parts = by_gate(d, inputs.shape[0])
+        parts, (kind_x, kind_w, kind_b) = by_gate(d, inputs.shape[0]), ctx.kinds
         d_x = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
-            d_x = input_gradient(parts, weights, mask, ctx.batch_sizes, ctx.columns)
+            d_x = input_gradient(parts, weights, mask, ctx.batch_sizes, ctx.columns).to(kind_x)
         ones = inputs.shape[2] > ctx.columns
         if ctx.needs_input_grad[1]:
             found = weight_gradient(parts, inputs, ctx.height)
-            d_weight = found[..., : ctx.columns].reshape(-1, ctx.columns).contiguous()
+            d_weight = _in_a_piece(found[..., : ctx.columns], kind_w).view(-1, ctx.columns)
             if ones and ctx.needs_input_grad[2]:
-                d_bias = found[..., ctx.columns].reshape(-1).contiguous()
+                d_bias = _in_a_piece(found[..., ctx.columns], kind_b).view(-1)
         if d_bias is None and ctx.needs_input_grad[2]:
-            d_bias = d.sum(0)
-        return d_x, d_weight, d_bias, None, None
+            d_bias = d.sum(0, dtype=kind_b)
+        return d_x, d_weight, d_bias, None, None, None
+
+
+def _in_a_piece(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous and of this type, in one copy at most."""
+    return x.contiguous() if x.dtype == dtype else x.to(dtype, memory_format=torch.contiguous_format)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 outside_tracers = _disable_current_modes
@@ -26,6 +27,11 @@ def mapped() -> bool:
     """Whether vmap is at work, alone or among other transforms."""
     levels = torch._C._functorch.get_interpreter_stack() if transformed() else None
     return levels is not None and any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
+def forward_mode() -> bool:
+    """Whether derivatives are taken in forward mode, which plain torch operations alone have."""
+    return forward_ad._current_level >= 0
 
 
 def traced() -> bool:
@@ -123,8 +129,3 @@ class Mapped(torch.autograd.Function):
 def for_each(tensor: Any, draws: int) -> Any:
     """The tensor with one entry for each draw, in memory."""
     return None if tensor is None else tensor.expand(draws, *tensor.shape[1:]).contiguous()
-
-
-def with_nones(tensors: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """`count` arguments of a recurrence: the last ones may be omitted."""
-    return (*tensors, *(None,) * (count - len(tensors)))

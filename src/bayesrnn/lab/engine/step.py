@@ -22,7 +22,6 @@ from bayesrnn.posteriors.sharpening import PosteriorSharpening
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task
 
-_WARM_UP = 3
 TOTALS = ("steps", "loss", "nll", "kl", "sharpening", "gradient_norm")
 _SUMS = ("nll", "sharpening")  # sums over rows: added over ranks; the others are averaged
 
@@ -241,9 +240,8 @@ class Step:
         share = self.averaging / count.clamp_min(1.0)
         if self.settings.average_decay is not None:
             share = torch.maximum(share, self.averaging * (1 - self.settings.average_decay))
-        difference = torch._foreach_sub(params, self.moments["average"])
-        torch._foreach_mul_(difference, share)
-        torch._foreach_add_(self.moments["average"], difference)
+        for average, weight in zip(self.moments["average"], params, strict=True):
+            average.lerp_(weight, share)
 
     def _adam(self, gradients: list[Tensor], beta1: float = 0.9, beta2: float = 0.999) -> list[Tensor]:
         (count,) = self.moments["count"]
@@ -265,32 +263,22 @@ class Step:
         yield from self.tensors().values()
 
     def _record(self) -> None:
-        """Warm up, record one step, and restore everything."""
-        kept = [t.detach().clone() for t in self._written()]
-        rng, cpu_rng = torch.cuda.get_rng_state(self.device), torch.get_rng_state()
-        stream: Any = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
+        """Record one step, the exchange between ranks left out; without a recording it runs eagerly."""
+        pieces = [piece for piece in self.pieces if piece is not Step._exchange]
         try:
-            with torch.cuda.stream(stream), kernels.recording(), kernels.without_garbage_collection():
-                for _ in range(_WARM_UP):
-                    self()
-                    self.position.zero_()  # an epoch may have fewer steps than these
-            torch.cuda.synchronize(self.device)
-            graphs = {piece: torch.cuda.CUDAGraph() for piece in self.pieces if piece is not Step._exchange}
-            pool = torch.cuda.graph_pool_handle()  # one pool: they are replayed in the order of recording
-            for piece, graph in graphs.items():
-                with kernels.capture(graph, pool=pool, stream=stream):
-                    piece(self)
-            self.pieces = [partial(_replay, graphs[piece]) if piece in graphs else piece for piece in self.pieces]
-            self.graph = list(graphs.values())
+            found = kernels.record(
+                [partial(piece, self) for piece in pieces], self._written, warm_up=self._warm_up, device=self.device
+            )
         except RuntimeError as error:
             self.reason = f"the step could not be recorded: {str(error).splitlines()[0]}"
-        torch.cuda.synchronize(self.device)
-        with torch.no_grad():
-            for tensor, before in zip(self._written(), kept, strict=True):
-                tensor.copy_(before)
-        torch.cuda.set_rng_state(rng, self.device)
-        torch.set_rng_state(cpu_rng)
+            return
+        graphs = dict(zip(pieces, found, strict=True))
+        self.pieces = [partial(_replay, graphs[piece]) if piece in graphs else piece for piece in self.pieces]
+        self.graph = found
+
+    def _warm_up(self) -> None:
+        self()
+        self.position.zero_()  # an epoch may have fewer steps than a warm-up
 
 
 def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:

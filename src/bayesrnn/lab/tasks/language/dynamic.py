@@ -52,7 +52,7 @@ class DynamicEvaluation:
         self.scale: Any = None
         if self.rule == "rms":
             self.say("mean squared gradients on train")
-            train, options = self.streams.train, {"window": self.window, "carry_state": self.carry_state}
+            train, options = self.streams.train, {"window": self.window, "carry_state": self.carry_state, "graph": True}
             assert isinstance(train, Tensor)
             self.scale = dynamic.mean_squared_gradients(self.run.model, train[:-1], train[1:], **options)
 
@@ -68,6 +68,7 @@ class DynamicEvaluation:
             found = dynamic.dynamic_evaluation(
                 self.run.model, stream[:-1], stream[1:], lr=pair[0], window=self.window, rule=self.rule, decay=pair[1],
                 gradient_scale=self.scale, clip=self.clip, carry_state=self.carry_state, bound=bound,
+                graph=True,
             ).perplexity  # fmt: skip
         except FloatingPointError:
             return math.inf
