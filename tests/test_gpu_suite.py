@@ -15,7 +15,7 @@ from tests import gpu
     [
         (("tests/a.py", 9, "Skipped: could not import 'optuna': No module named 'colorlog'"),
          "The package colorlog is not installed."),
-        (("tests/a.py", 13, "Skipped: could not import 'a.b.c': No module named 'a.b'"), "The package a is not installed."),
+        (("tests/a.py", 1, "Skipped: could not import 'a': No module named 'a.b'"), "The package a is not installed."),
         ("tests/a.py:1: in <module>\n    import b\nE   ModuleNotFoundError: No module named 'b'",
          "The package b is not installed."),
         (("tests/a.py", 19, "Skipped: tests/b.py runs the same kernels."), "tests/b.py runs the same kernels."),
@@ -32,7 +32,7 @@ def test_reasons_are_sentences_without_local_paths(reason, words):
     [
         ("skipped", ("a.py", 1, "Skipped: not here"), 0),
         ("failed", "E   No module named 'b'", 0),
-        ("failed", "E   x", 1),
+        ("failed", "E   No module named 'bayesrnn.b'", 1),
     ],
 )
 def test_the_commit_is_recorded_as_given(tmp_path, monkeypatch, outcome, reason, code):
