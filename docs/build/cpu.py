@@ -73,7 +73,8 @@ def verdict(results: Path) -> str:
     faster = sum(value > 1 for value in every)
     return (
         f"**A training step with noise is at most {max(0.0, 1 - min(every)):.0%} slower than with plain `torch.nn` "
-        f"layers, and faster in {faster} of {len(every)} cases.** Speed as a multiple of the plain layers': {'; '.join(said)}."
+        f"layers, and faster in {faster} of {len(every)} cases.** Speed as a multiple of the plain layers': "
+        f"{'; '.join(said)}."
     )
 
 

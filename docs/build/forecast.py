@@ -97,7 +97,8 @@ def block(results: Path) -> str:
     one = next(iter(next(iter(found.values())).values()))[0]
     made = (
         "CRPS on the test part, lower is better. The models' columns are differences to the plain LSTM with the same "
-        f"seed, ± half of their 95% confidence interval ({_span(counts)} seeds). Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
+        f"seed, ± half the width of the 95% confidence interval ({_span(counts)} seeds). "
+        f"Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
     )
     return "\n".join([markdown_table(rows, columns), made])
 

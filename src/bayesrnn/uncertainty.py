@@ -60,7 +60,7 @@ def entropy_gap(
     base = draws.seed_or_new(seed)
     tokens = stream.unsqueeze(1) if stream.dim() == 1 else stream
     seeds = [draws.mix(base, k) for k in range(int(samples))]
-    with alone(model), in_eval(model):
+    with alone(model), in_eval(model.modules()):
         return EntropyGap(
             forward=_mean_entropy(model, tokens[:-1], seeds, int(window)),
             reversed=_mean_entropy(model, tokens.flip(0)[:-1], seeds, int(window)),

@@ -13,6 +13,7 @@ from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import decisions, grids
 from bayesrnn.forecasting.checks import check_counts, check_future, check_levels, check_trainable
+from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.model import Model, fit_model, shapes_of
 from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Columns, Panel, joined, long_frame, panel_of
@@ -178,6 +179,15 @@ class Forecaster:
         """
         level, quantiles = check_levels(level, quantiles)
         return self._table(lambda grid, share: _summary(grid, share, level, quantiles), data, future)
+
+    @property
+    def ids(self) -> list[str]:
+        """Names of the series."""
+        return self._panel.ids
+
+    def history(self, series: str | None = None) -> Any:
+        """The rows that forecasts start from, as a long frame in the units of the data; None: of all series."""
+        return frame_of(self._panel, series)
 
     def stream(self, parts: Iterable[Any], **options: Any) -> Iterator[Any]:
         """`predict` for one frame of whole series after the other: memory does not grow with their number."""

@@ -160,7 +160,7 @@ class PosteriorSharpening(nn.Module, TwoLevel):
         return self.q.posterior.spec()._replace(prior=plan.KernelPrior("none"))
 
     def _noise(self, generator: torch.Generator | None) -> sampling.Noise:
-        return sampling.noise(next(self.eta.parameters()), self._spec(), generator, pool=self.q.posterior._pool)
+        return sampling.noise(next(self.eta.parameters()), self._spec, generator, pool=self.q.posterior._pool)
 
     def bound(self, nll: Callable[[], Tensor]) -> Tensor:
         """The sharpened bound on this batch's summed -log p: -log p at theta plus the sharpening KL."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -42,11 +44,13 @@ class _Backward(ctypes.Structure):
 
 def serves(gx: Tensor, *others: Tensor | None) -> bool:
     """Whether the compiled kernels can run a layer with these tensors: float32 on a CPU, and kernels there are."""
-    tensors = [t for t in (gx, *others) if t is not None]
+    tensors: tuple[Tensor | None, ...] = (gx, *others)
     if transformed():
-        tensors = [beneath(t) for t in tensors]
-    fit = all(t.is_cpu and t.dtype == torch.float32 for t in tensors)
-    return fit and gx.numel() > 0 and not traced() and ordinary(*tensors) and build.why_not() is None
+        tensors = tuple(None if t is None else beneath(t) for t in tensors)
+    for t in tensors:
+        if t is not None and not (t.is_cpu and t.dtype is torch.float32):
+            return False
+    return gx.numel() > 0 and not traced() and ordinary(*tensors) and build.why_not() is None
 
 
 class _Call:
@@ -54,18 +58,18 @@ class _Call:
 
     def __init__(self, layer: Layer, *draws: int) -> None:
         gates, sizes, (batch, hidden) = layer.gates, layer.sizes, layer.h.shape[-2:]
-        if sorted(sizes, reverse=True) != list(sizes) or sizes[-1] < 1 or sizes[0] != batch:
+        if sizes[0] != batch:
             raise ValueError("batch_sizes must fall, from the batch of h")
-        self._sizes, self._offsets = array("q", sizes), array("q", offsets(sizes))
+        self._sizes, self._offsets = _steps(tuple(sizes))
         rows, width = self._offsets[-1], gates * hidden
         self.by_gate, self.by_unit, self.state = (*draws, rows, width), (*draws, rows, hidden), (*draws, batch, hidden)
         self.weights, self.bias, self._draws = (*draws, width, hidden), (*draws, hidden), draws
         self._masks = _ready(layer.z_h), _ready(layer.z_c)
         copies = gates if layer.untied else 1
-        mask = _place("z_h", self._masks[0], (batch, gates, hidden) if layer.untied else self.state)
+        mask = address(self._masks[0], (batch, gates, hidden) if layer.untied else self.state, "z_h")
         self._layer = _Layer(
             _CELLS.index(layer.kind), hidden, batch, len(sizes), layer.reverse, gates, copies if mask else 0,
-            self._sizes.buffer_info()[0], mask, _place("z_c", self._masks[1], self.state),
+            self._sizes.buffer_info()[0], mask, address(self._masks[1], self.state, "z_c"),
         )  # fmt: skip
         self.threads = max(1, min(build.threads(), draws[0] if draws else batch * width * hidden // _WORK))
         each = self.threads if draws else 1
@@ -73,18 +77,19 @@ class _Call:
         self.masked = each * 2 * copies * batch * hidden
 
     def run(self, function: Any, arguments: type[ctypes.Structure], tensors: Sequence[Any], *scratch: int) -> None:
-        """Call C with (name, tensor, shape) for each argument, and scratch memory of these sizes after them."""
-        room = _scratch.take_all([(n,) for n in scratch], tensors[0][1])
-        given = arguments(*(_place(*one) for one in tensors), *map(address, room))
+        """Call C with (tensor, shape, name) for each argument, and scratch memory of these sizes after them."""
+        room = _scratch.take_all([(n,) for n in scratch], tensors[0][0])
+        given = arguments(*starmap(address, tensors), *map(address, room))
         at, threads = _pointer(self._offsets.buffer_info()[0]), ctypes.c_int(self.threads)
         function(ctypes.byref(self._layer), ctypes.byref(given), at, *map(_int, self._draws), threads)
 
 
-# the kernels trust what they are told: what does not fit must not reach them
-def _place(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> int:
-    if tensor is not None and tensor.shape != shape:
-        raise ValueError(f"{name} must be of shape {shape}, got {tuple(tensor.shape)}")
-    return address(tensor)
+@lru_cache(maxsize=256)
+def _steps(sizes: tuple[int, ...]) -> tuple[array[int], array[int]]:
+    """The rows of every step, and the first row of each."""
+    if sorted(sizes, reverse=True) != list(sizes) or sizes[-1] < 1:
+        raise ValueError("batch_sizes must fall, from the batch of h")
+    return array("q", sizes), array("q", offsets(sizes))
 
 
 def _ready(tensor: Tensor | None) -> Tensor | None:
@@ -106,9 +111,9 @@ def _run(layer: Layer, function: Any, *draws: int) -> tuple[Tensor, tuple[Any, .
     states = tuple(_own_copy(s, s) for s in layer.states)
     h, c = (*states, None)[:2]
     tensors = (
-        ("gx", gx, call.by_gate), ("w_hh", layer.w_hh.contiguous(), call.weights),
-        ("b_hn", _ready(layer.b_hn), call.bias), ("out", out, call.by_unit), ("kept", kept, call.by_unit),
-        ("the state h", h, call.state), ("the state c", c, call.state),
+        (gx, call.by_gate, "gx"), (layer.w_hh.contiguous(), call.weights, "w_hh"),
+        (_ready(layer.b_hn), call.bias, "b_hn"), (out, call.by_unit), (kept, call.by_unit),
+        (h, call.state, "the state h"), (c, call.state, "the state c"),
     )  # fmt: skip
     call.run(function, _Forward, tensors, call.packed, call.masked)
     return out, states, kept
@@ -128,11 +133,10 @@ def _backward(layer: Layer, saved: Any, h_prev: Any, d_out: Any, d_states: Any) 
     dh, dc = (*found, None)[:2]
     out = {"LSTM": None, "GRU": h_prev}.get(layer.kind, gates)
     tensors = (
-        ("the gates", gates, call.by_gate), ("the output", out, call.by_unit), ("kept", kept, call.by_unit),
-        ("h", layer.h.contiguous(), call.state), ("c", _ready(layer.c), call.state),
-        ("w_hh", layer.w_hh.contiguous(), call.weights), ("the output's gradient", _ready(d_out), call.by_unit),
-        ("dh", dh, call.state), ("dc", dc, call.state), ("d_gx", d_gx, call.by_gate),
-        ("d_product", d_product, call.by_gate),
+        (gates, call.by_gate), (out, call.by_unit), (kept, call.by_unit), (layer.h.contiguous(), call.state),
+        (_ready(layer.c), call.state), (layer.w_hh.contiguous(), call.weights),
+        (_ready(d_out), call.by_unit, "the output's gradient"), (dh, call.state, "the gradient of h"),
+        (dc, call.state, "the gradient of c"), (d_gx, call.by_gate), (d_product, call.by_gate),
     )  # fmt: skip
     call.run(build.loaded().bayesrnn_recurrence_backward, _Backward, tensors, call.packed)
     return d_gx, d_product, found, None
@@ -163,7 +167,7 @@ def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     packed = _scratch.take((threads * _MOST * _LANES * inputs,), x)
     numbers = [x.stride(0) if x.shape[0] > 1 else 0, rows, inputs, outputs, draws]
     x_draw, *sizes = (ctypes.c_int64(n) for n in numbers)
-    expected = (len(x) * rows * inputs, draws * outputs * inputs, draws * outputs, draws * rows * outputs, None)
+    expected = (x.shape, (draws, outputs, inputs), (draws, outputs), (draws, rows, outputs), None)
     tensors_ = (x, w, bias, out, packed)
     at = [ctypes.c_void_p(address(t, n) or None) for t, n in zip(tensors_, expected, strict=True)]
     build.loaded().bayesrnn_products_many(at[0], x_draw, *at[1:], *sizes, ctypes.c_int(threads))

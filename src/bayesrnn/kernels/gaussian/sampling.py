@@ -5,7 +5,7 @@ theta = mean + sigma eps with sigma = softplus(rho). Each function chooses its p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -49,7 +49,9 @@ Noise = Seeded | Sequence[Tensor]
 """The noise of one draw: the seed it is made from, or one tensor for each weight tensor."""
 
 
-def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, pool: Pool) -> Seeded | list[Tensor]:
+def noise(
+    like: Tensor, spec: Callable[[], DrawSpec], generator: torch.Generator | None, *, pool: Pool
+) -> Seeded | list[Tensor]:
     """N(0, 1) for every weight, and 0 for padding rows.
 
     By what the device can do, not by the path asked for, and in float32: one seed is one draw on every path and in
@@ -57,16 +59,17 @@ def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, po
 
     Args:
         like: one of the parameters.
+        spec: asked only where the noise is made as tensors.
         generator: None for torch's global one.
     """
     if traced() and generator is not None and ordinary(like):
         with outside_tracers():  # a held draw is a constant of the graph that is traced
             return noise(like, spec, generator, pool=pool)
-    case = _case("noise", spec.device.type, torch.float32)
+    case = _case("noise", like.device.type, torch.float32)
     row = next(row for row in paths_of("noise") if row.refuses(case) is None and (row.traced or not traced()))
     if row.name != "loop":
-        return Seeded(spec.device, generator, path=row.name)
-    made: list[Tensor] = row.load()(like, spec, generator, pool=pool)
+        return Seeded(like.device, generator, path=row.name)
+    made: list[Tensor] = row.load()(like, spec(), generator, pool=pool)
     return made
 
 

@@ -46,5 +46,5 @@ def gru(
     return torch.cat([blocks[k] for k in sorted(blocks)]), h
 
 
-GRU = Cell("GRU", ("gx", "h", "w_hh", "b_hn", "z_h"), gru)
+GRU = Cell("GRU", lambda gx, h, w_hh, b_hn=None, z_h=None: (gx, h, None, w_hh, None, b_hn, z_h), gru)
 PATHS = (reference_path("GRU", gru),)

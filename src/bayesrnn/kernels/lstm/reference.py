@@ -69,5 +69,5 @@ def lstm(
     return torch.cat([blocks[k] for k in sorted(blocks)]), h, c
 
 
-LSTM = Cell("LSTM", ("gx", "h", "c", "w_hh", "w_hr", "z_h", "z_c"), lstm)
+LSTM = Cell("LSTM", lambda gx, h, c, w, w_hr=None, z_h=None, z_c=None: (gx, h, c, w, w_hr, None, z_h, z_c), lstm)
 PATHS = (reference_path("LSTM", lstm),)

@@ -40,5 +40,5 @@ def rnn(
     return torch.cat([blocks[k] for k in sorted(blocks)]), h
 
 
-RNN = Cell("RNN", ("gx", "h", "w_hh", "z_h"), rnn)
+RNN = Cell("RNN", lambda gx, h, w_hh, z_h=None: (gx, h, None, w_hh, None, None, z_h), rnn)
 PATHS = (reference_path("RNN", rnn),)

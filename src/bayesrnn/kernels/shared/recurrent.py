@@ -32,8 +32,8 @@ class Layer(NamedTuple):
     reverse: bool
     gx: Any
     h: Any
-    c: Any = None
-    w_hh: Any = None
+    c: Any
+    w_hh: Any
     w_hr: Any = None
     b_hn: Any = None
     z_h: Any = None
@@ -122,14 +122,11 @@ class Layer(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A recurrence: its name, its tensors in the order of its signature, and the plain function."""
+    """A recurrence: its name, its arguments in the order of `Layer`, and the plain function."""
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: Callable[..., tuple[Any, ...]]
     reference: Callable[..., Any]
-
-    def layer(self, tensors: Sequence[Any], sizes: Sequence[int], reverse: bool, kind: str) -> Layer:
-        return Layer(kind, sizes, reverse, **dict(zip(self.arguments, tensors, strict=False)))
 
 
 class Recurrence:
@@ -164,7 +161,7 @@ class Recurrence:
         self, *tensors: Any, batch_sizes: Sequence[int], reverse: bool = False, **options: str
     ) -> tuple[Tensor, ...]:
         kind = options.get("nonlinearity", "tanh") if self.cell.name == "RNN" else self.cell.name
-        layer = self.cell.layer(tensors, batch_sizes, reverse, kind)
+        layer = Layer(kind, batch_sizes, reverse, *self.cell.arguments(*tensors))
         fits = ordinary(*tensors) if self.serves is None else self.serves(layer)
         run = self.otherwise
         if transformed():
