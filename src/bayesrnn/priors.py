@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesrnn.checks import check_choice, is_number
 from bayesrnn.kernels.gaussian import plan
-from bayesrnn.kernels.gaussian.mixture import group_log_density
+from bayesrnn.kernels.gaussian.reference import group_log_density
 
 _LOG_2PI = math.log(2 * math.pi)
 
