@@ -316,7 +316,7 @@ class Forecaster:
             false_alarms: share of ordinary rows that raise an alarm.
 
         Returns:
-            A DataFrame with unique_id, ds, y, p_value (two-sided), score = -log10(p_value), alarm = p_value < false_alarms.
+            A DataFrame with unique_id, ds, y, p_value (two-sided), score = -log10(p_value), alarm (p < false_alarms).
         """
         return decisions.anomalies(self, data, false_alarms)
 
