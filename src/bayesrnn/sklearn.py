@@ -247,8 +247,8 @@ class _Estimator(BaseEstimator):
 class BayesianRNNRegressor(RegressorMixin, _Estimator):
     __doc__ = f"""A recurrent network for rows that are sequences, with a predictive standard deviation.
 
-    The noise of the data, one standard deviation per output or one per row and output, is learnt with the weights. Inputs and targets are
-    standardised inside, inputs feature by feature over all steps.
+    The noise of the data, one standard deviation per output or one per row and output, is learnt with the weights.
+    Inputs and targets are standardised inside, inputs feature by feature over all steps.
     {_PARAMETERS}
     ``y`` has shape (n,) or (n, outputs).
     """

@@ -121,12 +121,15 @@ def by_step(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Anal
             page.figure("by-step", png, alt=alt, caption=f"The score by steps ahead, lower is better. {said}.")
         )
     if held:
-        levels = {f"{_level(group.first):.0%} intervals": _level(group.first) for group in groups if group.label in held}
+        levels = {
+            f"{_level(group.first):.0%} intervals": _level(group.first) for group in groups if group.label in held
+        }
         said = "; ".join(
             f"{label}: {points[0][1]:.1%} one step ahead, {points[-1][1]:.1%} at step {points[-1][0]:g}"
             for label, points in held.items()
         )
-        ticks = range(1, longest + 1, math.ceil(longest / 12)) if (longest := max(map(len, held.values()))) else ()
+        longest = max(map(len, held.values()))
+        ticks = range(1, longest + 1, math.ceil(longest / 12))
         png = drawing.lines(held, order=order, across="steps ahead", up="share inside", ticks=ticks, levels=levels)
         alt = f"Share of values inside their intervals by steps ahead. {said}."
         parts.append(page.figure("coverage-by-step", png, alt=alt, caption=f"Coverage by steps ahead. {said}."))
