@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.dynamic import exp_or_inf
+from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
-from bayesrnn.lab.tasks.language.card import CARD
 from bayesrnn.lab.tasks.language.evaluation import EvaluateOptions, evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
@@ -57,7 +57,7 @@ class Language(Task):
     """
 
     sections = SECTIONS
-    metric, card = "valid_perplexity", CARD
+    metric, card = "valid_perplexity", card_of(__file__)
     runs_called = "language models"
     command = "predict"
     merge_metrics = staticmethod(dynamic_metrics.merged)
