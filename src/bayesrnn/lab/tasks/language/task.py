@@ -14,9 +14,10 @@ from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
-from bayesrnn.lab.tasks.language.evaluation import EvaluateOptions, evaluate
+from bayesrnn.lab.tasks.language.evaluation import evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
+from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
