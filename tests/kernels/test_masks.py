@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import bayesrnn as br
-from bayesrnn.draws import Draw, Noise, Stacked, sources
+from bayesrnn.draws import Draw, Noise, Stacked
 from bayesrnn.draws import noise as noise_module
 from bayesrnn.kernels.gpu.masks import masks
 
@@ -88,8 +88,7 @@ def launches(monkeypatch):
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         return torch.stack([noise.sample(shape, torch.empty(0), g) for g in generators])
 
-    for module in (noise_module, sources):
-        monkeypatch.setattr(module, "masks_in_one_launch", lambda kind: made)
+    monkeypatch.setattr(noise_module, "masks_in_one_launch", lambda kind: made)
     return calls
 
 

@@ -597,7 +597,7 @@ def test_users_do_not_see_what_vmap_says_about_its_speed(monkeypatch):
         warnings.simplefilter("error")
         many = montecarlo.batched_weight_draws(q, x, montecarlo.Rest(), [Draw(1), Draw(2)])
     monkeypatch.setattr(montecarlo, "gains_from_batches", lambda q: False)
-    one = montecarlo.one_draw(q, x, montecarlo.Rest(), Draw(1))
+    one = montecarlo.Passes(q, list(q.modules()), x, montecarlo.Rest()).one(Draw(1))
     torch.testing.assert_close(many[0], one)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from bayesrnn.kernels.dispatch import Case, Path, asked_for, forced
 from bayesrnn.kernels.shared.precision import tf32
+from bayesrnn.kernels.shared.recurrent import GATES
 
 _FOLDER = f"{__package__}.gpu"
 _absent: dict[str, str] = {}  # modules that are not installed; other failures are tried again
@@ -66,13 +67,13 @@ def triton_path(kernel: str, place: str) -> Path:
     )
 
 
-def _persistent_refuses(case: Case, *, gates: int) -> str | None:
+def _persistent_refuses(case: Case) -> str | None:
     reason = needs_triton(case, "persistent")
     if reason is not None:
         return reason
     persistent: Any = import_module(f"{_FOLDER}.persistent")
     facts: dict[str, Any] = {
-        "gates": gates,
+        "gates": GATES[case.kernel],
         "device": torch.device(case.device),
         "batch": case.batch or 1,
         "hidden": case.hidden or 1,
@@ -86,7 +87,7 @@ def _persistent_refuses(case: Case, *, gates: int) -> str | None:
     return slower
 
 
-def persistent_path(kernel: str, place: str, *, gates: int) -> Path:
+def persistent_path(kernel: str, place: str) -> Path:
     """A path of one launch for all steps of a layer; `place` is "module:function" in kernels/gpu."""
     return Path(
         "persistent",
@@ -94,7 +95,7 @@ def persistent_path(kernel: str, place: str, *, gates: int) -> Path:
         f"{_FOLDER}.{place}",
         "one launch for all steps of a layer",
         rank=10,
-        refuses=partial(_persistent_refuses, gates=gates),
+        refuses=_persistent_refuses,
         mapped=True,
     )
 

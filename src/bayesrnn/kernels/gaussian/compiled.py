@@ -46,8 +46,6 @@ class _Tables(NamedTuple):
     """What the kernels are told about a posterior, once for all draws."""
 
     shapes: array[int]
-    sizes: tuple[int, ...]
-    """Weights of each tensor."""
     priors: tuple[_Prior, _Prior]
     """Without and with sums."""
     blocks: int
@@ -83,7 +81,7 @@ def _tables(spec: DrawSpec) -> _Tables:
         lines += [fields[name] for name in _SHAPE]
         blocks, partials, groups = blocks + count, partials + kept * count, groups + view.groups
     priors = _prior(spec, sum(sizes), sums=False), _prior(spec, sum(sizes), sums=True)
-    return _Tables(array("q", lines), sizes, priors, blocks, partials, groups)
+    return _Tables(array("q", lines), priors, blocks, partials, groups)
 
 
 def _prior(spec: DrawSpec, count: int, *, sums: bool) -> _Prior:
@@ -103,9 +101,10 @@ def _pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> ctypes.c_voi
     return ctypes.c_void_p(address(tensor, dtype=dtype))
 
 
-def _each(sizes: Sequence[int], pointers: int) -> list[int]:
-    """How many numbers C expects behind each of `pointers` pointers per tensor."""
-    return [size for size in sizes for _ in range(pointers)]
+def _interleaved(spec: DrawSpec, *lists: Sequence[Tensor | None]) -> array[int]:
+    """The addresses of all lists' first tensors, then of their second ones, and so on."""
+    tensors = [t for of_one in zip(*lists, strict=True) for t in of_one]
+    return addresses(tensors, [shape for shape in spec.shapes for _ in lists])
 
 
 class _Draw(OnceFunction):
@@ -113,8 +112,6 @@ class _Draw(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
         seed, spec, sums, pool, mark, *params = given
         tables, count = _tables(spec), len(spec.shapes)
-        if [tuple(p.shape) for p in params] != [*spec.shapes, *spec.shapes]:  # the kernel trusts what it is told
-            raise ValueError("means and rhos must have the shapes of the spec")
         flat = [p.contiguous() for p in params]  # a copy only of parameters in another layout
         means, rhos = flat[:count], flat[count:]
         weights = pool.take_all(spec.shapes, means[0])
@@ -123,8 +120,7 @@ class _Draw(OnceFunction):
         partials = torch.empty(tables.blocks + (tables.partials if grouped else 0), dtype=torch.float64, **cpu)
         groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64, **cpu)
         slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32, **cpu)
-        three = [t for of_one in zip(means, rhos, weights, strict=True) for t in of_one]
-        pointers = addresses(three, _each(tables.sizes, 3))
+        pointers = _interleaved(spec, means, rhos, weights)
         kl = build.loaded().bayesrnn_draw(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
             _pointer(partials, torch.float64), _pointer(groups, torch.float64), _pointer(slopes), ctypes.byref(mark),
@@ -149,8 +145,7 @@ class _Draw(OnceFunction):
         used = [sums or d is not None for d in given]
         room = iter(ctx.pool.take_all([s for s, u in zip(spec.shapes, used, strict=True) if u], means[0]))
         d_rhos = [next(room) if u else None for u in used]
-        five = [t for of_one in zip(means, rhos, given, d_means, d_rhos, strict=True) for t in of_one]
-        pointers = addresses(five, _each(tables.sizes, 5))
+        pointers = _interleaved(spec, means, rhos, given, d_means, d_rhos)
         scale = 0.0 if d_kl is None else float(d_kl)
         build.loaded().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
@@ -172,7 +167,7 @@ def draw(
 
 def places(spec: DrawSpec, parameters: Sequence[Tensor]) -> list[int]:
     """The addresses of all means, then of all rhos: contiguous tensors of one dtype, in the shapes of the spec."""
-    return addresses(parameters, _tables(spec).sizes * 2, parameters[0].dtype).tolist()
+    return addresses(parameters, spec.shapes * 2, parameters[0].dtype).tolist()
 
 
 def mark(spec: DrawSpec, places: Sequence[int], dtype: torch.dtype) -> int:
@@ -192,7 +187,7 @@ def draw_many(
     room = -(-draws // 8) * 8  # so that batches of about one size find the same buffers
     weights = [pool.take((room, *m.shape), m)[:draws] for m in flat[:count]]
     three = [t for of_one in zip(flat[:count], flat[count:], weights, strict=True) for t in of_one]
-    expected = [n * (draws if k % 3 == 2 else 1) for k, n in enumerate(_each(tables.sizes, 3))]
+    expected = [(draws, *shape) if k == 2 else shape for shape in spec.shapes for k in range(3)]
     pointers, numbers = addresses(three, expected), array("Q", [int(seed) for seed in seeds])
     build.loaded().bayesrnn_draw_many(
         count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(draws), tables.threads
@@ -204,7 +199,7 @@ def noise(seed: Tensor, spec: DrawSpec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
     outs = [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in spec.shapes]
     tables, at = _tables(spec), ctypes.c_uint64(int(seed))
-    pointers = addresses(outs, tables.sizes)
+    pointers = addresses(outs, spec.shapes)
     build.loaded().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), at, tables.threads)
     return outs
 

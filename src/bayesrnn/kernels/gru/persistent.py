@@ -2,4 +2,4 @@
 
 from bayesrnn.kernels.triton_paths import persistent_path
 
-PATHS = (persistent_path("GRU", "gru:gru", gates=3),)
+PATHS = (persistent_path("GRU", "gru:gru"),)

@@ -2,4 +2,4 @@
 
 from bayesrnn.kernels.triton_paths import persistent_path
 
-PATHS = (persistent_path("LSTM", "lstm:lstm", gates=4),)
+PATHS = (persistent_path("LSTM", "lstm:lstm"),)

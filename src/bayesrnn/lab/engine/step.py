@@ -240,9 +240,8 @@ class Step:
         share = self.averaging / count.clamp_min(1.0)
         if self.settings.average_decay is not None:
             share = torch.maximum(share, self.averaging * (1 - self.settings.average_decay))
-        difference = torch._foreach_sub(params, self.moments["average"])
-        torch._foreach_mul_(difference, share)
-        torch._foreach_add_(self.moments["average"], difference)
+        for average, weight in zip(self.moments["average"], params, strict=True):
+            average.lerp_(weight, share)
 
     def _adam(self, gradients: list[Tensor], beta1: float = 0.9, beta2: float = 0.999) -> list[Tensor]:
         (count,) = self.moments["count"]
