@@ -20,7 +20,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows
 
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
-_VALID = 1_200
+_VALID = 2_000
 _FLOOR = 0.8  # of the lowest value
 
 

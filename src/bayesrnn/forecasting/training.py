@@ -18,7 +18,7 @@ from bayesrnn.forecasting.selection import Base, Fold, score, validation
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
-_VALID = 800  # validation windows
+_VALID = 1_500  # validation windows
 _EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
 
