@@ -15,7 +15,7 @@ def table(results: Path) -> str:
     rows = [{"name": name, **found} for name, found in archive.load(path, archive.Fuzz).readers.items()]
     columns = (
         Column("name", "reader"),
-        Column("what", "of"),
+        Column("what", "input"),
         Column("inputs", "inputs", "{:,}"),
         Column("read", "read", "{:,}"),
         Column("refused", "refused", "{:,}"),

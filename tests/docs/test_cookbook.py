@@ -62,5 +62,7 @@ def test_the_script_for_several_gpus_runs_on_two_processes(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 processes, loss ")
+    nll = re.fullmatch(r"2 processes, nll per target (-?\d+\.\d{3})\n", done.stdout)
+    assert nll
+    assert float(nll.group(1)) < 1.5
     assert (tmp_path / "model/model.safetensors").is_file()

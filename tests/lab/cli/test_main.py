@@ -134,7 +134,6 @@ def test_an_output_without_a_place_for_a_letter_ends_no_command():
         ("train brnn-medium --learning-rate 2", "train.lr=2"),
         ("train brnn-medium --epoch", "train.epochs=VALUE"),
         ("sweep brnn-medium --hidden 3 --grid lr=1,2", "model.hidden=3"),
-        ("reproduce gal2016 --epochs 1", "train.epochs=1"),
     ],
 )
 def test_an_unknown_option_names_the_setting_it_may_mean(words, setting):

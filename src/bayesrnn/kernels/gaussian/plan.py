@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.gaussian.mixture import wide_first
 from bayesrnn.kernels.shared.tables import kept
 
 WHOLE, BY_ROW, BY_COLUMN = 0, 1, 2  # what a group of the prior is: the whole tensor, a row, or some columns
@@ -51,6 +50,11 @@ class KernelPrior(NamedTuple):
     pi: float = 0.5
     sigma1: float = 1.0
     sigma2: float = 1.0
+
+    @property
+    def wide_first(self) -> tuple[float, float, float]:
+        """Share of the wider component, its sigma, the other's."""
+        return self[1:] if self.sigma1 >= self.sigma2 else (1 - self.pi, self.sigma2, self.sigma1)
 
 
 class DrawSpec(NamedTuple):
@@ -242,10 +246,11 @@ def _aligned(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def constant(prior: KernelPrior, count: int) -> float:
+    """The terms of the KL that depend on no parameter."""
     if prior.kind == "normal":
         return count * (math.log(prior.sigma1) - 0.5)
     if prior.kind == "weights":
-        share, wide, _ = wide_first(*prior[1:])
+        share, wide, _ = prior.wide_first
         return count * (math.log(wide) - math.log(share))
     return -0.5 * count * math.log(2 * math.pi)
 
@@ -307,5 +312,5 @@ class Terms(NamedTuple):
             return cls(1 / prior.sigma1**2, 0.0, 0.0)
         if prior.kind != "weights":
             return cls(0.0, 0.0, 0.0)
-        share, sigma, other = wide_first(*prior[1:])
+        share, sigma, other = prior.wide_first
         return cls(1 / sigma**2, 1 / other**2, math.log((1 - share) / share) + math.log(sigma / other))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.dispatch import reference_path
-from bayesrnn.kernels.gaussian.mixture import group_log_density
 from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec
 
 
@@ -26,6 +25,15 @@ class Sample(NamedTuple):
     """Sum of sigma^2 over all weights."""
     squares: list[Tensor]
     """For each tensor the sums of its squared weights, one per group; empty where no groups were asked for."""
+
+
+def group_log_density(squares: Tensor, n: int, pi: float, sigma1: float, sigma2: float) -> Tensor:
+    """log(pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)) of groups of n weights, given each group's sum of squares."""
+    parts = []
+    for share, sigma in ((pi, sigma1), (1 - pi, sigma2)):
+        constant = math.log(share) - n * (math.log(sigma) + 0.5 * math.log(2 * math.pi))
+        parts.append(constant - squares * (0.5 / sigma**2))
+    return torch.logaddexp(*parts)
 
 
 def group_squares(weight: Tensor, group_dim: int | None) -> Tensor:

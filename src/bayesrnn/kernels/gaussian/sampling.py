@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,18 +74,23 @@ def noise(
     return made
 
 
+def _run(kernel: str, noise: Noise | None, spec: DrawSpec, like: Sequence[Tensor], *given: Any, **options: Any) -> Any:
+    """The kernel on its path, which takes the noise as a seed if it is the one that makes it, else as tensors."""
+    path = None if noise is None else noise.path if isinstance(noise, Seeded) else "tensors"
+    row, _ = choose(_case(kernel, spec.device.type, spec.dtype, noise=path))
+    first: Any = None
+    if isinstance(noise, Seeded) and row.name == path:
+        first = noise.seed.to(spec.device)
+    elif noise is not None:
+        first = tensors(noise, spec, like)
+    return row.load()(first, spec, *given, **options)
+
+
 def draw(
     noise: Noise, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool, sums: bool = True
 ) -> Drawn:
     """One draw of the weights; with `sums` also KL(q || p), or log q alone for a prior that the kernels do not know."""
-    path = noise.path if isinstance(noise, Seeded) else "tensors"
-    row, _ = choose(_case("gaussian", spec.device.type, spec.dtype, noise=path))
-    if isinstance(noise, Seeded) and row.name == path:
-        given: Tensor | list[Tensor] = noise.seed.to(spec.device)
-    else:
-        given = tensors(noise, spec, rhos)
-    drawn: Drawn = row.load()(given, spec, means, rhos, pool=pool, sums=sums)
-    return drawn
+    return _run("gaussian", noise, spec, rhos, means, rhos, pool=pool, sums=sums)  # type: ignore[no-any-return]
 
 
 def draw_many(
@@ -115,15 +121,7 @@ def sharpen(
 
     Gradients flow to `phis` and `etas`; `gradients`, g, are constants.
     """
-    path = None if noise is None else noise.path if isinstance(noise, Seeded) else "tensors"
-    row, _ = choose(_case("sharpening", spec.device.type, spec.dtype, noise=path))
-    given: Tensor | Sequence[Tensor] | None = None
-    if isinstance(noise, Seeded) and row.name == path:
-        given = noise.seed.to(spec.device)
-    elif noise is not None:
-        given = tensors(noise, spec, phis)
-    found: tuple[Tensor, list[Tensor]] = row.load()(given, spec, phis, etas, gradients, sigma0=sigma0)
-    return found
+    return _run("sharpening", noise, spec, phis, phis, etas, gradients, sigma0=sigma0)  # type: ignore[no-any-return]
 
 
 def tensors(noise: Noise, spec: DrawSpec, like: Sequence[Tensor]) -> list[Tensor]:

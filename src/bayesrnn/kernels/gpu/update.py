@@ -7,7 +7,6 @@ Three launches, whatever the number of tensors (up to `_AT_ONCE` each): sums of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bayesrnn.kernels.gpu.launches import on
+from bayesrnn.kernels.gpu.tiles import address_of, pointer_to
 from bayesrnn.kernels.shared.tables import kept
 from bayesrnn.kernels.update import reference
 
@@ -31,11 +32,7 @@ def _place(blocks, program, B: tl.constexpr):
 
 @triton.jit
 def _select(pointers, k, N: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):
-    found = pointers[0].to(tl.int64)
-    for j in tl.static_range(1, N):
-        found = tl.where(k == j, pointers[j].to(tl.int64), found)
-    pointer = found.to(tl.pointer_type(ELEMENT))
-    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+    return pointer_to(address_of(pointers, k, N), ELEMENT, ALIGNED)
 
 
 @triton.jit
@@ -134,7 +131,7 @@ def clipped_step(
     sums = torch.empty(blocks, dtype=torch.float64, device=device)
     scale = torch.empty(2, dtype=torch.float32, device=device)
     element = _ELEMENTS[params[0].dtype]
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on(device):
         for launch in launches:
             part = dense[launch.first : launch.first + launch.tensors]
             if launch.blocks:

@@ -171,14 +171,15 @@ class Recurrence:
                 return Mapped.apply(many, layer.gx, layer.h, layer.c, layer.w_hh, layer.b_hn)  # type: ignore[no-any-return]
             run = self.cell.reference
         elif fits:
-            return _Function.apply(self, *layer)  # type: ignore[no-any-return]
+            return _Function.apply(self, layer, *layer[3:9])  # type: ignore[no-any-return]
         return run(*tensors, batch_sizes=batch_sizes, reverse=reverse, **options)  # type: ignore[no-any-return]
 
 
 class _Function(OnceFunction):
+    """`apply(way, layer, *tensors)`: the tensors are those of the layer that may need gradients, from gx to b_hn."""
+
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
-        way, layer = given[0], Layer(*given[1:])
+    def forward(ctx: Any, way: Recurrence, layer: Layer, *given: Any) -> tuple[Tensor, ...]:
         out, states, outputs, kept = way.forward(layer)
         h_prev = None
         if outputs is None and any(ctx.needs_input_grad):  # a copy: the caller may change `out`
@@ -195,14 +196,14 @@ class _Function(OnceFunction):
         layer, kept = Layer(ctx.kind, ctx.sizes, ctx.reverse, None, *saved[:7]), saved[7:]
         d_gx, d_product, first, d_w_hr = ctx.way.backward(layer, kept, h_prev, d_out, d_states)
         d_w_hh = d_b_hn = None
-        if ctx.needs_input_grad[7]:
+        if ctx.needs_input_grad[5]:
             if h_prev is None:
                 h_prev = previous_rows(outputs, layer.h, layer.sizes, reverse=layer.reverse)
             d_w_hh = weight_gradient(d_product, h_prev, layer.z_h, layer.sizes)
-        if ctx.needs_input_grad[9]:
+        if ctx.needs_input_grad[7]:
             d_b_hn = d_product[:, 2 * layer.h.shape[1] :].sum(0)
         d_h, d_c = (*first, None)[:2]
-        return None, None, None, None, d_gx, d_h, d_c, d_w_hh, d_w_hr, d_b_hn, None, None
+        return None, None, d_gx, d_h, d_c, d_w_hh, d_w_hr, d_b_hn
 
 
 def weight_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
