@@ -369,7 +369,7 @@ def _dtype(given: torch.dtype, device: str) -> torch.dtype:
 
 def forced() -> bool:
     """Whether torch's fused kernels cannot run: another path was asked for, or vmap or forward mode is at work."""
-    return kernels.forced() or mapped() or forward_mode()
+    return not torch.compiler.is_dynamo_compiling() and (kernels.forced() or mapped() or forward_mode())
 
 
 def call_beats_torch(mode: str, weight: Tensor, x: Any, *, rows: int, steps: int, hidden: int, proj: int) -> bool:

@@ -130,7 +130,7 @@ class NoisyRNN(NoisyLayer, _Base):
         source = draws.source(self)
         noise = None if source is None or not self.rates.any else self._sample_noise(input, source)
         in_weights = noise is None or all(one.in_weights for one in noise.values())
-        forced = not torch.compiler.is_dynamo_compiling() and recurrence.forced()
+        forced = recurrence.forced()
         if not in_weights or forced or recurrence.beats_torch(self, input):
             return recurrence.run(self, input, hx, source, noise, plain=in_weights and not forced)
         if noise is None:
