@@ -144,7 +144,7 @@ class TestMetaAndFake:
 
     @pytest.mark.parametrize("make", [br.BayesByBackprop, br.DropConnect])
     def test_fake_modules_are_refused_by_posteriors(self, make):
-        with FakeTensorMode(), pytest.raises(TypeError, match="has fake parameters, .* make the real module Bayesian"):
+        with FakeTensorMode(), pytest.raises(TypeError, match=r"has fake parameters, .* make the real module Bayesian"):
             make(nn.Linear(2, 2))
 
     def test_real_layers_among_fake_inputs(self, layer):
