@@ -200,9 +200,12 @@ def to_onnx(
     the file's numbers are checked against the model's, and a file that gives others is not kept.
 
     Args:
-        model, args, dynamic_shapes: as in `to_exported`.
+        model: any module; `to_torch` is applied first.
         path: the file to write.
-        input_names, output_names: names of the graph's inputs and outputs, states included, one for each tensor.
+        args: example inputs, as in `to_exported`.
+        input_names: names of the graph's inputs, states included, one for each tensor.
+        output_names: names of the graph's outputs, likewise.
+        dynamic_shapes: which axes are free, as in `to_exported`.
 
     Returns:
         Whether the numbers were checked: False where onnxruntime is not installed.

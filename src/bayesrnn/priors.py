@@ -64,7 +64,8 @@ class ScaleMixture:
 
     Args:
         pi: weight of the first component, in (0, 1).
-        sigma1, sigma2: standard deviations.
+        sigma1: standard deviation of the first component.
+        sigma2: standard deviation of the second component.
         group: what shares one mixture indicator. "input": all outgoing weights of one input unit (for an embedding
             one word's row, for a bias the whole vector), as in the authors' released code: with it whole units can
             leave the model. "weight": every weight its own, as Eq. 18 is written.

@@ -52,15 +52,14 @@ def save(
     Args:
         model: any module. What it is made of is not saved: `br.load(folder, model)` fills a module that you build.
         folder: created if it is missing; a model saved there earlier is replaced.
-        builder, arguments, files: for modules that installed code can build again: its name in `BUILDERS`, JSON values
-            and named files for it.
+        builder: the name in `BUILDERS` of installed code that can build the module again; empty: none.
+        arguments: JSON values for the builder.
+        files: named files for the builder.
 
-    Example:
-        >>> model = br.BayesByBackprop(nn.Linear(3, 1))
-        >>> folder = br.save(model, "saved")
-        >>> same = br.load("saved", br.BayesByBackprop(nn.Linear(3, 1)))
-        >>> torch.equal(br.predict(model, x, seed=1).mean, br.predict(same, x, seed=1).mean)
-        True
+    Example::
+
+        br.save(model, "saved")                                              # model: br.BayesByBackprop(Net())
+        same = br.load("saved", br.BayesByBackprop(Net()))
     """
     check_module(model)
     try:

@@ -48,7 +48,8 @@ def explain(
     Args:
         what: a model (its recurrent layers and posteriors are looked up, in the mode it is in), or the name of a
             kernel: "LSTM", "GRU", "RNN", "input", "gaussian" or "update".
-        device, dtype: None: the model's own; for a name the CPU and float32.
+        device: None: the model's own; for a name the CPU.
+        dtype: None: the model's own; for a name float32.
         batch: sequences side by side; None: not known.
         **facts: the other fields of `kernels.Case`, such as `hidden=650` or `recurrent_mask="tied"`. `graph` and
             `autocast` are what they are now, where they are not given.

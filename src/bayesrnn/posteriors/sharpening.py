@@ -27,7 +27,7 @@ class PosteriorSharpening(nn.Module, TwoLevel):
     counts per batch, and enters `br.ELBO` by itself. g is treated as a constant; eta, one learnt rate per weight,
     gets its gradient through theta and the KL.
 
-    With g the gradient of the *summed* -log p of the batch the best constant eta is sigma0^2 (minimise
+    With g the gradient of the summed -log p of the batch the best constant eta is sigma0^2 (minimise
     -eta g^2 + eta^2 g^2 / (2 sigma0^2)); the start is a tenth of it, since g is huge in the first steps.
 
     Args:

@@ -56,8 +56,9 @@ def predict(
 
     Args:
         model: any module that returns a tensor or a tuple whose first part is one, such as `(output, state)`.
-        x, *args: its arguments. Tensors among `args` (a state) are repeated for every draw along axis 1, as
-            torch.nn's states lie; tuples of tensors likewise.
+        x: its first argument.
+        *args: its further arguments. Tensors among them (a state), alone or in tuples, are repeated for every draw
+            along axis 1, as torch.nn's states lie.
         samples: number of draws.
         seed: makes the draws repeatable; None: taken from torch's global generator.
         likelihood: what the output means: `br.Categorical()` (logits over the last axis), or the `br.Gaussian`,

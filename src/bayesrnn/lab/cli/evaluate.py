@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 def _with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that tasks declare, for ``--help``; the command reads them from its context."""
-    declared = [command, *registry.evaluate_options()]
-    parameters = [p for function in declared for p in _parameters(function).values()]
+    own = _parameters(command)
+    others = [p for declared in registry.evaluate_options() for p in _parameters(declared).values()]
+    parameters = [*own.values(), *(p for p in others if p.name not in own)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command

@@ -135,5 +135,6 @@ def _refuse(given: set[str], this: str, other: str) -> None:
     if given:
         names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
         omit = f"omit {'them' if len(given) > 1 else 'it'}"
-        steps = " (--steps sets the steps of a run)" if "horizon" in given else ""
-        raise UserError(f"{names}: for {other}, not for {this}; {omit}{steps}.")
+        instead = " (--steps sets the steps of a run)" if "horizon" in given and this == "a run" else ""
+        instead = " (bayesrnn evaluate RUN --table walks a run)" if "walk" in given else instead
+        raise UserError(f"{names}: for {other}, not for {this}; {omit}{instead}.")

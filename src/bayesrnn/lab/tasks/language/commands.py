@@ -10,42 +10,10 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.recipes.tables import TABLES
 
-_evaluating: Any = partial(typer.Option, rich_help_panel="Language models")
 _retraining: Any = partial(typer.Option, rich_help_panel="Training again")
 _Run = Annotated[Path, typer.Argument(help="A run folder.")]
 _Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")]
 _CHOICE = " or ".join(f"{name} ({what})" for name, what in TABLES.items())
-
-
-def evaluate_options(
-    dynamic: Annotated[bool, _evaluating("--dynamic", help="Also update the weights during the test.")] = False,
-    reversed_text: Annotated[bool, _evaluating("--reversed", help="Also the entropy on reversed text.")] = False,
-    temperature: Annotated[
-        bool, _evaluating("--temperature", help="Also at a temperature chosen on validation.")
-    ] = False,
-    dynamic_lr: Annotated[
-        str | None,
-        _evaluating(
-            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's; "
-            "2e-4 for rms."
-        ),
-    ] = None,
-    dynamic_rule: Annotated[str | None, _evaluating(help="sgd (the default), or rms (Krause et al.).")] = None,
-    dynamic_decay: Annotated[
-        str | None,
-        _evaluating(
-            help="Pull towards the trained weights; of several with commas the best on validation. Default: 0."
-        ),
-    ] = None,
-    drop_words: Annotated[
-        bool, _evaluating("--drop-words", help="Keep word dropout on in draws; their metrics end in _words.")
-    ] = False,
-    test_only: Annotated[
-        bool, _evaluating("--test-only", help="Draws on the test text, not on the validation text.")
-    ] = False,
-    entropy_samples: Annotated[int, _evaluating(min=0, help="Draws for the entropy gap.")] = 10,
-) -> None:
-    """Options of ``bayesrnn evaluate`` that only language models have, for ``--help``."""
 
 
 @one_line
