@@ -318,7 +318,7 @@ class TestDtypes:
     )
     def test_a_model_that_is_moved_inside_a_draw_keeps_it(self, make, compiled, dtype, monkeypatch):
         if not compiled:
-            monkeypatch.setattr("bayesrnn.kernels.cpu.paths.why_not", lambda: "no compiler")
+            monkeypatch.setattr("bayesrnn.kernels.paths.why_not", lambda: "no compiler")
         model, x = make(), torch.randn(5, 2, 3)
         with br.draw(model, seed=1):
             first(model(x))
