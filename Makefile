@@ -37,8 +37,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[lab]'
 	@touch $@
 
+# Without --no-compile pip compiles every module of every package; tests import a part of them.
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e '.[test]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

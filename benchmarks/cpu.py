@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers import PEERS
 from torch import nn
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.provenance import commit
-from bayesrnn.lab.peers import PEERS
 from bayesrnn.lab.runs.files import check_out, write_file
 
 VOCABULARY, STEPS = 10_000, 35

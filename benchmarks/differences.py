@@ -288,7 +288,9 @@ def monte_carlo(task: Language, samples: int, seed: int) -> dict[str, Any]:
         key = f"{split}_perplexity_mc"
         for more, words in (("", False), ("_words", True)):
             with word_dropout(task.model, on=words):
-                found[key + more] = scoring.monte_carlo_perplexity(task.model, stream, samples=samples, seed=seed)
+                found[key + more] = scoring.monte_carlo_perplexities(task.model, stream, samples=samples, seed=seed)[
+                    samples
+                ]
         with word_dropout(task.model, on=False):
             found[f"{key}_window"] = new_masks_perplexity(
                 task.model, stream, samples=samples, window=task.recipe.data.window, seed=seed

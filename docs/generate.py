@@ -6,7 +6,7 @@
 A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record is written by a program:
 
     headlines, quickstart   results/quickstart/record.json    bayesrnn quickstart --out results/quickstart --force
-    penn-treebank, overfitting   results/RECIPE/SEED.json     bayesrnn reproduce TABLE --data ptb; train, then evaluate
+    penn-treebank, overfitting   results/RECIPE/SEED.json     bayesrnn train, then evaluate
     digits       results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment    results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning   results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe

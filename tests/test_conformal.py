@@ -53,6 +53,38 @@ def test_coverage_of_exchangeable_data_is_what_is_promised(method, level, n):
     assert abs(np.mean(covered) - expected) < 4 * error
 
 
+def overconfident(x):
+    """A classifier whose labels come from softer probabilities."""
+    return Said((3 * x).softmax(-1))
+
+
+@pytest.mark.parametrize(("level", "n"), [(0.9, 9), (0.8, 50), (0.95, 200)])
+def test_sets_of_classes_cover_as_promised(level, n):
+    """Measured as above: 400 calibration sets, 50 new labels each."""
+    covered, sizes = [], []
+    for trial in range(400):
+        source = torch.Generator().manual_seed(trial)
+        x = torch.randn(n + 50, 4, generator=source, dtype=torch.float64)
+        y = torch.multinomial(x.softmax(-1), 1, generator=source)[:, 0]
+        c = br.Conformal(overconfident, level=level, method="lac").calibrate(x[:n], y[:n])
+        inside = c.sets(x[n:])
+        covered.append(float(inside.gather(1, y[n:, None]).double().mean()))
+        sizes.append(float(inside.double().sum(1).mean()))
+    error = np.std(covered) / math.sqrt(len(covered))
+    assert error < 0.0075
+    assert abs(np.mean(covered) - math.ceil((n + 1) * level - 1e-9) / (n + 1)) < 4 * error
+    assert np.mean(sizes) < 4  # not by naming every class
+
+
+def test_the_set_of_classes_by_hand_and_per_column():
+    p = torch.tensor([[[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]]]).expand(4, 2, 3)  # (N, T, K): every step by itself
+    y = torch.tensor([[0, 2]]).expand(4, 2)
+    c = br.Conformal(lambda x: Said(p[: len(x)]), level=0.8, method="lac").calibrate(torch.zeros(4), y)
+    assert c.sets(torch.zeros(1)).tolist() == [[[True, False, False], [False, False, True]]]
+    found = c.calibrate(torch.zeros(4), y.clone().index_put_((torch.tensor(0), torch.tensor(0)), torch.tensor(1)))
+    assert found.sets(np.zeros(1)).tolist() == [[[True, True, False], [False, False, True]]]
+
+
 def drifting(seed, steps=4000):
     """Noise that grows tenfold, and a slope that is left behind."""
     source = np.random.default_rng(seed)
@@ -164,3 +196,28 @@ def test_what_is_refused():
     a = br.Conformal(lambda x: Said(x), method="adaptive").calibrate(torch.zeros(20), torch.zeros(20))
     with pytest.raises(RuntimeError, match="call interval"):
         a.update(torch.zeros(1))
+
+
+def test_a_classifier_is_pointed_to_its_method():
+    x, y = torch.randn(20, 3), torch.zeros(20, dtype=torch.long)
+    with pytest.raises(ValueError, match='for a classifier use method="lac"'):
+        br.Conformal(overconfident).calibrate(x, y)
+    c = br.Conformal(overconfident, method="lac")
+    with pytest.raises(RuntimeError, match="call calibrate"):
+        c.sets(x)
+    c.calibrate(x, y)
+    with pytest.raises(RuntimeError, match=r"call sets\(x\)"):
+        c.interval(x)
+    with pytest.raises(RuntimeError, match=r"call interval\(x\)"):
+        br.Conformal(half_right).sets(x)
+    with pytest.raises(ValueError, match=r"whole class numbers of shape \(20,\), got torch.float32 \(20,\)"):
+        c.calibrate(x, y.float())
+    with pytest.raises(ValueError, match="class numbers from 0 to 2, got 0 to 3"):
+        c.calibrate(x, torch.arange(20) % 4)
+
+
+def test_a_predictor_without_a_mean_is_refused():
+    pandas = pytest.importorskip("pandas")
+    for made in (pandas.DataFrame({"mean": [1.0]}), (1.0, 2.0)):
+        with pytest.raises(TypeError, match=r"predict_fn must return a br\.Prediction"):
+            br.Conformal(lambda x, made=made: made).calibrate(torch.zeros(20), torch.zeros(20))

@@ -3,7 +3,9 @@
 import importlib
 import json
 import re
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -130,14 +132,19 @@ def test_a_likelihood(package):
 
 
 @pytest.mark.usefixtures("new_packages")
-def test_a_task(package, tmp_path):
-    (package.folder / "task.py").write_text(*cookbook("new-task.md"))
-    (package.folder / "recipes").mkdir()
-    (package.folder / "recipes/waves-gru.yaml").write_text(*cookbook("new-task.md", "yaml"))
-    about = package.folder.parent / f"{PACKAGE}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[bayesrnn.tasks]\nwaves = {PACKAGE}.task:Waves\n")
+def test_a_task(tmp_path, monkeypatch):
+    """The files of the page, built by its own pyproject.toml into a wheel, which is unpacked."""
+    folder, site = tmp_path / "project", tmp_path / "site"
+    (folder / "waves/recipes").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(*cookbook("new-task.md", "toml"))
+    (folder / "waves/__init__.py").touch()
+    (folder / "waves/task.py").write_text(*cookbook("new-task.md"))
+    (folder / "waves/recipes/waves-gru.yaml").write_text(*cookbook("new-task.md", "yaml"))
+    build = "import hatchling.build; hatchling.build.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=folder, check=True)
+    zipfile.ZipFile(tmp_path / "waves-0.1.0-py3-none-any.whl").extractall(site)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(tmp_path)
 
     def invoke(*words):
         result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
@@ -154,6 +161,8 @@ def test_a_task(package, tmp_path):
     assert 0 <= metrics["covered"] <= 1
     invoke("report", "run", "--out", "page")
     assert "inside the interval" in Path("page/index.html").read_text()
+    for name in ("waves", "waves.task"):
+        del sys.modules[name]
 
 
 def test_a_kernel_path(tmp_path, monkeypatch):

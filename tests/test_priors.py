@@ -188,26 +188,6 @@ def test_reprs_say_what_they_are():
     assert "group='input'" in repr(br.ScaleMixture(0.25, 1, 0.1))
 
 
-@pytest.mark.parametrize("scale", [1e-9, 1e-4, 1e-2, 1.0, 20.0])
-def test_the_sum_over_weights_in_blocks_is_the_sum(scale):
-    torch.manual_seed(0)
-    prior = br.ScaleMixture(0.25, 0.4, 1e-3, group="weight")
-    w = (scale * torch.randn(700, 401, dtype=torch.float64)).requires_grad_()  # more than one block
-    plain = prior.log_prob(w).sum()
-    fast = prior.log_prob_sum(w)
-    torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-9)
-    expected, got = torch.autograd.grad(plain, w)[0], torch.autograd.grad(fast, w)[0]
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_the_sum_s_gradient_agrees_with_finite_differences():
-    prior = br.ScaleMixture(0.5, 1.0, 0.1, group="weight")
-    w = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).requires_grad_()
-    assert torch.autograd.gradcheck(prior.log_prob_sum, (w,))
-    turned = w.t()  # another layout
-    torch.testing.assert_close(prior.log_prob_sum(turned), prior.log_prob(turned).sum())
-
-
 def test_numpy_numbers_are_numbers():
     assert br.Normal(np.float32(0.5)).sigma == br.Normal(np.int64(1)).sigma / 2 == 0.5
     mixture = br.ScaleMixture(np.float32(0.25), np.float64(0.5), np.float16(0.125))

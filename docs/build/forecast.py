@@ -43,14 +43,19 @@ class Difference:
     pairs: int
 
     @property
+    def reach(self) -> float:
+        """Half of the 95% confidence interval of the mean, by Student's t."""
+        return _T[min(self.pairs - 2, len(_T) - 1)] * self.error if self.pairs > 1 else math.inf
+
+    @property
     def verdict(self) -> str:
-        """By whether the 95% confidence interval of the mean, by Student's t, excludes zero."""
-        if self.pairs < 2 or abs(self.mean) <= _T[min(self.pairs - 2, len(_T) - 1)] * self.error:
+        """By whether the confidence interval excludes zero."""
+        if abs(self.mean) <= self.reach:
             return NO_DIFFERENCE
         return "better" if self.mean < 0 else "worse"
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:+.1f}% ± {100 * self.error:.1f}, {self.verdict}"
+        return f"{100 * self.mean:+.1f}% ± {100 * self.reach:.1f}, {self.verdict}"
 
 
 def difference(records: Sequence[Record], plain: Sequence[Record], key: str = "test_crps") -> Difference:
@@ -71,6 +76,7 @@ def block(results: Path) -> str:
     if not found:
         raise SystemExit("results/forecast is missing: make it with `python benchmarks/forecast.py run` and commit it")
     rows: list[dict[str, Any]] = []
+    counts: set[int] = set()
     for name, group in found.items():
         plain = group.get(PLAIN, [])
         seasonal = plain[0].metric("seasonal_naive_crps") if plain else None
@@ -79,6 +85,7 @@ def block(results: Path) -> str:
         for recipe in BAYESIAN:
             pair = difference(group.get(recipe, []), plain)
             row[recipe] = str(pair) if pair.pairs else None
+            counts |= {pair.pairs} - {0}
         covered = [r.metrics["test_coverage"] for r in group.get("forecast", [])]
         row["covered"] = fmean(covered) if covered else None
         rows.append(row)
@@ -89,10 +96,15 @@ def block(results: Path) -> str:
     )  # fmt: skip
     one = next(iter(next(iter(found.values())).values()))[0]
     made = (
-        "CRPS on the test part, lower is better; the models' columns are differences to the plain LSTM, ± their "
-        f"standard error over pairs of seeds. Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
+        "CRPS on the test part, lower is better. The models' columns are differences to the plain LSTM with the same "
+        f"seed, ± half the width of the 95% confidence interval ({_span(counts)} seeds). "
+        f"Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
     )
     return "\n".join([markdown_table(rows, columns), made])
+
+
+def _span(counts: set[int]) -> str:
+    return " to ".join(str(count) for count in sorted({min(counts), max(counts)})) if counts else "no"
 
 
 def figures(results: Path) -> dict[str, bytes]:

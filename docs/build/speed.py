@@ -18,6 +18,8 @@ RECORDS = tuple(
     f"gpu-{size}{precision}" for precision in ("", "-bf16") for size in ("650x20", "1500x20", "650x128", "650x256")
 )
 BASE = "torch.nn with dropout"
+WITHOUT = "torch.nn without dropout"
+_SHOWN = {"plain": "ours, no noise"}
 
 
 def records(results: Path) -> list[GpuBench]:
@@ -47,8 +49,11 @@ def _training(found: list[GpuBench]) -> str:
             base = next((row for row in own if row["kind"] == BASE), None)
             key = f"{title}, {record.precision}"
             columns.append(Column(key, key))
+            if base is not None and "ratio" in base:  # which took turns with a model without dropout
+                own.insert(0, {"kind": WITHOUT, "milliseconds": base["plain_milliseconds"], "ratio": 1.0})
             for row in own:
-                rows.setdefault(row["kind"], {"kind": row["kind"]})[key] = _cell(row, base)
+                kind = _SHOWN.get(row["kind"], row["kind"])
+                rows.setdefault(kind, {"kind": kind})[key] = _cell(row, base)
     return markdown_table(list(rows.values()), columns)
 
 
@@ -56,6 +61,38 @@ def _prediction(row: dict[str, Any], precision: str) -> str:
     return (
         f"- `br.predict` with {row['draws']} draws, {row['kind']}, {row['hidden']} units, one sequence, {precision}: "
         f"{row['milliseconds']:.1f} ms, as long as {row['passes']:.1f} passes with one draw."
+    )
+
+
+def _speeds(found: list[GpuBench]) -> dict[str, list[float]]:
+    """Of each kind, in every record that has it: its speed as a multiple of torch.nn with dropout."""
+    speeds: dict[str, list[float]] = {}
+    for record in found:
+        base = {row["title"]: row["ratio"] for row in record.training if row["kind"] == BASE and "ratio" in row}
+        for row in record.training:
+            if row["kind"] != BASE and "ratio" in row and row["title"] in base:
+                speeds.setdefault(row["kind"], []).append(row["ratio"] / base[row["title"]])
+    return speeds
+
+
+def verdict(results: Path) -> str:
+    """The answer in one sentence, with the range of every kind over all sizes."""
+    speeds = _speeds(records(results))
+    names = {
+        "variational, tied": "variational dropout with tied masks",
+        "variational, untied": "variational dropout with untied masks",
+        "Bayes by Backprop": "Bayes by Backprop",
+        "sharpened": "posterior sharpening",
+    }
+    found = {name: speeds[kind] for kind, name in names.items() if kind in speeds}
+    if not found:
+        return ""
+    slower = [name for name, values in found.items() if min(values) < 0.95]
+    but = f", except at some sizes with {' and '.join(slower)}" if slower else ""
+    said = "; ".join(f"{name}, {min(values):.2f}x to {max(values):.2f}x" for name, values in found.items())
+    return (
+        "**A training step of a Bayesian LSTM is about as fast as one of `torch.nn.LSTM` with dropout, or "
+        f"faster{but}.** Speed as a multiple of `torch.nn.LSTM` with dropout: {said}."
     )
 
 
@@ -132,4 +169,4 @@ def layers(results: Path) -> str:
     return "\n".join([markdown_table(list(rows.values()), columns), told])
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-speed": gpu, "gpu-layers": layers}
+BLOCKS: dict[str, Callable[[Path], str]] = {"gpu-verdict": verdict, "gpu-speed": gpu, "gpu-layers": layers}

@@ -1,4 +1,4 @@
-"""Conformal prediction: intervals around any predictor that cover at a stated rate."""
+"""Conformal prediction: intervals, or sets of classes, that cover at a stated rate around any predictor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_METHODS = ("split", "cqr", "adaptive")
+_METHODS = ("split", "cqr", "adaptive", "lac")
 
 
 class Conformal:
-    r"""Intervals that hold `level` of new values, whatever the model, from errors on data it was not trained on.
+    r"""Intervals or sets that contain `level` of new values, whatever the model, from errors on held-out data.
 
-    With scores :math:`s_1, \dots, s_n` on calibration data, the interval at a new x holds all y whose score is at most
-    the :math:`\lceil (n + 1) \cdot level \rceil`-th smallest of them. If calibration and new data are exchangeable, it
-    holds y with a probability of at least `level`, and at most `level` + 1 / (n + 1) (Vovk et al. 2005).
+    With scores :math:`s_1, \dots, s_n` on calibration data, the interval at a new x contains all y whose score is at
+    most the :math:`\lceil (n + 1) \cdot level \rceil`-th smallest of them. If calibration and new data are
+    exchangeable, it contains y with a probability of at least `level`; without ties between scores, of at most
+    `level` + 1 / (n + 1) (Vovk et al. 2005).
 
     - ``"split"``: :math:`s = |y - mean(x)|`, so all intervals are equally wide.
     - ``"cqr"``: :math:`s = \max(low(x) - y, y - high(x))`: the predictor's own interval, widened or narrowed by one
@@ -29,15 +30,18 @@ class Conformal:
       :math:`\alpha = 1 - level` (Gibbs and Candes, arXiv 2106.00170, Eq. 2). The share of misses over T steps is within
       :math:`(1 + \gamma) / (\gamma T)` of :math:`\alpha` also where the data drift; intervals may be infinite on the
       way. The newest scores replace the oldest.
+    - ``"lac"``, for classifiers: :math:`s = 1 - p(y | x)`. `sets` returns every class that is probable enough (Sadinle
+      et al., arXiv 1609.00451).
 
     Args:
         predict_fn: from x to a `br.Prediction`, or to anything with `.mean` and (cqr) `.interval(level)`.
-        level: the share of new values that intervals hold.
-        method: "split", "cqr" or "adaptive".
+        level: the share of new values that the intervals or sets contain.
+        method: "split", "cqr" or "adaptive" for regression, "lac" for classification.
         gamma: step size of "adaptive".
 
-    Shapes: y and the ends of intervals (N, ...) as the predicted mean has them; every column is calibrated by itself.
-    Torch tensors in, tensors out; numpy arrays in, arrays out.
+    Shapes: y and the ends of intervals (N, ...) as the predicted mean has them. "lac": classes y (N, ...), predicted
+    probabilities and sets (N, ..., K). Every column is calibrated by itself. Torch tensors in, tensors out; numpy
+    arrays in, arrays out.
 
     Example::
 
@@ -64,16 +68,19 @@ class Conformal:
 
     @property
     def needed(self) -> int:
-        """The fewest calibration rows with which the level can be promised."""
+        """The fewest calibration rows that can guarantee the level."""
         return math.ceil(self.level / (1 - self.level) - 1e-9)
 
     def calibrate(self, x: Any, y: Any) -> Conformal:
         """Take the scores of these rows, in place of all before; they must not have been trained on."""
         centre, low, high = self._predicted(x)
-        scores = self._score(self._target(y, centre), centre, low, high)
+        if self.method == "lac":
+            scores = 1 - centre.gather(-1, _classes(y, centre)[..., None])[..., 0]
+        else:
+            scores = self._score(self._target(y, centre), centre, low, high)
         if len(scores) < self.needed:
             raise ValueError(
-                f"{len(scores)} calibration rows are too few for intervals that hold {self.level:g}: "
+                f"{len(scores)} calibration rows are too few for a level of {self.level:g}: "
                 f"at least {self.needed} are needed"
             )
         self._scores = deque(scores, maxlen=len(scores) if self.method == "adaptive" else None)
@@ -82,18 +89,24 @@ class Conformal:
 
     def interval(self, x: Any) -> tuple[Any, Any]:
         """(low, high) for each row of x."""
-        if self._alpha is None:
-            raise RuntimeError(
-                "there are no scores yet: call calibrate(x, y) first, with rows that were not trained on"
-            )
+        if self.method == "lac":
+            raise RuntimeError('method="lac" is for classes: call sets(x), or choose another method for numbers')
+        reach = self._reach()
         centre, low, high = self._predicted(x)
-        reach = self._quantile(1 - self._alpha)
         base = (low, high) if self.method == "cqr" else (centre, centre)
         ends = torch.minimum(base[0] - reach, base[1] + reach), torch.maximum(base[0] - reach, base[1] + reach)
         self._asked = centre, *ends
         if isinstance(x, np.ndarray):
             return ends[0].cpu().numpy(), ends[1].cpu().numpy()
         return ends
+
+    def sets(self, x: Any) -> Any:
+        """For method "lac": True for each class (N, ..., K) in the prediction set; a set can be empty."""
+        if self.method != "lac":
+            raise RuntimeError(f'sets is for classifiers with method="lac"; with {self.method!r} call interval(x)')
+        reach = self._reach()
+        inside = 1 - self._predicted(x)[0] <= reach[..., None]
+        return inside.cpu().numpy() if isinstance(x, np.ndarray) else inside
 
     def update(self, y: Any) -> None:
         """Tell the values (N, ...) that came about at the rows of the last call of `interval`, in their order."""
@@ -111,7 +124,11 @@ class Conformal:
     def _predicted(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, and for "cqr" the ends of the predictor's own interval, in float64."""
         found = self.predict_fn(x)
-        centre = _tensor(found.mean)
+        mean = getattr(found, "mean", None)
+        if mean is None or callable(mean):
+            kind = type(found).__name__
+            raise TypeError(f"predict_fn must return a br.Prediction or an object with .mean, got {kind}")
+        centre = _tensor(mean)
         if self.method != "cqr":
             return centre, centre, centre
         low, high = found.interval(self.level)
@@ -119,6 +136,11 @@ class Conformal:
 
     def _target(self, y: Any, centre: Tensor) -> Tensor:
         target = _tensor(y).to(centre.device)
+        if target.shape == centre.shape[:-1]:
+            raise ValueError(
+                f"y {tuple(target.shape)} lacks the last axis of the predicted mean {tuple(centre.shape)}: for a "
+                f'classifier use method="lac", for regression pass y.unsqueeze(-1)'
+            )
         if target.shape != centre.shape:
             raise ValueError(f"y must have the predicted mean's shape {tuple(centre.shape)}, got {tuple(target.shape)}")
         if not bool(torch.isfinite(target).all()):
@@ -127,6 +149,14 @@ class Conformal:
 
     def _score(self, y: Tensor, centre: Tensor, low: Tensor, high: Tensor) -> Tensor:
         return torch.maximum(low - y, y - high) if self.method == "cqr" else (y - centre).abs()
+
+    def _reach(self) -> Tensor:
+        """The score up to which values are inside, for each column."""
+        if self._alpha is None:
+            raise RuntimeError(
+                "there are no scores yet: call calibrate(x, y) first, with rows that were not trained on"
+            )
+        return self._quantile(1 - self._alpha)
 
     def _quantile(self, level: Tensor) -> Tensor:
         """The ceil((n + 1) level)-th smallest score of each column; infinite where there are not so many."""
@@ -139,3 +169,15 @@ class Conformal:
 
 def _tensor(values: Any) -> Tensor:
     return torch.as_tensor(values).detach().double()
+
+
+def _classes(y: Any, probabilities: Tensor) -> Tensor:
+    """Class numbers, checked against the predicted probabilities (N, ..., K)."""
+    found, count = torch.as_tensor(y), probabilities.shape[-1]
+    if found.shape != probabilities.shape[:-1] or found.is_floating_point():
+        shape = tuple(probabilities.shape[:-1])
+        raise ValueError(f"y must have whole class numbers of shape {shape}, got {found.dtype} {tuple(found.shape)}")
+    least, most = (int(found.min()), int(found.max())) if found.numel() else (0, 0)
+    if least < 0 or most >= count:
+        raise ValueError(f"y must have class numbers from 0 to {count - 1}, got {least} to {most}")
+    return found.long().to(probabilities.device)

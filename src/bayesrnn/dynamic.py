@@ -96,7 +96,8 @@ def dynamic_evaluation(
 
     Args:
         model: maps (window (T, B), state) to (output, state).
-        inputs, targets: the stream, time first: (N,) for one stream, or (N, B, …).
+        inputs: the stream, time first: (N,) for one stream, or (N, B, …).
+        targets: likewise, what should come.
         lr: step size on the loss summed over the window's steps, averaged over streams. Choose it on validation data.
         window: steps per update.
         rule: "sgd" (Mikolov), or "rms" (Krause): steps divided by `sqrt(gradient_scale) + epsilon`.

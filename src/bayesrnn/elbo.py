@@ -163,7 +163,8 @@ class ELBO(nn.Module):
 
         Args:
             run: calls the model on this batch; returns the output, or a tuple that starts with it.
-            target, options: as of a call of the objective itself.
+            target: as in a call of the objective.
+            **options: `mask`, `count`, `kl` and `share`, as in a call of the objective.
 
         Returns:
             The terms, and what `run` returned, at theta where the posterior is sharpened.

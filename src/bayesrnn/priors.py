@@ -11,10 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from bayesrnn import kernels
 from bayesrnn.checks import check_choice, is_number
 from bayesrnn.kernels.gaussian import plan
-from bayesrnn.kernels.gaussian.mixture import LogDensitySum, group_log_density
+from bayesrnn.kernels.gaussian.reference import group_log_density
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -65,7 +64,8 @@ class ScaleMixture:
 
     Args:
         pi: weight of the first component, in (0, 1).
-        sigma1, sigma2: standard deviations.
+        sigma1: standard deviation of the first component.
+        sigma2: standard deviation of the second component.
         group: what shares one mixture indicator. "input": all outgoing weights of one input unit (for an embedding
             one word's row, for a bias the whole vector), as in the authors' released code: with it whole units can
             leave the model. "weight": every weight its own, as Eq. 18 is written.
@@ -95,16 +95,6 @@ class ScaleMixture:
             return self.of_squares(_SumOfSquares.apply(w, None), w.numel())
         axis = 1 if group_dim is None else group_dim % w.ndim
         return self.of_squares(_SumOfSquares.apply(w, axis), w.numel() // w.shape[axis])
-
-    def log_prob_sum(self, w: Tensor, *, group_dim: int | None = None) -> Tensor:
-        """`log_prob(w).sum()`, in blocks and without temporaries of the size of `w`."""
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None  # inside vmap and the like
-        asked = kernels.asked()
-        plain = transformed or (asked is not None and asked[0] == "reference")  # differentiable any number of times
-        if self.group == "input" or plain or not w.is_contiguous():
-            return self.log_prob(w, group_dim=group_dim).sum()
-        total: Tensor = LogDensitySum.apply(w, self.pi, self.sigma1, self.sigma2)
-        return total
 
     def of_squares(self, squares: Tensor, n: int) -> Tensor:
         """Log-density of groups of n weights, given each group's sum of squared weights; in log space throughout."""

@@ -52,15 +52,14 @@ def save(
     Args:
         model: any module. What it is made of is not saved: `br.load(folder, model)` fills a module that you build.
         folder: created if it is missing; a model saved there earlier is replaced.
-        builder, arguments, files: for modules that installed code can build again: its name in `BUILDERS`, JSON values
-            and named files for it.
+        builder: the name in `BUILDERS` of installed code that can build the module again; empty: none.
+        arguments: JSON values for the builder.
+        files: named files for the builder.
 
-    Example:
-        >>> model = br.BayesByBackprop(nn.Linear(3, 1))
-        >>> folder = br.save(model, "saved")
-        >>> same = br.load("saved", br.BayesByBackprop(nn.Linear(3, 1)))
-        >>> torch.equal(br.predict(model, x, seed=1).mean, br.predict(same, x, seed=1).mean)
-        True
+    Example::
+
+        br.save(model, "saved")                                              # model: br.BayesByBackprop(Net())
+        same = br.load("saved", br.BayesByBackprop(Net()))
     """
     check_module(model)
     try:
@@ -159,6 +158,8 @@ def _config(path: Path) -> dict[str, Any]:
     if not (path / CONFIG).exists():
         raise UserError(f"{path} has no {CONFIG}; br.load opens folders of br.save and of bayesrnn export --hub.")
     about = read_json(path / CONFIG, most=_HEADER)
+    if isinstance(about, dict) and about.get("program") == "bayesrnn":
+        raise UserError(f"{path} is the folder of a run; export it first: bayesrnn export {path} --hub FOLDER")
     if not isinstance(about, dict) or about.get("model_type") != "bayesrnn":
         raise UserError(f"{path / CONFIG} was not written by bayesrnn; br.load opens folders of br.save.")
     _check_config(about, path)

@@ -60,7 +60,7 @@ def entropy_gap(
     base = draws.seed_or_new(seed)
     tokens = stream.unsqueeze(1) if stream.dim() == 1 else stream
     seeds = [draws.mix(base, k) for k in range(int(samples))]
-    with alone(model), in_eval(model):
+    with alone(model), in_eval(model.modules()):
         return EntropyGap(
             forward=_mean_entropy(model, tokens[:-1], seeds, int(window)),
             reversed=_mean_entropy(model, tokens.flip(0)[:-1], seeds, int(window)),
@@ -89,7 +89,9 @@ def calibration_error(probabilities: Tensor, targets: Tensor, *, bins: int = 15)
     """Expected calibration error: |confidence - accuracy| averaged over bins of confidence (torchmetrics).
 
     Args:
-        probabilities: (..., classes), such as `Prediction.mean`. targets: (...) class indices.
+        probabilities: (..., classes), such as `Prediction.mean`.
+        targets: (...) class indices.
+        bins: number of equal bins of confidence.
     """
     from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -143,7 +145,8 @@ def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
     """Selective prediction: keep the predictions that `uncertainty` trusts most, and see the mean loss of those.
 
     Args:
-        uncertainty: (...), any score that is larger where the model knows less. losses: (...), 0/1 errors or any loss.
+        uncertainty: (...), any score that is larger where the model knows less.
+        losses: (...), 0/1 errors or any loss.
     """
     if uncertainty.shape != losses.shape or uncertainty.numel() == 0:
         raise ValueError(

@@ -142,6 +142,11 @@ class TestMetaAndFake:
         assert isinstance(out, FakeTensor)
         assert first(q(torch.randn(5, 2, 3))).isfinite().all()
 
+    @pytest.mark.parametrize("make", [br.BayesByBackprop, br.DropConnect])
+    def test_fake_modules_are_refused_by_posteriors(self, make):
+        with FakeTensorMode(), pytest.raises(TypeError, match=r"has fake parameters, .* make the real module Bayesian"):
+            make(nn.Linear(2, 2))
+
     def test_real_layers_among_fake_inputs(self, layer):
         with FakeTensorMode(allow_non_fake_inputs=True):
             out = first(layer(torch.randn(5, 2, 3)))
@@ -313,7 +318,7 @@ class TestDtypes:
     )
     def test_a_model_that_is_moved_inside_a_draw_keeps_it(self, make, compiled, dtype, monkeypatch):
         if not compiled:
-            monkeypatch.setattr("bayesrnn.kernels.cpu.paths.why_not", lambda: "no compiler")
+            monkeypatch.setattr("bayesrnn.kernels.paths.why_not", lambda: "no compiler")
         model, x = make(), torch.randn(5, 2, 3)
         with br.draw(model, seed=1):
             first(model(x))
@@ -349,27 +354,27 @@ class TestPointers:
         [
             (torch.empty(4, dtype=torch.float64), "got torch.float64 on cpu"),
             (torch.empty(4, device="meta"), "got torch.float32 on meta"),
-            (torch.empty(5), r"need 4 numbers of torch.float32 .* with shape \(5,\)"),
+            (torch.empty(5), r"a tensor must be of shape \(4,\), got \(5,\)"),
             (torch.empty(4, 2)[:, 0], r"contiguous memory, got strides \(2,\)"),
-            (torch.eye(2).to_sparse(), "memory of their own"),
+            (torch.ones(4).to_sparse(), "memory of their own"),
             (torch.ones(4)._neg_view(), "memory of their own"),
         ],
     )
     def test_one_line(self, tensor, words):
         with pytest.raises(ValueError, match=words) as caught:
-            memory.address(tensor, 4)
+            memory.address(tensor, (4,))
         assert "\n" not in str(caught.value)
 
     def test_what_is_right_passes(self):
         good = torch.empty(4)
-        assert memory.address(good, 4) == good.data_ptr()
-        assert memory.address(None, 4) == 0
+        assert memory.address(good, (4,)) == good.data_ptr()
+        assert memory.address(None, (4,)) == 0
 
     def test_fake_tensors(self):
         with FakeTensorMode():
             fake = torch.empty(4)
         with pytest.raises(ValueError, match="got FakeTensor"):
-            memory.address(fake, 4)
+            memory.address(fake, (4,))
         assert not recurrent.serves(fake.view(2, 2))
 
     def test_every_buffer_of_c_is_on_the_cpu(self, layer):

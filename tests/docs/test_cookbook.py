@@ -25,6 +25,8 @@ def test_notebooks_are_committed_without_outputs(page):
     nbformat.validate(notebook)
     assert not [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)]
     assert notebook.cells[0].source.startswith("# ")
+    drawn = [cell for cell in notebook.cells if cell.cell_type == "code" and "plt.show()" in cell.source]
+    assert all(cell.metadata["mystnb"]["image"]["alt"] for cell in drawn)
 
 
 @pytest.fixture(scope="module")
@@ -62,5 +64,7 @@ def test_the_script_for_several_gpus_runs_on_two_processes(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 processes, loss ")
+    nll = re.fullmatch(r"2 processes, nll per target (-?\d+\.\d{3})\n", done.stdout)
+    assert nll
+    assert float(nll.group(1)) < 1.5
     assert (tmp_path / "model/model.safetensors").is_file()

@@ -95,7 +95,8 @@ class TestDifferences:
         plain = [record(seed, 2.0) for seed in (3, 2, 1, 8)]
         found = difference(own, plain, "test_crps")
         assert (found.mean, found.error, found.pairs) == pytest.approx((0.1, 0.05 / 3**0.5, 3))
-        assert str(found) == "+10.0% ± 2.9, no difference"
+        assert found.reach == pytest.approx(4.303 * 0.05 / 3**0.5)
+        assert str(found) == "+10.0% ± 12.4, no difference"
 
     def test_pairs_are_of_one_seed(self):
         """Seeds differ far more than models do; paired, the difference is clear all the same."""

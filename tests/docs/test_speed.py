@@ -36,9 +36,10 @@ def test_the_table_has_a_column_for_each_record_and_ratios_to_dropout(tmp_path):
     assert lines[0] == (
         "| training step, T = 35 | medium (650 units), batch 20, tf32 | large (1500 units), batch 20, bf16 |"
     )
-    assert lines[2:5] == [
+    assert lines[2:6] == [
+        f"| torch.nn without dropout | 3.00 ms, {3.1 / 3:.2f}x | 4.00 ms, 1.00x |",
         "| torch.nn with dropout | 3.10 ms, 1.00x | 4.00 ms, 1.00x |",
-        f"| plain | 1.50 ms, {2 / (3 / 3.1):.2f}x | – |",
+        f"| ours, no noise | 1.50 ms, {2 / (3 / 3.1):.2f}x | – |",
         f"| sharpened | 2.00 ms, {3 / (3 / 3.1):.2f}x | – |",
     ]
     assert "100 draws, variational, tied, 650 units, one sequence, tf32: 28.3 ms, as long as 14.2 passes" in lines[-3]
@@ -51,8 +52,23 @@ def test_the_table_has_a_column_for_each_record_and_ratios_to_dropout(tmp_path):
 def test_without_a_base_there_are_no_ratios_and_eager_steps_are_not_called_graphs(tmp_path, graph):
     write(tmp_path, RECORDS[0], [training("plain", 3.0, 1.5, graph=graph)])
     lines = BLOCKS["gpu-speed"](tmp_path).splitlines()
-    assert lines[2] == "| plain | 1.50 ms |"
+    assert lines[2] == "| ours, no noise | 1.50 ms |"
     assert lines[-1].startswith("Every step") is graph
+
+
+def test_the_verdict_has_the_range_of_every_kind(tmp_path):
+    assert BLOCKS["gpu-verdict"](tmp_path) == ""
+    for name, tied, bayes in ((RECORDS[0], 2.0, 3.0), (RECORDS[1], 2.5, 2.9)):
+        rows = [training("torch.nn with dropout", 3.0, 3.0, name), training("variational, tied", 3.0, tied, name)]
+        write(tmp_path, name, [*rows, training("Bayes by Backprop", 3.0, bayes, name)])
+    text = BLOCKS["gpu-verdict"](tmp_path)
+    assert "or faster.**" in text
+    assert text.endswith("dropout with tied masks, 1.20x to 1.50x; Bayes by Backprop, 1.00x to 1.03x.")
+    rows = [training("torch.nn with dropout", 3.0, 3.0), training("variational, tied", 3.0, 4.0)]
+    write(tmp_path, RECORDS[2], [*rows, training("Bayes by Backprop", 3.0, 3.0)])
+    assert "or faster, except at some sizes with variational dropout with tied masks.**" in BLOCKS["gpu-verdict"](
+        tmp_path
+    )
 
 
 def test_many_draws_are_told_once_for_all_batches(tmp_path):

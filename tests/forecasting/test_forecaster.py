@@ -6,6 +6,7 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, plots, scores
+from bayesrnn.forecasting.scores import pit
 
 
 def hourly(series=2, rows=400, seed=0, first="2024-01-01", tz=None):
@@ -266,3 +267,10 @@ def test_pictures(fitted):
     assert all(png.startswith(b"\x89PNG") for png in made)
     with pytest.raises(UserError, match="There is no series 'x'; there are s0, s1"):
         plots.fan_chart(model, "x")
+
+
+def test_shares_of_values_in_bins_of_their_forecasts():
+    y = np.array([0.05, 0.15, 0.15, 0.95, np.nan])
+    table = pd.DataFrame({"y": y, **{f"q-{q:g}": q for q in (0.1, 0.5)}})
+    assert pit(table) == ([0.0, 0.1, 0.5, 1.0], [0.25, 0.5, 0.25])
+    assert pit(table[["y"]]) == ([], [])

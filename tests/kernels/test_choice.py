@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from itertools import chain
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from typer.testing import CliRunner
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.kernels import Case, dispatch
-from bayesrnn.kernels import triton_paths as paths
+from bayesrnn.kernels import Case, dispatch, paths
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.language.model import LanguageModel
 from bayesrnn.lab.tasks.language.settings import Model
@@ -35,15 +35,16 @@ def no_override(monkeypatch):
 def with_cuda(monkeypatch):
     """As if torch saw a CUDA device and all modules were there; what a kernel itself refuses is tested elsewhere."""
     monkeypatch.setattr(paths, "needs_triton", lambda case, module: None if case.device == "cuda" else "no CUDA")
-    rows = tuple(
-        dataclasses.replace(row, refuses=lambda case: None) if row.name == "persistent" else row
-        for row in dispatch.all_paths()
-    )
-    monkeypatch.setattr(dispatch, "all_paths", lambda: rows)
+    found = dispatch.all_paths()
+    changed = {
+        kernel: [dataclasses.replace(r, refuses=lambda case: None) if r.name == "persistent" else r for r in rows]
+        for kernel, rows in found.by_kernel.items()
+    }
+    monkeypatch.setattr(dispatch, "all_paths", lambda: found._replace(by_kernel=changed))
 
 
 def test_every_function_of_the_table_is_there():
-    for row in dispatch.all_paths():
+    for row in chain.from_iterable(dispatch.all_paths().by_kernel.values()):
         if not isinstance(row.function, str) or paths.missing(row.function.split(":")[0].rpartition(".")[2]) is None:
             assert callable(row.load())
 

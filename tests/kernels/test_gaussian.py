@@ -99,7 +99,7 @@ def made_noise(shapes, generator):
     nothing = (None,) * len(shapes)
     names, device = tuple(map(str, range(len(shapes)))), torch.device("cpu")
     spec = DrawSpec(names, shapes, nothing, nothing, torch.float32, device, KernelPrior("none"))
-    made = sampling.noise(torch.empty(0), spec, generator, pool=Pool())
+    made = sampling.noise(torch.empty(0), lambda: spec, generator, pool=Pool())
     return made.tensors(spec) if isinstance(made, sampling.Seeded) else made
 
 

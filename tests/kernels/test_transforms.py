@@ -102,15 +102,22 @@ def test_the_reason_is_told():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("make", LAYERS)
-def test_forward_mode_is_refused_in_words_and_runs_on_the_reference_path(make, dtype):
+def test_forward_mode(make, dtype):
     layer, x = make(dtype), torch.randn(3, 2, 4, dtype=dtype)
     with br.draw(layer, seed=0), forward_mode.dual_level():
-        with pytest.raises(NotImplementedError, match=r"no forward-mode derivative: .*force\('reference'\)"):
-            layer(forward_mode.make_dual(x, torch.ones_like(x)))
-        with kernels.force("reference"):
-            out = layer(forward_mode.make_dual(x, torch.ones_like(x)))[0]
+        out = layer(forward_mode.make_dual(x, torch.ones_like(x)))[0]
         slope = forward_mode.unpack_dual(out).tangent
     x.requires_grad_()
     with br.draw(layer, seed=0):
         (backward,) = torch.autograd.grad(layer(x)[0].sum(), x)
     torch.testing.assert_close(slope.sum(), backward.sum(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("path", ["compiled", "loop"])
+def test_a_kernel_without_forward_mode_says_so(path):
+    gx, h, w = torch.randn(3, 4), torch.zeros(1, 4), torch.randn(4, 4)
+    with forward_mode.dual_level():
+        gx = forward_mode.make_dual(gx, torch.ones_like(gx))
+        with pytest.raises(NotImplementedError, match=r"no forward-mode derivative: .*force\('reference'\)"):
+            kernels.implementation("RNN", path)(gx, h, w, batch_sizes=[1] * 3)

@@ -95,9 +95,9 @@ def test_the_gradient_is_the_mask():
 
 def test_weight_draws_are_not_batched_past_it():
     """Draws of whole weights are mapped without the units' noise, so a model with both must say so."""
-    assert weights.has_unit_noise(convolutional())
-    assert weights.has_unit_noise(nn.Sequential(br.SequenceDropout(0.1)))
-    assert not weights.has_unit_noise(nn.Sequential(Dropout(0.0), br.SequenceDropout(0.0), nn.Linear(2, 2)))
+    assert weights.has_unit_noise(convolutional().modules())
+    assert weights.has_unit_noise([br.SequenceDropout(0.1)])
+    assert not weights.has_unit_noise([Dropout(0.0), br.SequenceDropout(0.0), nn.Linear(2, 2)])
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.0, math.nan, None])

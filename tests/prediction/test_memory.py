@@ -126,7 +126,7 @@ def test_draws_that_are_kept_come_once_on_top():
 
 def test_what_a_module_hands_on_counts_once():
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 5)))
-    with footprint.watch(model) as found:
+    with footprint.watch(model.modules()) as found:
         model(torch.ones(2, 3))
     assert (found.outputs, found.inside) == (2 * 5 * 4, 2 * 5 * 4)
     assert found.draws_in(1000, before=10, result=40) == (1000 - 6 * 40) // (10 + 3 * 40)

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -268,18 +268,14 @@ def draw(model: nn.Module, seed: int | None = None) -> Iterator[Draw]:
         yield held
 
 
-@contextmanager
-def using(model: nn.Module, held: Draw | None) -> Iterator[None]:
+def using(model: nn.Module, held: Source | None) -> AbstractContextManager[None]:
     """Like `draw`, with a draw made before, so that several can take turns; None: like `mean`."""
-    with bind(model, held, torchs=held):
-        yield
+    return bind(model, held, torchs=held)
 
 
-@contextmanager
-def mean(model: nn.Module) -> Iterator[None]:
+def mean(model: nn.Module) -> AbstractContextManager[None]:
     """Use the posterior mean for every call inside the block, also in train mode."""
-    with bind(model, None):
-        yield
+    return bind(model, None)
 
 
 @contextmanager

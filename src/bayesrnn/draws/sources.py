@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bayesrnn.checks import check_seed
-from bayesrnn.draws.noise import Distribution, Noise, masks_in_one_launch
+from bayesrnn.draws.noise import Distribution, Noise
 
 Make = Callable[[torch.Generator | None], Any]
 
@@ -82,25 +82,27 @@ class HeldNoise(Fresh):
         return self._once(key, lambda: make(None))
 
 
-@contextmanager
-def _noise_to_keep() -> Iterator[None]:
-    """Make noise that serves later calls of any kind: real tensors, without gradients, outside tracers and vmap."""
+def _kept(make: Callable[[], Any]) -> Any:
+    """Noise that serves later calls of any kind: real tensors, without gradients, made outside tracers and vmap."""
     if torch.jit.is_tracing():
         raise RuntimeError(
             "torch.jit.trace cannot record a held draw: trace br.to_torch(model), or the model inside br.mean(model)"
         )
+    around: list[AbstractContextManager[Any]] = []
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        around.append(torch._C._DisableFuncTorch())
+    if torch._C._len_torch_function_stack() > 0:
+        around.append(torch._C.DisableTorchFunction())
+    if torch.is_inference_mode_enabled():
+        around.append(torch.inference_mode(False))
+    if torch.is_grad_enabled():
+        around.append(torch.no_grad())
+    if _traced():
+        around.append(_disable_current_modes())
     with ExitStack() as stack:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            stack.enter_context(torch._C._DisableFuncTorch())
-        if torch._C._len_torch_function_stack() > 0:
-            stack.enter_context(torch._C.DisableTorchFunction())
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if torch.is_grad_enabled():
-            stack.enter_context(torch.no_grad())
-        if _traced():
-            stack.enter_context(_disable_current_modes())
-        yield
+        for one in around:
+            stack.enter_context(one)
+        return make()
 
 
 def _traced() -> bool:
@@ -135,12 +137,7 @@ class Draw:
         size = tuple(shape) if shared else (rows, *shape)
         held = self._held.get(key)
         if held is None:
-            with _noise_to_keep():
-                if masks_in_one_launch(like.device.type) is not None:
-                    held = noise.seeded([self.number(key)], size, like.device)[0]
-                else:
-                    plain = torch.empty(0, device=like.device, dtype=torch.float32)
-                    held = noise.sample(size, plain, self.generator(key, like.device))
+            held = _kept(lambda: noise.seeded([self.number(key)], size, like.device)[0])
         else:
             _check_size(held.shape, size, len(shape))
         self._held[key] = held.to(like.device)  # kept in float32: a move to a smaller dtype and back loses nothing
@@ -149,22 +146,12 @@ class Draw:
     def steps(
         self, key: str, noise: Distribution, shape: Sequence[int], like: Tensor, *, batch_dim: int | None
     ) -> Tensor:
-        with _noise_to_keep():
-            if masks_in_one_launch(like.device.type) is not None:
-                return _next_steps([self], self._held, key, noise, shape, like)[0]
-            return noise.sample(shape, like, self.next_steps(key, like.device))
-
-    def next_steps(self, key: str, device: torch.device) -> torch.Generator:
-        """The generator that goes on at every call."""
-        if key not in self._held:
-            self._held[key] = self.generator(key, device)
-        held: torch.Generator = self._held[key]
-        return held
+        made: Tensor = _kept(lambda: _next_steps([self], self._held, key, noise, shape, like)[0])
+        return made
 
     def weights(self, key: str, make: Make, device: torch.device) -> Any:
         if key not in self._held:
-            with _noise_to_keep():
-                self._held[key] = make(self.generator(key, device))
+            self._held[key] = _kept(lambda: make(self.generator(key, device)))
         return self._held[key]
 
 
@@ -224,8 +211,7 @@ class Stacked:
         size = tuple(shape) if shared else (each, *shape)
         held = self._held.get(key)
         if held is None:
-            with _noise_to_keep():
-                held = noise.seeded([draw.number(key) for draw in self.draws], size, like.device)
+            held = _kept(lambda: noise.seeded([draw.number(key) for draw in self.draws], size, like.device))
             self._held[key] = held
         else:
             _check_size(held.shape[1:], size, len(shape))
@@ -241,13 +227,8 @@ class Stacked:
             raise Unfoldable(f"{key} has no batch axis to fold draws into")
         each = self._each(key, shape[batch_dim])
         size = (*shape[:batch_dim], each, *shape[batch_dim + 1 :])
-        with _noise_to_keep():
-            if masks_in_one_launch(like.device.type) is not None:
-                made = _next_steps(self.draws, self._held, key, noise, size, like)
-            else:
-                generators = [draw.next_steps(key, like.device) for draw in self.draws]
-                made = noise.each(generators, size, like.device).to(like.dtype)
-            return made.movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
+        made: Tensor = _kept(lambda: _next_steps(self.draws, self._held, key, noise, size, like))
+        return made.movedim(0, batch_dim).flatten(batch_dim, batch_dim + 1)
 
     def weights(self, key: str, make: Make, device: torch.device) -> Any:
         raise Unfoldable(f"{key} draws whole weights")
@@ -264,7 +245,7 @@ class NoNoise:
 
 def seed_or_new(seed: Any) -> int:
     """The seed, checked; for None a new one from torch's generator of the CPU, whatever the default device is."""
-    given = check_seed(seed)
+    given = seed if type(seed) is int else check_seed(seed)
     return int(torch.randint(2**62, (), device="cpu").item()) if given is None else given
 
 

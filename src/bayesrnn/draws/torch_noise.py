@@ -26,14 +26,14 @@ _UNIT_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaD
 
 def torch_noise_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules of `model` whose randomness is torch's, by name."""
-    found = []
-    for name, module in model.named_modules():
-        active = isinstance(module, _UNIT_DROPOUT) and module.p > 0
-        active |= isinstance(module, nn.RReLU)
-        active |= isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout > 0
-        if active:
-            found.append((name_before_compiling(name), module))
-    return found
+    return [(name_before_compiling(n), module) for n, module in model.named_modules() if has_torch_noise(module)]
+
+
+def has_torch_noise(module: nn.Module) -> bool:
+    """Whether this module is a layer of torch's with noise."""
+    if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU) or (isinstance(module, _UNIT_DROPOUT) and module.p > 0)
 
 
 def refuse_script(name: str, module: nn.Module) -> None:

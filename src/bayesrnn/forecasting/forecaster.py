@@ -13,6 +13,7 @@ from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import decisions, grids
 from bayesrnn.forecasting.checks import check_counts, check_future, check_levels, check_trainable
+from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.model import Model, fit_model, shapes_of
 from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Columns, Panel, joined, long_frame, panel_of
@@ -35,8 +36,7 @@ class Forecaster:
 
     Args:
         horizon: steps ahead H.
-        freq: a pandas frequency ("h", "15min", "D", "B", "W", "MS", "ME", "QS", "YS", ...), or the step of a
-            whole-number time axis. None: found from the stamps.
+        freq: a pandas frequency ("h", "15min", "D", "MS", ...) or the step of a whole-number axis. None: found.
         posterior: what is random in the networks: "variational" (dropout masks), "bbb" (Bayes by Backprop), "none".
         likelihood: "auto" (chosen on validation), "student", "gaussian", "quantiles", "mixture", "negative_binomial".
         season: steps per season, or several, the shortest first; None: from the frequency, or from the data.
@@ -49,20 +49,23 @@ class Forecaster:
         holidays: a country code such as "DE", for the `holidays` package.
         resample: "mean", "sum" or "last": put irregular stamps on the grid of ``freq`` by this rule. None: refuse them.
         members: networks in the ensemble, 0 for none; None: up to four, as the time allows.
-        hidden, layers, dropout, cell: size of a network; ``cell`` is "gru" or "lstm".
+        hidden: units of a layer.
+        layers: recurrent layers of a network.
+        dropout: rate of the dropout masks.
+        cell: "gru" or "lstm".
         samples: draws of the weights for a prediction.
         calibrate: recalibrate on validation where that helps.
         minutes: time for training; the best weights so far are used when it is over.
         seed: makes training and predictions repeatable, unless the time stops training.
         verbose: progress and what was chosen, on stderr.
-        id_col, time_col, target_col: names of the columns of long frames.
+        id_col: name of the column of series in a long frame.
+        time_col: name of its column of time stamps.
+        target_col: name of its column of values.
 
     Example::
 
-        from bayesrnn.forecasting import Forecaster
         f = Forecaster(horizon=24, freq="h").fit(df)            # long frame: unique_id, ds, y
         f.predict(level=[80, 95])                               # unique_id, ds, mean, median, lo-80, hi-80, ...
-
         f = Forecaster(horizon=24, freq="h", future=["price"]).fit(df)       # df has a column price
         f.predict(future=prices)                                # prices: unique_id, ds, price of the next 24 hours
     """
@@ -179,6 +182,15 @@ class Forecaster:
         level, quantiles = check_levels(level, quantiles)
         return self._table(lambda grid, share: _summary(grid, share, level, quantiles), data, future)
 
+    @property
+    def ids(self) -> list[str]:
+        """Names of the series."""
+        return self._panel.ids
+
+    def history(self, series: str | None = None) -> Any:
+        """The rows that forecasts start from, as a long frame in the units of the data; None: of all series."""
+        return frame_of(self._panel, series)
+
     def stream(self, parts: Iterable[Any], **options: Any) -> Iterator[Any]:
         """`predict` for one frame of whole series after the other: memory does not grow with their number."""
         for part in parts:
@@ -214,8 +226,7 @@ class Forecaster:
         """Walk forward: forecasts at the last ``windows`` cutoffs, ``step`` (None: the horizon) apart, and what came.
 
         Args:
-            data: the series with the rows to be forecast; None: those of `fit`. Columns that are known ahead are read
-                from it.
+            data: the series with the rows to be forecast and the columns known ahead; None: those of `fit`.
             refit: train a copy on the rows before the first cutoff. None: only if `fit` has seen rows after it.
             adaptive: adapt the widths to errors that are known by each cutoff (after Gibbs and Candes 2021).
 
@@ -289,7 +300,8 @@ class Forecaster:
         """The probability that a series crosses the threshold at least once within the horizon, from sample paths.
 
         Args:
-            threshold: a number, or one per series. above: crossed where y > threshold; False: y < threshold.
+            threshold: a number, or one per series.
+            above: True: crossed where y > threshold. False: where y < threshold.
 
         Returns:
             A DataFrame with unique_id, probability, and the median first step among paths that cross (NaN: none does).
@@ -304,8 +316,7 @@ class Forecaster:
             false_alarms: share of ordinary rows that raise an alarm.
 
         Returns:
-            A DataFrame with unique_id, ds, y, p_value (two-sided, uniform for ordinary rows), score = -log10(p_value)
-            and alarm = p_value < false_alarms.
+            A DataFrame with unique_id, ds, y, p_value (two-sided), score = -log10(p_value), alarm (p < false_alarms).
         """
         return decisions.anomalies(self, data, false_alarms)
 

@@ -1,106 +1,161 @@
-"""Pictures of forecasts: fan charts, calibration, where the model doubts itself, and the worst series. PNG bytes."""
+"""Pictures of forecasts: fan charts, calibration, where the model doubts itself, and the worst series. PNG bytes.
+
+``width`` is in inches: 7.2 for a page, 4.6 for a phone.
+"""
 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bayesrnn.errors import UserError
+from bayesrnn.forecasting.scores import pit, scores
 
 if TYPE_CHECKING:
     from bayesrnn.forecasting.forecaster import Forecaster
 
-_BLUE, _ORANGE, _BLACK, _GREY = "#2166ac", "#d6604d", "#222222", "#999999"
+_BLUE, _ORANGE, _BLACK, _GREY = "#0060A8", "#C04A00", "#222222", "#999999"
+_STYLES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
 
 
 def fan_chart(
     forecaster: Forecaster, series: str | None = None, *, level: Sequence[float] = (50, 80, 95),
-    past: int | None = None, future: Any = None,
+    past: int | None = None, future: Any = None, width: float = 7.2,
 ) -> bytes:  # fmt: skip
-    """The end of a series (None: the first) and its forecast; the darker band is the model's own doubt."""
-    panel = forecaster._panel
-    name = panel.ids[0] if series is None else series
-    if name not in panel.ids:
-        raise UserError(f"There is no series {name!r}; there are {', '.join(panel.ids[:8])}.")
-    found = forecaster.predict(level=level, future=future)
-    found = found[found[forecaster.columns.id] == name]
-    i, stamps = panel.ids.index(name), found[forecaster.columns.time]
-    length = int(panel.lengths[i])
-    shown = min(length, past or max(60, 3 * forecaster.horizon))
-    rows = np.arange(length - shown, length)
-    before = panel.clock.stamps(panel.numbers(np.full(shown, i), rows))
-    figure, axes = _figure(7.2, 3.6)
-    axes.plot(_ticks(before), panel.y[panel.offsets[i] + rows], color=_BLACK, linewidth=1.1, label="past")
-    x = _ticks(stamps)
-    for k, percent in enumerate(sorted(level, reverse=True)):
-        ends = found[f"lo-{percent:g}"], found[f"hi-{percent:g}"]
-        axes.fill_between(x, *ends, color=_BLUE, alpha=0.15 + 0.1 * k, linewidth=0, label=f"{percent:g}%")
+    """The end of a series (None: the first) and its forecast; the orange band is the model's own doubt."""
+    columns = forecaster.columns
+    name = forecaster.ids[0] if series is None else series
+    history = forecaster.history(name)
+    found = forecaster.predict(history, level=level, future=future).rename(columns={columns.time: "ds"})
+    history = history.tail(past or max(60, 3 * forecaster.horizon))
+    history = history.rename(columns={columns.time: "ds", columns.target: "y"})
+    return fan(history, found, name=name, width=width)
+
+
+def fan(past: Any, found: Any, *, name: str, width: float = 7.2, split: int | None = None) -> bytes:
+    """Values (columns ds and y) and what is forecast after them: ds, mean, lo-L and hi-L, epistemic_std.
+
+    The line is the median, or the mean where there is no median. ``split``: a dotted line after so many steps.
+    """
+    figure, axes = _figure(width, 3.8)
+    levels, x = _levels(found), _ticks(found["ds"])
+    axes.plot(_ticks(past["ds"]), past["y"], color=_BLACK, linewidth=1.3, label=_short(name))
+    for k, level in enumerate(levels[::-1]):
+        ends = found[f"lo-{level}"], found[f"hi-{level}"]
+        axes.fill_between(x, *ends, color=_BLUE, alpha=0.18 + 0.1 * k, linewidth=0, label=f"{level}%")
     mean, doubt = found["mean"].to_numpy(), found["epistemic_std"].to_numpy()
-    axes.fill_between(x, mean - 1.645 * doubt, mean + 1.645 * doubt, color=_ORANGE, alpha=0.5, linewidth=0,
-                      label="epistemic, 90%")  # fmt: skip
-    axes.plot(x, found["median"], color=_BLUE, linewidth=1.6, label="median")
-    axes.set_ylabel(str(name)[:40])
-    return _png(figure, axes, panel.clock.unit != "number", columns=6)
+    reach = NormalDist().inv_cdf(0.5 + float(levels[-1]) / 200)
+    if (doubt > 0).any():
+        ends = mean - reach * doubt, mean + reach * doubt
+        named = f"epistemic, {levels[-1]}%"
+        axes.fill_between(x, *ends, color=_ORANGE, alpha=0.5, linewidth=0, label=named)
+    middle = "median" if "median" in found else "mean"
+    axes.plot(x, found[middle], color=_BLUE, linewidth=1.6, label=middle)
+    if split is not None and 0 < split < len(x):
+        axes.axvline(x[split - 1], color=_GREY, linewidth=1, linestyle=":")
+    axes.set_ylabel(_short(name))
+    return _png(figure, axes, x, columns=6 if width > 6 else 3)
 
 
-def calibration(table: Any) -> bytes:
-    """Left: where values fell in their forecasts (PIT; flat is right). Right: coverage of intervals by steps ahead.
+def walk_chart(table: Any, *, name: str, width: float = 7.2) -> bytes:
+    """One forecast per stamp beside what came, and both uncertainties below: a table of `Forecaster.backtest` with one
+    series and one step."""
+    figure, (top, below) = _figure(width, 4.8, 2, rows=True, heights=(3, 1))
+    level, x, y = _levels(table)[-1], _ticks(table["ds"]), table["y"].to_numpy()
+    low, high = table[f"lo-{level}"].to_numpy(), table[f"hi-{level}"].to_numpy()
+    top.fill_between(x, low, high, color=_BLUE, alpha=0.22, linewidth=0, label=f"{level}%")
+    top.plot(x, table["mean"], color=_BLUE, linewidth=1.6, label="forecast")
+    inside = (low <= y) & (y <= high)
+    top.plot(x, y, color=_BLACK, linewidth=0.9, alpha=0.6)
+    top.plot(x[inside], y[inside], "o", color=_BLACK, markersize=3, label="what came, inside")
+    top.plot(x[~inside], y[~inside], "X", color="#8E3E7C", markersize=7, label="outside")
+    top.set_ylabel(_short(name))
+    for key, colour, style, named in (
+        ("aleatoric_std", _BLUE, "-", "noise (aleatoric)"), ("epistemic_std", _ORANGE, _STYLES[1], "model (epistemic)")
+    ):  # fmt: skip
+        below.plot(x, table[key], color=colour, linestyle=style, linewidth=1.4, label=named)
+    highest = np.nanmax([0.0, *table["aleatoric_std"], *table["epistemic_std"]])
+    below.set(ylim=(0, 1.9 * highest or 1), ylabel="sd")  # room for the legend
+    below.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    _dated(below, x)
+    top.tick_params(labelbottom=False)
+    handles, labels = top.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4 if width > 6 else 2, frameon=False, fontsize=8.5)
+    return _png(figure, top, x, columns=0)
+
+
+def _levels(table: Any) -> list[str]:
+    """Levels of the table's intervals in percent, the narrowest first."""
+    return sorted((str(c)[3:] for c in table if str(c).startswith("lo-")), key=float)
+
+
+def calibration(table: Any, *, width: float = 8.4) -> bytes:
+    """Where values fell in their forecasts (PIT; flat is right), and coverage of intervals by steps ahead.
 
     ``table`` is that of `Forecaster.backtest`; the histogram needs its quantiles, as from quantiles=[0.1, ..., 0.9].
     """
-    figure, (left, right) = _figure(8.4, 3.4, 2)
-    quantiles = sorted(float(c[2:]) for c in table if str(c).startswith("q-"))
-    y = table["y"].to_numpy()
-    known = ~np.isnan(y)
-    if quantiles:
-        edges = np.array([0.0, *quantiles, 1.0])
-        below = sum((y > table[f"q-{q:g}"].to_numpy()).astype(int) for q in quantiles)
-        share = np.bincount(np.asarray(below)[known], minlength=len(edges) - 1) / known.sum()
-        left.bar(edges[:-1], share / np.diff(edges), np.diff(edges), align="edge", color=_BLUE, alpha=0.6,
-                 edgecolor="white")  # fmt: skip
+    wide = width > 6
+    figure, (left, right) = _figure(width, 3.4 if wide else 5.6, 2, rows=not wide)
+    edges, shares = pit(table)
+    if edges:
+        sizes = np.diff(edges)
+        left.bar(edges[:-1], shares / sizes, sizes, align="edge", color=_BLUE, alpha=0.6, edgecolor="white")
     left.axhline(1, color=_BLACK, linewidth=0.8, linestyle="--")
     left.set(xlabel="P(forecast ≤ value)", ylabel="density", xlim=(0, 1))
-    for k, name in enumerate(sorted(c for c in table if str(c).startswith("lo-"))):
-        low, high = table[name], table[f"hi-{name[3:]}"]
-        inside = ((y >= low) & (y <= high)).astype(float).where(known)
-        cover = inside.groupby(table["step"]).mean()
+    by_step = scores(table, by="step")
+    names = sorted((c for c in by_step if c.startswith("coverage-")), key=lambda c: float(c[9:]))
+    for k, name in enumerate(names):
         colour = (_BLUE, _ORANGE, _BLACK)[k % 3]
-        right.plot(cover.index, cover, color=colour, label=f"{name[3:]}%")
-        right.axhline(float(name[3:]) / 100, color=colour, linewidth=0.8, linestyle="--")
+        right.plot(by_step.index, by_step[name], color=colour, linestyle=_STYLES[k % 3], label=f"{name[9:]}%")
+        right.axhline(float(name[9:]) / 100, color=colour, linewidth=0.8, linestyle=":")
     right.set(xlabel="steps ahead", ylabel="coverage", ylim=(0, 1.02))
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.legend(frameon=False, fontsize=8, loc="lower left")
     return _saved(figure)
 
 
-def epistemic_share(table: Any, time_col: str = "ds") -> bytes:
+def epistemic_share(table: Any, time_col: str = "ds", *, width: float = 7.2) -> bytes:
     """The model's own doubt and the noise over time, averaged over series and steps ahead."""
-    figure, axes = _figure(7.2, 3.0)
+    figure, axes = _figure(width, 3.2)
     mean = table.groupby(time_col)[["aleatoric_std", "epistemic_std"]].mean()
     x = _ticks(mean.index)
     axes.plot(x, mean["aleatoric_std"], color=_BLUE, label="noise (aleatoric)")
-    axes.plot(x, mean["epistemic_std"], color=_ORANGE, label="model (epistemic)")
+    axes.plot(x, mean["epistemic_std"], color=_ORANGE, linestyle=_STYLES[1], label="model (epistemic)")
     axes.set(ylabel="standard deviation", ylim=(0, None))
-    return _png(figure, axes, not np.issubdtype(np.asarray(x).dtype, np.number), columns=2)
+    return _png(figure, axes, x, columns=2)
 
 
-def worst_series(table: Any, count: int = 4, id_col: str = "unique_id", time_col: str = "ds") -> bytes:
+def worst_series(
+    table: Any, count: int = 4, id_col: str = "unique_id", time_col: str = "ds", *, width: float = 7.2
+) -> bytes:
     """The series with the largest CRPS relative to their size: what came, medians and the widest intervals."""
-    size = table.groupby(id_col)["y"].agg(lambda v: float(np.nanmean(np.abs(v))) or 1.0)
-    order = (table.groupby(id_col)["crps"].mean() / size).sort_values(ascending=False).index[:count]
-    figure, axes = _figure(7.2, 1.9 * len(order), len(order), rows=True)
-    widest = max((c for c in table if str(c).startswith("lo-")), key=lambda c: float(c[3:]))[3:]
+    order = worst_first(table, id_col)[:count]
+    figure, axes = _figure(width, 1.9 * len(order), len(order), rows=True)
+    widest = _levels(table)[-1]
     for one, name in zip(np.atleast_1d(axes), order, strict=True):
         rows = table[table[id_col] == name].drop_duplicates(time_col, keep="last").sort_values(time_col)
         x = _ticks(rows[time_col])
         one.fill_between(x, rows[f"lo-{widest}"], rows[f"hi-{widest}"], color=_BLUE, alpha=0.25, linewidth=0)
         one.plot(x, rows["median"], color=_BLUE, linewidth=1.2)
         one.plot(x, rows["y"], color=_BLACK, linewidth=1.0)
-        one.set_title(f"{str(name)[:40]} ({widest}% interval)", fontsize=9, loc="left")
-        _dated(one, not np.issubdtype(np.asarray(x).dtype, np.number))
+        one.set_title(f"{_short(name)} ({widest}% interval)", fontsize=9, loc="left")
+        _dated(one, x)
     return _saved(figure)
+
+
+def worst_first(table: Any, id_col: str = "unique_id") -> list[str]:
+    """Names of series, the one with the largest CRPS relative to its size first."""
+    size = table.groupby(id_col)["y"].agg(lambda v: float(np.nanmean(np.abs(v))) or 1.0)
+    return (table.groupby(id_col)["crps"].mean() / size).sort_values(ascending=False).index.tolist()
+
+
+def _short(name: Any) -> str:
+    text = "".join(c if c.isprintable() else " " for c in str(name))
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _ticks(stamps: Any) -> Any:
@@ -112,15 +167,15 @@ def _ticks(stamps: Any) -> Any:
         index.to_numpy())  # fmt: skip
 
 
-def _figure(width: float, height: float, parts: int = 1, *, rows: bool = False) -> Any:
+def _figure(width: float, height: float, parts: int = 1, *, rows: bool = False, heights: Any = None) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(parts if rows else 1, 1 if rows else parts)
+    return figure, figure.subplots(parts if rows else 1, 1 if rows else parts, height_ratios=heights)
 
 
-def _dated(axes: Any, dated: bool) -> None:
-    if dated:
+def _dated(axes: Any, x: Any) -> None:
+    if np.issubdtype(np.asarray(x).dtype, np.datetime64):
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
         locator = AutoDateLocator(minticks=3, maxticks=7)
@@ -130,13 +185,20 @@ def _dated(axes: Any, dated: bool) -> None:
     axes.grid(axis="y", color=_GREY, alpha=0.3, linewidth=0.6)
 
 
-def _png(figure: Any, axes: Any, dated: bool, *, columns: int) -> bytes:
-    _dated(axes, dated)
-    figure.legend(loc="outside upper center", ncols=columns, frameon=False, fontsize=8.5)
+def _png(figure: Any, axes: Any, x: Any, *, columns: int) -> bytes:
+    _dated(axes, x)
+    if columns:
+        figure.legend(loc="outside upper center", ncols=columns, frameon=False, fontsize=8.5)
     return _saved(figure)
 
 
 def _saved(figure: Any) -> bytes:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a dollar sign in a name starts no formula
     made = io.BytesIO()
-    figure.savefig(made, format="png", dpi=130)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name of another script has boxes
+        figure.savefig(made, format="png", dpi=150, metadata={"Software": None})
     return made.getvalue()

@@ -1,4 +1,4 @@
-"""Scores of the tables that `Forecaster.backtest` returns."""
+"""Scores of the tables that `Forecaster.backtest` returns, and where values fell in their forecasts."""
 
 from __future__ import annotations
 
@@ -53,3 +53,19 @@ def scores(table: Any, *, by: str | None = None, history: Any = None, season: in
     found = grouped.mean()
     found["rmse"] = np.sqrt(found["rmse"])
     return found.rename_axis(by) if by else found.reset_index(drop=True)
+
+
+def pit(table: Any, *, target_col: str = "y") -> tuple[list[float], list[float]]:
+    """Edges of bins in [0, 1], and the share of values whose probability under their forecast lies in each.
+
+    Shares are the widths of the bins where forecasts are calibrated. The bins are those of the table's quantiles, as
+    from ``backtest(quantiles=[0.1, ..., 0.9])``; without any, both lists are empty.
+    """
+    quantiles = sorted(float(c[2:]) for c in table if re.fullmatch(r"q-[\d.]+", str(c)))
+    y = table[target_col].to_numpy(dtype=float)
+    known = ~np.isnan(y)
+    if not quantiles or not known.any():
+        return [], []
+    below = np.sum([y > table[f"q-{q:g}"].to_numpy() for q in quantiles], axis=0)
+    counts = np.bincount(below[known], minlength=len(quantiles) + 1)
+    return [0.0, *quantiles, 1.0], (counts / known.sum()).tolist()

@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -59,6 +59,15 @@ class Series:
     def label(self, step: int) -> str:
         """The date of a step as text, also beyond the end."""
         return self.grid.label(step)
+
+    def dates(self, steps: range) -> pd.Index:
+        """Steps as stamps, also beyond the end; counted from 1 where the rows have none, or none that pandas has."""
+        import pandas as pd
+
+        if self.grid.unit != "row":
+            with suppress(OverflowError, ValueError):
+                return pd.DatetimeIndex([self.grid.date(step) for step in steps])
+        return pd.RangeIndex(steps.start + 1, steps.stop + 1)
 
     def to_csv(self) -> str:
         """The series as it is used: evenly spaced, target first, empty cells where values are missing."""

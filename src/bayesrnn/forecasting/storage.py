@@ -52,7 +52,8 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration)):
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
     arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
-    arrays |= {f"start_{k}": member.head.start.numpy() for k, member in enumerate(model.members)}
+    for k, member in enumerate(model.members):
+        arrays |= {f"start_{k}": member.head.start.numpy(), f"size_{k}": member.head.size}
     module = _Arrays(
         {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in arrays.items()}, [m.model for m in model.members]
     )
@@ -103,7 +104,7 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     br.load(folder, module)
     found = {name: value.numpy() for name, value in module.named_buffers() if "." not in name}
     for k, member in enumerate(members):
-        member.head.start = torch.as_tensor(found[f"start_{k}"])
+        member.head.start, member.head.size = torch.as_tensor(found[f"start_{k}"]), found[f"size_{k}"]
         member.model.eval()
 
     def calibration(name: str) -> Calibration:

@@ -116,44 +116,40 @@ reference_path = partial(
 )
 
 
+class Paths(NamedTuple):
+    """The paths of each kernel, and the rank of each name; both from the fastest to the plainest."""
+
+    by_kernel: dict[str, list[Path]]
+    ranks: dict[str, int]
+
+
 @cache
-def all_paths() -> tuple[Path, ...]:
-    """The paths that the kernels' folders declare, from the fastest to the plainest."""
+def all_paths() -> Paths:
+    """The paths that the kernels' folders declare."""
     found: list[Path] = []
     for folder in iter_modules(import_module(_ROOT).__path__):
         if folder.ispkg and folder.name not in _NO_PATHS:
             package = import_module(f"{_ROOT}.{folder.name}")
             for file in iter_modules(package.__path__):
                 found += getattr(import_module(f"{_ROOT}.{folder.name}.{file.name}"), "PATHS", ())
-    return tuple(sorted(found, key=lambda path: path.rank))
+    made = Paths({}, {})
+    for path in sorted(found, key=lambda path: path.rank):
+        made.by_kernel.setdefault(path.kernel, []).append(path)
+        made.ranks.setdefault(path.name, path.rank)
+    return made
 
 
-def path_names() -> tuple[str, ...]:
+def path_names() -> list[str]:
     """The names of all paths, in the order in which they are tried."""
-    return _table()[1]
+    return list(all_paths().ranks)
 
 
 def paths_of(kernel: str) -> list[Path]:
     """The paths of one kernel, in the order in which they are tried."""
-    by_kernel = _table()[2]
+    by_kernel = all_paths().by_kernel
     if kernel not in by_kernel:
         raise ValueError(f"there is no kernel {kernel!r}: the names are {', '.join(by_kernel)}")
     return by_kernel[kernel]
-
-
-_latest_table: tuple[tuple[Path, ...], tuple[str, ...], dict[str, list[Path]]] | None = None
-
-
-def _table() -> tuple[tuple[Path, ...], tuple[str, ...], dict[str, list[Path]]]:
-    """All paths, their names, and the paths by kernel."""
-    global _latest_table
-    rows, table = all_paths(), _latest_table
-    if table is None or table[0] is not rows:
-        by_kernel: dict[str, list[Path]] = {}
-        for row in rows:
-            by_kernel.setdefault(row.kernel, []).append(row)
-        _latest_table = table = rows, tuple(dict.fromkeys(row.name for row in rows)), by_kernel
-    return table
 
 
 def implementation(kernel: str, path: str) -> Callable[..., Any]:
@@ -224,12 +220,11 @@ def asked_for(path: str) -> bool:
 
 def choose(case: Case) -> tuple[Path, list[tuple[Path, str]]]:
     """The path that this case takes, and the faster ones, each with the reason against it."""
-    request, names = asked(), path_names()
-    start = 0 if request is None else names.index(request[0])
+    request = asked()
+    start = 0 if request is None else all_paths().ranks[request[0]]
     against: list[tuple[Path, str]] = []
     for row in paths_of(case.kernel):
-        late = start > 0 and names.index(row.name) < start
-        reason = "another path was asked for" if late else row.reason_against(case)
+        reason = "another path was asked for" if row.rank < start else row.reason_against(case)
         if reason is None:
             return row, against
         against.append((row, reason))

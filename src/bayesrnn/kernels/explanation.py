@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -48,7 +48,8 @@ def explain(
     Args:
         what: a model (its recurrent layers and posteriors are looked up, in the mode it is in), or the name of a
             kernel: "LSTM", "GRU", "RNN", "input", "gaussian" or "update".
-        device, dtype: None: the model's own; for a name the CPU and float32.
+        device: None: the model's own; for a name the CPU.
+        dtype: None: the model's own; for a name float32.
         batch: sequences side by side; None: not known.
         **facts: the other fields of `kernels.Case`, such as `hidden=650` or `recurrent_mask="tied"`. `graph` and
             `autocast` are what they are now, where they are not given.
@@ -65,7 +66,7 @@ def explain(
     first = next(what.parameters(), None)
     where = torch.device(device) if device is not None else torch.device("cpu") if first is None else first.device
     kind = dtype or (torch.float32 if first is None else first.dtype)
-    lines = list(_of_module(what, where.type, kind, batch, facts))
+    lines = list(_of_module(what, kernels.Case("", where.type, kind, batch=batch), facts))
     return "\n".join(lines) or "no recurrent layer and no drawn weights: nothing here has more than one path"
 
 
@@ -102,64 +103,50 @@ def _now(device: str) -> dict[str, Any]:
 def _plain(title: str, case: kernels.Case, why: str) -> str:
     """A layer that torch's own kernel can run: that one, unless a path of ours was measured to be faster."""
     chosen, against = kernels.choose(case)
-    if chosen.name in ("persistent", "cells"):
+    rivals = ("persistent", "cells") if case.device == "cuda" else ()
+    if chosen.name in rivals:
         return _paragraph(title, case)
-    refused = [f"  not {row.name!r}: {reason}." for row, reason in against if row.name in ("persistent", "cells")]
-    whole = f"{title}: {'cuDNN' if case.device == 'cuda' else 'torch'}'s kernel for whole layers: {why}."
-    return "\n".join([whole, *(refused if case.device == "cuda" else [])])
+    return "\n".join([_whole(title, case.device, why), *_refusals(against, rivals)])
+
+
+def _whole(title: str, device: str, why: str) -> str:
+    return f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers: {why}."
+
+
+def _refusals(against: Sequence[tuple[kernels.Path, str]], names: Collection[str] | None = None) -> list[str]:
+    return [f"  not {row.name!r}: {reason}." for row, reason in against if names is None or row.name in names]
 
 
 def _paragraph(title: str, case: kernels.Case) -> str:
-    chosen, against = kernels.choose(case)
-    request = kernels.asked()
-    if request is None:
-        why = ""
-    elif request[0] == chosen.name:
-        why = f" ({request[1]} asks for it)"
-    else:
-        why = f" ({request[1]} asks for {request[0]!r})"
-    lines = [f"{title}: path {chosen.name!r}{why}: {chosen.what}."]
-    lines += [f"  not {row.name!r}: {reason}." for row, reason in against]
-    return "\n".join(lines)
+    (chosen, against), why = kernels.choose(case), ""
+    if request := kernels.asked():
+        why = f" ({request[1]} asks for {'it' if request[0] == chosen.name else repr(request[0])})"
+    return "\n".join([f"{title}: path {chosen.name!r}{why}: {chosen.what}.", *_refusals(against)])
 
 
-def _of_module(
-    model: nn.Module, device: str, dtype: torch.dtype, batch: int | None, facts: dict[str, Any]
-) -> Iterator[str]:
+def _of_module(model: nn.Module, where: kernels.Case, facts: dict[str, Any]) -> Iterator[str]:
     drawn: list[str] = []  # where torch's own layers run as ours do: in a posterior's module, in our models
     for name, part in model.named_modules():
         title = f"{name or 'the module'} ({type(part).__name__})"
         if isinstance(part, nn.RNNBase):
             ours = isinstance(part, ExplainedLayer) or any(name.startswith(prefix) for prefix in drawn)
-            yield _of_layer(part, title, device, dtype, batch, facts, ours)
+            yield _of_layer(part, title, where, facts, ours)
         elif isinstance(part, ExplainedWeights):
             drawn.append(f"{name}.module" if name else "module")
             if part.weights_kernel is not None:
-                yield _paragraph(f"{title}, drawn weights", kernels.Case(part.weights_kernel, device, dtype))
+                yield _paragraph(f"{title}, drawn weights", kernels.Case(part.weights_kernel, *where[1:3]))
             else:
                 yield f"{title}, drawn weights: torch operations of {type(part.posterior).__name__} itself."
         elif isinstance(part, RunsRecurrent) and part.runs_recurrent:
             drawn.append(name)
 
 
-def _of_layer(
-    layer: nn.RNNBase,
-    title: str,
-    device: str,
-    dtype: torch.dtype,
-    batch: int | None,
-    facts: dict[str, Any],
-    ours: bool,
-) -> str:
+def _of_layer(layer: nn.RNNBase, title: str, where: kernels.Case, facts: dict[str, Any], ours: bool) -> str:
     """`ours`: a layer of this library, or one of torch's own that runs on drawn weights."""
-    own, why = (
-        layer.kernel_facts() if isinstance(layer, ExplainedLayer) else ({}, "there is no noise in the recurrence")
-    )
-    found: dict[str, Any] = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size), **_now(device), **own}
-    cell = "RNN" if layer.mode.startswith("RNN") else layer.mode
-    case = kernels.Case(cell, device, dtype, batch=batch, **{**found, **facts})
+    plain: tuple[dict[str, Any], str | None] = {}, "there is no noise in the recurrence"
+    own, why = layer.kernel_facts() if isinstance(layer, ExplainedLayer) else plain
+    found = {"hidden": layer.hidden_size, "projection": bool(layer.proj_size), **_now(where.device), **own, **facts}
+    case = where._replace(kernel="RNN" if layer.mode.startswith("RNN") else layer.mode, **found)
     if why is None or (kernels.forced() and ours):
         return _paragraph(title, case)
-    if not ours:
-        return f"{title}: {'cuDNN' if device == 'cuda' else 'torch'}'s kernel for whole layers: torch's own layer."
-    return _plain(title, case._replace(plain=True), why)
+    return _plain(title, case._replace(plain=True), why) if ours else _whole(title, case.device, "torch's own layer")

@@ -9,7 +9,9 @@ takes, in a CUDA graph or not, against the reference path in float32.
 from __future__ import annotations
 
 import math
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -22,8 +24,6 @@ from torch import Tensor, nn
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.lab.peers import PEERS, layer_step
-from bayesrnn.lab.timing import take_turns
 
 Say = Callable[[str], None]
 WINDOW = 35
@@ -61,7 +61,6 @@ class Options:
     sizes: tuple[Size, ...] = ()
     kinds: tuple[str, ...] = tuple(KINDS)
     draws: int = 100
-    peers: bool = True
 
     @property
     def cuda(self) -> bool:
@@ -217,6 +216,34 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
+def take_turns(steps: dict[str, Callable[[], Any]], seconds: float, *, cuda: bool, each: int = 1) -> dict[str, float]:
+    """Median milliseconds of each; they take turns, so that what else the machine does falls on all."""
+
+    def turn(step: Callable[[], Any]) -> float:
+        if not cuda:
+            start = time.perf_counter()
+            for _ in range(each):
+                step()
+            return (time.perf_counter() - start) * 1000 / each
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()  # type: ignore[no-untyped-call]
+        for _ in range(each):
+            step()
+        end.record()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        elapsed: float = begin.elapsed_time(end)  # type: ignore[no-untyped-call]
+        return elapsed / each
+
+    for step in steps.values():
+        turn(step)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(next(iter(times.values()))) < 5:
+        for name, step in steps.items():
+            times[name].append(turn(step))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     """One row for each size and kind."""
     cuda = options.cuda
@@ -264,7 +291,7 @@ def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     size, device = options.sizes[0], torch.device(options.device)
     x = torch.randint(size.words, (WINDOW, 1), device=device)
     for kind in ("variational, tied", "Bayes by Backprop"):
-        if kind not in options.kinds:
+        if kind not in options.kinds or not options.draws:
             continue
         torch.manual_seed(0)
         model = language.build(recipe_of(kind, size, options), size.words).to(device).eval()
@@ -286,32 +313,6 @@ def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             f"as long as {row['passes']:.1f} passes with one draw ({took['one']:.2f} ms)"
         )
         yield row
-
-
-def peers(options: Options, say: Say) -> Iterator[dict[str, Any]]:
-    """One Bayesian LSTM layer of each installed peer against ours: forward, KL and backward, launched one by one."""
-    import bayesrnn as br
-
-    device = torch.device(options.device)
-    missing: set[str] = set()
-    for size in options.sizes:
-        x = torch.randn(WINDOW, size.batch, size.hidden, device=device)
-        prior = br.ScaleMixture(0.5, 1.0, 0.002, group="weight")
-        ours = br.BayesByBackprop(nn.LSTM(size.hidden, size.hidden), prior=prior).to(device)
-        our_step = layer_step(ours, x, lambda q, out: br.kl(q))
-        for name, make in PEERS.items():
-            if name in missing:
-                continue
-            try:
-                theirs = make(size.hidden, x.transpose(0, 1).contiguous())
-            except ImportError:
-                say(f"{name} is not installed: no row")
-                missing.add(name)
-                continue
-            took = take_turns({"ours": our_step, name: theirs}, options.seconds, cuda=options.cuda)
-            ratio = took[name] / took["ours"]
-            say(f"one Bayesian LSTM layer, {size.title}: {ratio:.1f}x as fast as {name}")
-            yield {"peer": name, **asdict(size), "ratio": ratio, "milliseconds": took}
 
 
 def paths(size: Size, options: Options) -> dict[str, str]:
@@ -349,11 +350,9 @@ def run(
         },
     }
     say(f"{record['device']}, torch {torch.__version__}, {record['precision']}")
-    parts = {"training": training, "prediction": prediction, "peers": peers}
-    asked = {"training": True, "prediction": options.draws > 0, "peers": options.peers}
-    record |= {name: [] for name in parts}
-    for name, rows in parts.items():
-        for row in rows(options, say) if asked[name] else ():
+    record |= {"training": [], "prediction": []}
+    for name, rows in (("training", training), ("prediction", prediction)):
+        for row in rows(options, say):
             record[name].append(row)
             keep(record)
     return record

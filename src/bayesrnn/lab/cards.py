@@ -1,11 +1,14 @@
 """What a task says about its models on a model card."""
 
-from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bayesrnn.lab.reading import load_yaml
 
 
-@dataclass(frozen=True)
-class Card:
-    """Words for the card of an exported model; a task declares one.
+class Card(BaseModel, frozen=True):
+    """Words for the card of an exported model; a task declares one, or has a file ``card.yaml``.
 
     Args:
         pipeline: the tag of the Hugging Face Hub for such models, such as ``text-generation``; empty: none fits.
@@ -22,3 +25,9 @@ class Card:
     use: str = "Predictions with uncertainty, on data like the data it was trained on."
     limits: str = ""
     uncertainty: tuple[str, ...] = ("calibration", "entropy", "coverage", "nll", "likelihood")
+
+
+def card_of(module: str) -> Card:
+    """The card in ``card.yaml`` beside a module, by its ``__file__``."""
+    file = Path(module).with_name("card.yaml")
+    return Card.model_validate(load_yaml(file.read_text("utf-8"), where=str(file)))

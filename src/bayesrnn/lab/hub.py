@@ -23,13 +23,6 @@ _POSTERIORS = {
     "bayes_by_backprop": "A Gaussian posterior over the weights, trained by Bayes by Backprop.",
     "sharpened": "A Gaussian posterior over the weights, trained by Bayes by Backprop with posterior sharpening.",
 }
-_EVERY_LIMIT = (
-    "The model was trained and measured on the data named below. On other data it may be wrong and sure of it. Its "
-    "uncertainty is about the weights of this network under this prior; it is no guarantee. Measure it on your own "
-    "data before you rely on it."
-)
-_UNMEASURED = "The record has no values. `bayesrnn evaluate RUN` measures them."
-
 Row = tuple[Metric, float]
 
 
@@ -60,32 +53,33 @@ def builder(
 
 def card(run: "OpenedRun", record: Record | None, *, name: str, pruned: bool = False) -> str:
     """The model card: metadata in YAML, then Markdown."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     cls = task_class(run.recipe.task)
-    about = cls.card
     data = record.data if record is not None and record.data else "unknown data"
     rows = _measured(record, cls.metrics)
-    unsure = [row for row in rows if any(part in row[0].key for part in about.uncertainty)]
-    results = [row for row in rows if row not in unsure]
-    before = " The values are those before weights were removed." if pruned else ""
-    conditions = _conditions(record, cls.conditions)
-    imports = f"{'import json' * ('json.' in about.example)}\nfrom pathlib import Path".lstrip()
-    parts = [
-        f"---\n{_metadata(run, [] if pruned else rows, printable(data))}---\n\n# {_text(run.config['recipe'])}",
-        f"{_text(run.recipe.description) or 'A model'} (task: {run.recipe.task}){_changed(record)}. "
-        f"{_posterior(run.recipe)}",
-        "## Load",
-        f"```python\n{imports}\n\nimport torch\n\nimport bayesrnn as br  # pip install 'bayesrnn[lab]'\n\n"
-        f"folder = Path({name!r})\nmodel = br.load(folder)\n{about.example}```",
-        f"{about.inputs} No code from the folder is run. `br.draw(model, seed=1)` holds one draw of the weights.",
-        "## Results",
-        f"On {_text(data)}.{before}\n\n{_table(results)}" if results else "The run has no record of results.",
-        "## Uncertainty",
-        f"On {_text(data)}{conditions}.{before}\n\n{_table(unsure)}" if unsure else _UNMEASURED,
-        f"## Intended use\n\n{about.use}",
-        f"## Limits\n\n{' '.join(filter(None, (about.limits, _EVERY_LIMIT)))}",
-        f"## Training\n\n{_training(run, record, data)}",
-    ]
-    return "\n\n".join(parts) + "\n"
+    unsure = [row for row in rows if any(part in row[0].key for part in cls.card.uncertainty)]
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    templates.filters["plain"] = _text
+    return templates.get_template("card.md").render(
+        metadata=_metadata(run, [] if pruned else rows, printable(data)),
+        recipe=run.config["recipe"],
+        description=run.recipe.description,
+        task=run.recipe.task,
+        record=record,
+        posterior=_posterior(run.recipe),
+        about=cls.card,
+        name=repr(name),
+        data=data,
+        results=[row for row in rows if row not in unsure],
+        unsure=unsure,
+        conditions=_conditions(record, cls.conditions),
+        pruned=pruned,
+        training=_training(run, record, data),
+    )
 
 
 def _metadata(run: "OpenedRun", rows: Sequence[Row], data: str) -> str:
@@ -119,30 +113,19 @@ def _measured(record: Record | None, metrics: Sequence[Metric]) -> list[Row]:
     return [(metric, value) for metric, value in found if value is not None]
 
 
-def _table(rows: Sequence[Row]) -> str:
-    lines = [f"| {metric.label} | {value:.4g} | {metric.unit} |" for metric, value in rows]
-    return "\n".join(["| metric | value | unit |", "|---|---|---|", *lines])
-
-
-def _changed(record: Record | None) -> str:
-    """The recipe's description may not fit a run with other settings."""
-    return ", with the changed settings below" if record is not None and record.overrides else ""
-
-
 def _conditions(record: Record | None, keys: Sequence[str]) -> str:
     found = {key: record.number(key) for key in keys} if record is not None else {}
-    told = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
-    return f", with {told}" if told else ""
+    return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
 
 
-def _training(run: "OpenedRun", record: Record | None, data: str) -> str:
+def _training(run: "OpenedRun", record: Record | None, data: str) -> dict[str, Any]:
     rows = {"recipe": run.config["recipe"], "data": data, "seed": run.config["seed"]}
     if record is not None:
         changed = [word for word in record.overrides if "/" not in word]
         rows |= {"changed settings": ", ".join(changed) or "none", "parameters": record.number("parameters")}
         rows |= {"best epoch": record.number("best_epoch"), "device": record.device}
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_text(value)} |" for key, value in rows.items())])
+    return rows
 
 
 def _text(value: Any) -> str:

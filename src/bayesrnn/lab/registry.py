@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bayesrnn.errors import UserError
 
@@ -26,9 +26,23 @@ TASKS: "dict[str, str | type[Task]]" = {
 
 A folder ``lab/tasks/NAME`` with a class ``Name`` in its ``task.py`` is a task; so is an entry point of the group
 ``bayesrnn.tasks``, and ``TASKS["mine"] = Mine``. To keep ``--help`` quick, the ``__init__`` of a task's package may
-have ``COMMANDS``, names to ``module:function``, and ``EVALUATE_OPTIONS``, a function whose parameters are options of
-``bayesrnn evaluate``.
+have ``COMMANDS``, names to ``module:function``, ``EVALUATE_OPTIONS``, a function whose parameters are options of
+``bayesrnn evaluate``, and ``SAVED``, names of files to a :class:`Saved` of the folders that have them.
 """
+
+
+class Saved(Protocol):
+    """A model in a folder that is not a run, for ``bayesrnn explore`` and ``bayesrnn report``."""
+
+    path: Path
+    task: str
+    title: str
+
+    def panels(self) -> dict[str, Any]:
+        """Panels of ``explore`` by name."""
+
+    def report(self, page: Any, *, fast: bool, say: Any) -> None:
+        """Add sections to a page. ``fast``: only what takes seconds."""
 
 
 def task_class(name: str) -> "type[Task]":
@@ -80,6 +94,16 @@ def _declared(target: "str | type[Task]", name: str) -> Any:
     """What the ``__init__`` of a task's package says under this name, without importing the task; None: nothing."""
     package = target.partition(":")[0].rpartition(".")[0] if isinstance(target, str) else ""
     return getattr(importlib.import_module(package), name, None) if package else None
+
+
+def open_saved(folder: Path) -> Saved | None:
+    """The model in a folder that a task of this package declares; None: it is a run, or something else."""
+    for target in TASKS.values():
+        for name, kind in (_declared(target, "SAVED") or {}).items():
+            if (folder / name).is_file():
+                opened: Saved = resolve(kind)(folder)
+                return opened
+    return None
 
 
 def recipe_files() -> dict[str, Path]:

@@ -40,7 +40,7 @@ class GaussianHeads(Distribution):
 
 
 class Mixture(Distribution):
-    r"""Several distributions with weights that the model says as well, for targets with more than one likely value.
+    r"""Several distributions with weights that the model predicts too, for targets with more than one likely value.
 
     .. math:: p(y) = \sum_{k=1}^{K} w_k \, p_k(y), \quad w = \mathrm{softmax}(\text{logits})
 
@@ -49,7 +49,7 @@ class Mixture(Distribution):
     Args:
         component: `br.Gaussian` (mean and log sigma of each from the model), or a distribution such as `br.StudentT`,
             as a class or made.
-        components: K.
+        components: the number K of components.
 
     Shapes: output (..., K + K P) with P parameters of a component: first K logits, then the first component's
     parameters, the second's, and so on; target (...) or (..., 1).

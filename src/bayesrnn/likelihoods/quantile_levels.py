@@ -11,7 +11,7 @@ from bayesrnn.likelihoods.base import Distribution
 
 
 class Quantiles(Distribution):
-    r"""Quantiles that the model says directly, trained by the pinball loss (Koenker and Bassett 1978).
+    r"""Quantiles that the model predicts directly, trained by the pinball loss (Koenker and Bassett 1978).
 
     .. math:: -\log p(y) = \sum_l \max\big(\tau_l (y - q_l), (\tau_l - 1)(y - q_l)\big)
 

@@ -18,7 +18,7 @@ class StudentT(Distribution):
               \Big(1 + \frac{1}{\nu} \big(\frac{y - m}{s}\big)^2\Big)^{-(\nu + 1) / 2}
 
     Args:
-        df: degrees of freedom :math:`\nu`; None: the model says them too.
+        df: degrees of freedom :math:`\nu`; None: the model predicts them too.
 
     Shapes: output (..., 2), location m and log scale, or (..., 3) with log df; target (...) or (..., 1). The variance
     is :math:`s^2 \nu / (\nu - 2)`, infinite for :math:`\nu \le 2`. ``mean`` is the location for every :math:`\nu`.

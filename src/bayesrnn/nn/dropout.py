@@ -37,8 +37,8 @@ class Dropout(_UnitNoise):
     at every call; `torch.nn.Dropout` has new ones. For sequences see `br.SequenceDropout`.
 
     Args:
-        p: rate. noise: "bernoulli", or "gaussian" for N(1, p / (1 - p)), which has the same variance
-            (Srivastava et al. 2014).
+        p: rate.
+        noise: "bernoulli", or "gaussian" for N(1, p / (1 - p)), which has the same variance (Srivastava et al. 2014).
 
     Shapes: (B, ...), every entry a unit of its own; the output has the input's shape.
     """
@@ -60,7 +60,8 @@ class SequenceDropout(_UnitNoise):
     """Dropout with one mask per sequence, the same at every step (arXiv 1512.05287).
 
     Args:
-        p: rate. noise: "bernoulli", or "gaussian" for N(1, p / (1 - p)).
+        p: rate.
+        noise: "bernoulli", or "gaussian" for N(1, p / (1 - p)).
         share: "sequence" or "batch", whether sequences of a batch have their own masks.
         batch_first: input is (B, T, ...) instead of (T, B, ...).
 

@@ -24,7 +24,7 @@ def _hash(x: Tensor) -> Tensor:
 
 
 class Embedding(NoisyLayer, torch.nn.Embedding):
-    """`torch.nn.Embedding` that drops word *types*: whole rows of the matrix, anew for every sequence.
+    """`torch.nn.Embedding` that drops word types: whole rows of the matrix, anew for every sequence.
 
     Within one sequence every occurrence of a word shares its fate: "the dog and the cat" may become
     "- dog and - cat", never "- dog and the cat". Kept rows are scaled by 1 / (1 - p).

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.compilation import copied, not_compiled, uncompiled, without_history
+from bayesrnn.kernels.shared.tensors import unwatched
 from bayesrnn.posteriors import placement
 from bayesrnn.posteriors.weights import Patterns, Places, Weight, find_weights, refuse_unconvertible
 from bayesrnn.wrappers import whole
@@ -159,32 +160,36 @@ class Bayesian(RandomWeights):
 
     @uncompiled
     def _drawn(self) -> Mapping[str, Tensor]:
-        noise = self.noise(draws.source(self))
-        if any(whole(mean) is not mean for mean in self.means.values()):
+        self._check_module()
+        means = self.means
+        if any(whole(mean) is not mean for mean in means.values()):
             raise RuntimeError(
                 "fully_shard was applied to a part of the Bayesian module, whose weights would not be drawn: "
                 "apply it to all of it, fully_shard(q), and to no part"
             )
-        weights = self._draw(noise)
+        with unwatched(next(iter(means.values()))):
+            noise = self._sample(draws.source(self))
+            weights = self._draw(noise)
         self._current = noise
         return weights
 
     def noise(self, source: draws.Source | None) -> Any:
         """The noise of one draw from this source; None: new noise."""
-        return self.noises([source or draws.FRESH])[0]
-
-    def noises(self, sources: Sequence[draws.Source]) -> list[Any]:
-        """The noise of one draw from each source."""
         self._check_module()
+        return self._sample(source)
+
+    def _sample(self, source: draws.Source | None) -> Any:
         device = placement.parameters(self._places, next(iter(self._places))).device
-        return [source.weights("weights", self.posterior.noise, device) for source in sources]
+        return (source or draws.FRESH).weights("weights", self.posterior.noise, device)
 
     def _draw(self, noise: Any) -> Mapping[str, Tensor]:
         drawn: Mapping[str, Tensor] = self.posterior.weights(self.means, noise)
         return drawn
 
-    def draw_many(self, noises: Sequence[Any]) -> dict[str, Tensor]:
-        """The weights of several draws, (draws, *shape) each, without gradients."""
+    def draw_many(self, sources: Sequence[draws.Source]) -> dict[str, Tensor]:
+        """The weights of one draw from each source, (draws, *shape) each, without gradients."""
+        self._check_module()
+        noises = [self._sample(source) for source in sources]
         if isinstance(self.posterior, ManyDraws):
             return self.posterior.weights_many(self.means, noises)
         drawn = [self.posterior.weights(self.means, noise) for noise in noises]
@@ -192,13 +197,14 @@ class Bayesian(RandomWeights):
 
     def placed(self, weights: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Run the module on these weights inside the block, in place of its parameters."""
-        return placement.placed(self.module, self._places, weights)
+        layers = [part for part, _, _ in self._tree if isinstance(part, nn.RNNBase)]
+        return placement.placed(layers, self._places, weights)
 
     @uncompiled
     def posterior_kl(self) -> Tensor:
         """KL(q || p), unscaled; estimates are taken at the current draw (a new one where none is current)."""
         self._check_module()
-        noise = self.noise(draws.source(self)) if self._current is None else self._current
+        noise = self._sample(draws.source(self)) if self._current is None else self._current
         value: Tensor = self.posterior.kl({name: whole(mean) for name, mean in self.means.items()}, noise)
         return value
 

@@ -22,7 +22,7 @@ class BayesByBackprop(Bayesian, HasSigma):
     Args:
         module: any `nn.Module`; its present weights are the first means. It is copied, not changed.
         prior: `br.Normal`, `br.ScaleMixture`, or anything with `log_prob(w)`. None: `br.Normal(1.0)`, which learns on
-            data sets of all sizes; see "Priors" in the documentation before you choose a narrower one.
+            data sets of all sizes; see the guide on priors before you choose a narrower one.
         init_sigma: first standard deviation of the weights: a number, a pair (low, high) for a random start in
             between (uniform in rho), or a dict of name patterns to either. Start small: noise of 0.1 on every weight
             hides what the network could learn from.

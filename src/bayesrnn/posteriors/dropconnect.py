@@ -56,8 +56,9 @@ class DropConnect(Bayesian):
         p: probability of dropping a weight.
         noise: "bernoulli", or "gaussian" for multipliers N(1, p / (1 - p)) of the same variance.
         prior: of the weights; its sigma scales the L2 form of the KL.
-        include, exclude: which parameters are noisy, by name pattern. Without `include`: all that have at least two
-            axes (weight matrices and kernels; biases and norms are left alone).
+        include: name patterns of the noisy parameters. None: all that have at least two axes (weight matrices and
+            kernels; biases and norms are left alone).
+        exclude: name patterns of parameters without noise.
 
     Example::
 

@@ -106,7 +106,7 @@ class DiagonalGaussian(nn.Module):
 
     def noise(self, generator: torch.Generator | None) -> Eps:
         """epsilon ~ N(0, 1)."""
-        made = sampling.noise(self.rho[next(iter(self._group_dims))], self.spec(), generator, pool=self._pool)
+        made = sampling.noise(self.rho[next(iter(self._group_dims))], self.spec, generator, pool=self._pool)
         return made if isinstance(made, Seeded) else dict(zip(self._group_dims, made, strict=True))
 
     def weights(self, means: Mapping[str, Tensor], noise: Eps, *, autocast: bool = False) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -24,10 +24,14 @@ from bayesrnn.posteriors.weights import Places
 
 
 @contextmanager
-def placed(module: nn.Module, places: Places, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Put these weights into the module's parameter slots inside the block; the parameters come back after it."""
+def placed(layers: Sequence[nn.RNNBase], places: Places, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put these weights into a module's parameter slots inside the block; the parameters come back after it.
+
+    Args:
+        layers: the recurrent layers of the module.
+        places: the slots of each weight.
+    """
     kept = {name: parameters(places, name) for name in weights}
-    layers = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
     # Keep torch's list of flat weights: it would otherwise move the parameters to new memory at the next ordinary
     # call, and a recorded CUDA graph would go on with the old memory.
     before = [(m, m._flat_weights, m._flat_weight_refs) for m in layers]

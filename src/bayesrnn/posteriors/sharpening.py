@@ -27,7 +27,7 @@ class PosteriorSharpening(nn.Module, TwoLevel):
     counts per batch, and enters `br.ELBO` by itself. g is treated as a constant; eta, one learnt rate per weight,
     gets its gradient through theta and the KL.
 
-    With g the gradient of the *summed* -log p of the batch the best constant eta is sigma0^2 (minimise
+    With g the gradient of the summed -log p of the batch the best constant eta is sigma0^2 (minimise
     -eta g^2 + eta^2 g^2 / (2 sigma0^2)); the start is a tenth of it, since g is huge in the first steps.
 
     Args:
@@ -160,7 +160,7 @@ class PosteriorSharpening(nn.Module, TwoLevel):
         return self.q.posterior.spec()._replace(prior=plan.KernelPrior("none"))
 
     def _noise(self, generator: torch.Generator | None) -> sampling.Noise:
-        return sampling.noise(next(self.eta.parameters()), self._spec(), generator, pool=self.q.posterior._pool)
+        return sampling.noise(next(self.eta.parameters()), self._spec, generator, pool=self.q.posterior._pool)
 
     def bound(self, nll: Callable[[], Tensor]) -> Tensor:
         """The sharpened bound on this batch's summed -log p: -log p at theta plus the sharpening KL."""

@@ -7,9 +7,10 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass
+from operator import is_
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bayesrnn.draws import Draw, Unfoldable, using
+from bayesrnn.draws import Draw, Stacked, Unfoldable, using
 
 _PATIENCE = 60.0  # seconds that a fork waits for predictions of other threads
 
@@ -92,9 +93,9 @@ def alone(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def in_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block; afterwards every module is in the mode it was in."""
-    training = [m for m in model.modules() if m.training]
+def in_eval(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """Eval mode of these modules inside the block; afterwards each is in the mode it was in."""
+    training = [m for m in parts if m.training]
     try:
         for module in training:
             module.training = False
@@ -126,12 +127,6 @@ def _repeat_states(args: Any, count: int) -> Any:
     return args
 
 
-def one_draw(model: nn.Module, x: Any, rest: Rest, draw: Draw) -> Tensor:
-    """One draw, one pass."""
-    with using(model, draw), same_state(model):
-        return first_of(model(x, *rest.args, **rest.kwargs))
-
-
 def first_of(output: Any) -> Tensor:
     """The output that a prediction is about: a tensor, or the first of a tuple."""
     if isinstance(output, (tuple, list)) and output:
@@ -155,29 +150,33 @@ def first_of(output: Any) -> Tensor:
 _NOT_STATE = frozenset(nn.Module().__dict__) - {"_buffers"} | {"_flat_weights", "_flat_weight_refs"}
 
 
-@contextmanager
-def same_state(model: nn.Module) -> Iterator[None]:
-    """Attributes, buffers, containers and objects of the modules are afterwards what they were before.
+class State:
+    """Attributes, buffers, containers and objects of modules. After a `with` block they are as they were.
 
     So every draw starts from the state that the model was given with, and no tensor of a pass stays in the model.
-    Tensors that a pass changes in place stay changed.
+    Tensors that a pass changes in place stay changed. One object serves many blocks.
     """
-    owners = [m for m in model.modules() if not type(m).__module__.startswith("bayesrnn.")]
-    before = [{k: v for k, v in m.__dict__.items() if k not in _NOT_STATE} for m in owners]
-    containers: dict[int, tuple[Any, Any]] = {}
-    for attributes in before:
-        _keep(attributes.values(), containers)
-        _keep([vars(value) for value in attributes.values() if _holds_state(value)], containers)
-    try:
-        yield
-    finally:
-        for module, attributes in zip(owners, before, strict=True):
-            for name in [n for n in module.__dict__ if n not in _NOT_STATE and n not in attributes]:
-                del module.__dict__[name]
-            for name, value in attributes.items():
-                if module.__dict__.get(name) is not value:
-                    module.__dict__[name] = value
-        for container, content in containers.values():
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        owners = [m for m in parts if not type(m).__module__.startswith("bayesrnn.")]
+        self._before = [(m.__dict__, m.__dict__.copy()) for m in owners]
+        self._containers: dict[int, tuple[Any, Any]] = {}
+        for _, attributes in self._before:
+            own = [value for name, value in attributes.items() if name not in _NOT_STATE]
+            _keep(own, self._containers)
+            _keep([vars(value) for value in own if _holds_state(value)], self._containers)
+
+    def __enter__(self) -> None:
+        """Nothing has changed yet."""
+
+    def __exit__(self, *exc: object) -> None:
+        for now, before in self._before:
+            if len(now) == len(before) and all(map(is_, now.values(), before.values())):
+                continue
+            for name in [n for n in now if n not in _NOT_STATE and n not in before]:
+                del now[name]
+            now.update((name, value) for name, value in before.items() if name not in _NOT_STATE)
+        for container, content in self._containers.values():
             _refill(container, content)
 
 
@@ -199,15 +198,28 @@ def _keep(values: Any, kept: dict[int, tuple[Any, Any]]) -> None:
 
 
 def _refill(container: Any, content: Any) -> None:
-    same = len(container) == len(content)
-    if isinstance(container, dict):
-        same = same and all(key in container and container[key] is value for key, value in content.items())
-    else:
-        same = same and all(a is b for a, b in zip(container, content, strict=True))
-    if same:
+    same = len(container) == len(content) and all(map(is_, container, content))
+    if same and (not isinstance(container, dict) or all(map(is_, container.values(), content.values()))):
         return
     container.clear()
     if isinstance(container, (dict, set)):
         container.update(content)
     else:
         container.extend(content)
+
+
+class Passes:
+    """A model, its parts and its arguments, for passes that each start from the state the model was given with."""
+
+    def __init__(self, model: nn.Module, parts: Sequence[nn.Module], x: Any, rest: Rest) -> None:
+        self.model, self.parts, self.x, self.rest = model, parts, x, rest
+        self._state = State(parts)
+
+    def one(self, draw: Draw) -> Tensor:
+        """One draw, one pass."""
+        return self.run(draw, self.x, self.rest)
+
+    def run(self, source: Draw | Stacked, x: Any, rest: Rest) -> Tensor:
+        """One pass over these arguments."""
+        with self._state, using(self.model, source):
+            return first_of(self.model(x, *rest.args, **rest.kwargs))

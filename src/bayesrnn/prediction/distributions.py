@@ -12,7 +12,7 @@ from bayesrnn.prediction.result import Prediction, Summary
 
 
 class DistributionPrediction(Prediction):
-    """A regressor whose noise the model says: each draw is a distribution, and the prediction their even mixture.
+    """A regressor whose noise the model predicts: each draw is a distribution, and the prediction their even mixture.
 
     ``mean``, ``variance`` = ``aleatoric`` (mean of the draws' variances) + ``epistemic`` (variance of their means),
     ``quantile(q)``, ``interval(level)`` and ``crps(y)``, all (...) for outputs (..., size). ``samples`` are the draws'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,12 +72,11 @@ class Footprint:
 
 
 @contextmanager
-def watch(model: nn.Module | None) -> Iterator[Footprint]:
-    """The footprint of one draw that runs inside the block; None: nothing is watched."""
+def watch(parts: Iterable[nn.Module]) -> Iterator[Footprint]:
+    """The footprint of one draw that runs through these modules inside the block."""
     found = Footprint()
-    every = () if model is None else model.modules()
-    parts = [m for m in every if not isinstance(m, torch.jit.ScriptModule)]  # which takes no hooks
-    handles = [m.register_forward_hook(found.see) for m in parts]
+    hooked = [m for m in parts if not isinstance(m, torch.jit.ScriptModule)]  # which takes no hooks
+    handles = [m.register_forward_hook(found.see) for m in hooked]
     try:
         yield found
     finally:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,7 +21,7 @@ from bayesrnn.nn import NoisyLayer
 from bayesrnn.nn.recurrence import clear_about_states
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.prediction import memory
-from bayesrnn.prediction.calls import Rest, alone, in_eval, one_draw
+from bayesrnn.prediction.calls import Passes, Rest, alone, in_eval
 from bayesrnn.prediction.distributions import DistributionSummary
 from bayesrnn.prediction.folding import folded_draws
 from bayesrnn.prediction.result import Prediction, Summary
@@ -56,8 +59,9 @@ def predict(
 
     Args:
         model: any module that returns a tensor or a tuple whose first part is one, such as `(output, state)`.
-        x, *args: its arguments. Tensors among `args` (a state) are repeated for every draw along axis 1, as
-            torch.nn's states lie; tuples of tensors likewise.
+        x: its first argument.
+        *args: its further arguments. Tensors among them (a state), alone or in tuples, are repeated for every draw
+            along axis 1, as torch.nn's states lie.
         samples: number of draws.
         seed: makes the draws repeatable; None: taken from torch's global generator.
         likelihood: what the output means: `br.Categorical()` (logits over the last axis), or the `br.Gaussian`,
@@ -79,34 +83,58 @@ def predict(
     samples = check_whole("samples", samples, least=1, what="draws")
     if memory_limit is not None and not (is_number(memory_limit) and memory_limit > 0):
         raise ValueError(f"memory_limit must be a positive number of bytes, got {memory_limit!r}")
-    rest = Rest(args, dict(kwargs or {}))
-    _check_values(model, x, rest)
+    check_module(model)
+    rest, parts = Rest(args, dict(kwargs or {})), list(model.modules())
+    _check_values(parts, x, rest)
     _check_finite(x, rest)
     base = draws.seed_or_new(seed)
     seeds = [draws.mix(base, k) for k in range(samples)]
-    axis = _batch_dim(model) if batch_dim is None else _check_batch_dim(batch_dim, x)
-    with alone(model), _Progress(progress, samples) as report, torch.no_grad(), in_eval(model), clear_about_states():
+    axis = _batch_dim(parts) if batch_dim is None else _check_batch_dim(batch_dim, x)
+    random = samples == 1 or any(isinstance(m, Bayesian) for m in parts) or has_unit_noise(parts)
+    with (
+        _tensors_for(x), alone(model), _Progress(progress, samples) as report, torch.no_grad(), in_eval(parts),
+        clear_about_states(),
+    ):  # fmt: skip
         summary: Summary | None = None
+        first: Tensor | None = None
         limit = memory.default_limit(model) if memory_limit is None else int(memory_limit)
-        for outputs in _outputs(model, x, rest, seeds, axis, limit):
+        for outputs in _outputs(Passes(model, parts, x, rest), seeds, axis, limit):
             if summary is None:
                 if isinstance(likelihood, Distribution):
                     summary = DistributionSummary(likelihood, keep_samples, draws=samples)
                 else:
                     summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
             summary.add(outputs)
+            if not random:  # functions of torch show their noise when they run
+                first = outputs[0].clone() if first is None else first
+                random = not torch.equal(first, outputs[-1])
             del outputs  # before the next chunk is made
             report(summary.count)
     assert summary is not None
+    if not random:
+        advice = "add dropout, or wrap the model in br.BayesByBackprop"
+        warnings.warn(f"the model has no noise, so all {samples} draws are equal; {advice}", stacklevel=2)
     return summary.prediction()
 
 
-def _check_values(model: nn.Module, x: Any, rest: Rest) -> None:
-    """There is a model, and numbers to predict from."""
-    check_module(model)
-    for part in (*model.parameters(), *memory.tensors((x, rest.args, dict(rest.kwargs)))):
-        if part.is_meta or isinstance(part, FakeTensor) or torch._C._get_dispatch_mode(_FAKE) is not None:
-            raise TypeError("br.predict needs real tensors: the model or its input is on the meta device, or fake")
+@contextmanager
+def _tensors_for(x: Any) -> Iterator[None]:
+    """Explains errors of a model that is given an array of numpy."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        if not isinstance(x, np.ndarray):
+            raise
+        raise TypeError("x is a numpy array, and the model takes tensors: pass torch.as_tensor(x)") from error
+
+
+def _check_values(parts: Sequence[nn.Module], x: Any, rest: Rest) -> None:
+    """There are numbers to predict from."""
+    weights = (p for part in parts for p in part._parameters.values() if p is not None)
+    found = (*weights, *memory.tensors((x, rest.args, dict(rest.kwargs))))
+    fake = found and torch._C._get_dispatch_mode(_FAKE) is not None
+    if fake or any(p.is_meta or isinstance(p, FakeTensor) for p in found):
+        raise TypeError("br.predict needs real tensors: the model or its input is on the meta device, or fake")
 
 
 def _check_finite(x: Any, rest: Rest) -> None:
@@ -141,8 +169,8 @@ def _likelihood_for(outputs: Tensor, given: Likelihood | None) -> Likelihood | N
     return Categorical() if outputs.ndim > 2 and outputs.shape[-1] > 1 else None  # the first axis holds draws
 
 
-def _batch_dim(model: nn.Module) -> int:
-    for module in model.modules():
+def _batch_dim(parts: Sequence[nn.Module]) -> int:
+    for module in parts:
         if isinstance(module, NoisyLayer) and module.input_batch_dim is not None:
             return module.input_batch_dim
         if isinstance(module, nn.RNNBase):
@@ -150,37 +178,36 @@ def _batch_dim(model: nn.Module) -> int:
     return 0
 
 
-def _outputs(model: nn.Module, x: Any, rest: Rest, seeds: list[int], axis: int, memory_limit: int) -> Iterator[Tensor]:
+def _outputs(passes: Passes, seeds: list[int], axis: int, memory_limit: int) -> Iterator[Tensor]:
     """The outputs of all draws, in order, as chunks (draws, *output.shape)."""
-    modules = list(model.modules())
-    if any(isinstance(m, Bayesian) or (isinstance(m, NoisyLayer) and m.draws_weights) for m in modules):
-        yield from _weight_draws(model, x, rest, seeds, memory_limit)
-    elif isinstance(x, Tensor) and x.dim() > axis:
-        yield from folded_draws(model, x, rest, seeds, axis, memory_limit)
+    if any(isinstance(m, Bayesian) or (isinstance(m, NoisyLayer) and m.draws_weights) for m in passes.parts):
+        yield from _weight_draws(passes, seeds, memory_limit)
+    elif isinstance(passes.x, Tensor) and passes.x.dim() > axis:
+        yield from folded_draws(passes, seeds, axis, memory_limit)
     else:
-        yield from (one_draw(model, x, rest, Draw(seed)).unsqueeze(0) for seed in seeds)
+        yield from (passes.one(Draw(seed)).unsqueeze(0) for seed in seeds)
 
 
-def _weight_draws(model: nn.Module, x: Any, rest: Rest, seeds: list[int], memory_limit: int) -> Iterator[Tensor]:
+def _weight_draws(passes: Passes, seeds: list[int], memory_limit: int) -> Iterator[Tensor]:
     """Draws of whole weights: batched by vmap on an accelerator and for small models on a CPU, else one by one."""
-    q, name = posterior_of(model)
-    vectorised = q is not None and not has_unit_noise(model) and gains_from_batches(q)
+    q, name = posterior_of(passes.model)
+    vectorised = q is not None and not has_unit_noise(passes.parts) and gains_from_batches(q)
     weights = 0 if q is None else memory.size(list(q.means.values()))
     roomy = vectorised and memory_limit > _ROOMY * weights
     done, chunk, known = 0, _FIRST if roomy else 1, False
     while done < len(seeds):
         part = [Draw(seed) for seed in seeds[done : done + chunk]]
-        with memory.watch(model if vectorised and not known else None) as found:
+        with memory.watch(passes.parts if vectorised and not known else ()) as found:
             if vectorised and q is not None and len(part) > 1:
                 try:
-                    outputs = batched_weight_draws(q, x, rest, part, name)
+                    outputs = batched_weight_draws(q, passes.x, passes.rest, part, name)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception:  # alone each draw may run: the model has something that vmap does not know
                     vectorised, chunk = False, 1
                     continue
             else:
-                outputs = torch.stack([one_draw(model, x, rest, draw) for draw in part])
+                outputs = torch.stack([passes.one(draw) for draw in part])
         result = memory.size(outputs[0])
         yield outputs
         del outputs

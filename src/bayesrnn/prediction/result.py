@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -172,9 +173,9 @@ def _check_outputs(outputs: Tensor, classifier: bool) -> None:
     """No NaN and nothing infinite; but logits of -inf are masked classes, if a class is left."""
     if outputs.numel() == 0:
         return
-    low, high = torch.aminmax(outputs)  # NaN, if there is one
-    masked = classifier and bool(high < torch.inf) and bool(torch.isneginf(low))
-    if masked and bool((outputs.amax(-1) > -torch.inf).all()) and not bool(outputs.isnan().any()):
+    low, high = torch.stack(torch.aminmax(outputs)).tolist()  # NaN, if there is one
+    masked = classifier and low == -math.inf and high < math.inf
+    if masked and bool((outputs.amax(-1) > -torch.inf).all()):
         return
-    if not bool(torch.isfinite(torch.stack([low, high])).all()):
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise FloatingPointError("the model's output has NaN or infinite values: check its weights and the input")

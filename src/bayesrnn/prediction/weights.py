@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 
 from bayesrnn import draws, kernels
 from bayesrnn.draws import Draw
-from bayesrnn.draws.torch_noise import torch_noise_layers
-from bayesrnn.nn import NoisyLayer, recurrence
+from bayesrnn.draws.torch_noise import has_torch_noise
+from bayesrnn.nn import NoisyLayer
 from bayesrnn.nn.masks import cell_of
 from bayesrnn.posteriors.base import Bayesian
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
-from bayesrnn.prediction.calls import Rest, first_of, same_state
+from bayesrnn.prediction.calls import Rest, State, first_of
 
 _SMALL = 1 << 20  # weights up to which draws are batched on a CPU
 
@@ -56,7 +56,7 @@ class HeldDraws:
     def serve(model: nn.Module) -> bool:
         """Whether draws of this model can be run at once, and faster than one by one."""
         q, _ = posterior_of(model)
-        return q is not None and not has_unit_noise(model) and gains_from_batches(q)
+        return q is not None and not has_unit_noise(model.modules()) and gains_from_batches(q)
 
     def __call__(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         def run(weights: dict[str, Tensor], own: Any = None) -> Any:
@@ -85,15 +85,14 @@ def gains_from_batches(q: Bayesian) -> bool:
     return small and kernels.path("cpu", name="gaussian", dtype=first.dtype) == "compiled"
 
 
-def has_unit_noise(model: nn.Module) -> bool:
+def has_unit_noise(parts: Iterable[nn.Module]) -> bool:
     """Whether layers have noise besides that of the weights; functions of torch show theirs when they run."""
-    ours = any(isinstance(m, NoisyLayer) and m.noisy for m in model.modules())
-    return ours or bool(torch_noise_layers(model))
+    return any((isinstance(m, NoisyLayer) and m.noisy) or has_torch_noise(m) for m in parts)
 
 
 def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, Tensor]:
     """The weights of all draws, (draws, *shape) each."""
-    return q.draw_many(q.noises([draws.Bound(name, draw) for draw in part]))  # the noise that q itself would ask for
+    return q.draw_many([draws.Bound(name, draw) for draw in part])  # the noise that q itself would ask for
 
 
 @contextmanager
@@ -102,9 +101,9 @@ def _mapped(q: Bayesian, x: Any) -> Iterator[None]:
     no_noise = draws.NoNoise()
     with (
         draws.bind(q, no_noise, torchs=no_noise),
-        same_state(q),
+        State(q.modules()),
         kernels.force(_path_for_vmap(q, x)),
-        _KnownToVmap(),
+        _Embeddings() if any(isinstance(m, nn.Embedding) for m in q.modules()) else nullcontext(),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", message="There is a performance drop")  # of operations that vmap loops over
@@ -138,16 +137,11 @@ def _rows(x: Any, layer: nn.RNNBase) -> int | None:
     return int(x.shape[axis]) if isinstance(x, Tensor) and x.dim() > axis else None
 
 
-class _KnownToVmap(TorchFunctionMode):
-    """Recurrent functions run layer by layer, and embeddings pick their rows, in operations that vmap knows.
-
-    It knows `F.embedding` too, but copies all of a stack of weights for it.
-    """
+class _Embeddings(TorchFunctionMode):
+    """Embeddings pick their rows. vmap knows `F.embedding` too, but copies all of a stack of weights for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in recurrence.MODES:
-            return recurrence.run_function(func, args)
         if func is F.embedding and kwargs.get("max_norm") is None and len(args) == 2:
             tokens, weight = args
             return weight.index_select(0, tokens.flatten()).view(*tokens.shape, weight.shape[-1])

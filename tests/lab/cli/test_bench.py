@@ -12,7 +12,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import bench
 from bayesrnn.lab.cli import app
 
-SMALL = ["bench", "--device", "cpu", "--size", "8x2x60", "--seconds", "0", "--no-peers"]
+SMALL = ["bench", "--device", "cpu", "--size", "8x2x60", "--seconds", "0"]
 
 
 def run(*arguments):
@@ -176,7 +176,7 @@ def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph
         return real(case)
 
     monkeypatch.setattr(dispatch, "choose", watched)
-    for part in ("training", "prediction", "peers"):
+    for part in ("training", "prediction"):
         monkeypatch.setattr(bench, part, lambda options, say: iter(()))
     sizes = (bench.Size(8, 2), bench.Size(16, 4))
     record = bench.run(bench.Options(device="cpu", precision="fp32", sizes=sizes), lambda text: None)
@@ -194,14 +194,3 @@ def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph
     cases.clear()
     bench.paths(sizes[1], bench.Options(device="cuda", precision="tf32", sizes=sizes))
     assert all(case.graph and case.autocast is None for case in cases)
-
-
-def test_a_peer_that_is_not_installed_is_told_once(monkeypatch):
-    def missing(*args):
-        raise ImportError
-
-    monkeypatch.setattr(bench, "PEERS", dict.fromkeys(bench.PEERS, missing))
-    said = []
-    sizes = (bench.Size(4, 2), bench.Size(5, 2), bench.Size(6, 2))
-    assert list(bench.peers(bench.Options(device="cpu", sizes=sizes), said.append)) == []
-    assert said == ["blitz is not installed: no row", "bayesian-torch is not installed: no row"]

@@ -19,6 +19,19 @@ def test_version():
     assert result.stdout == f"bayesrnn {__version__}\n"
 
 
+@pytest.mark.parametrize("words", ["train", "sweep", "reproduce"])
+def test_a_command_without_its_arguments(words):
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 2
+    assert "Missing argument" in result.stderr
+
+
+def test_help_of_the_module_names_the_command():
+    command = [sys.executable, "-m", "bayesrnn", "train", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Usage: bayesrnn train" in result.stdout
+
+
 def test_help_names_the_subcommands():
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
@@ -134,7 +147,6 @@ def test_an_output_without_a_place_for_a_letter_ends_no_command():
         ("train brnn-medium --learning-rate 2", "train.lr=2"),
         ("train brnn-medium --epoch", "train.epochs=VALUE"),
         ("sweep brnn-medium --hidden 3 --grid lr=1,2", "model.hidden=3"),
-        ("reproduce gal2016 --epochs 1", "train.epochs=1"),
     ],
 )
 def test_an_unknown_option_names_the_setting_it_may_mean(words, setting):

@@ -1,32 +1,21 @@
 import itertools
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine import study as study_of
 from bayesrnn.lab.engine import sweep as module
 from bayesrnn.lab.engine.sweep import sweep
 from bayesrnn.lab.tasks.base import TASKS
 
 optuna = pytest.importorskip("optuna")
-
-
-@pytest.fixture
-def tmp_path():
-    """In memory where that is possible: a database waits for its disk after every word."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture
@@ -142,49 +131,6 @@ def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
     assert again["epochs"] == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["here", "elsewhere"])
-def test_a_run_whose_process_is_gone_is_taken_over(swept, tmp_path, monkeypatch, where):
-    """Here: the process id is free. Elsewhere: no heartbeat for longer than the grace period."""
-    monkeypatch.setattr(study_of, "_HEARTBEAT", 1)
-    monkeypatch.setattr(study_of, "_GRACE", 1)
-    first, _ = swept(grid=["hidden=2"])
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    with study_of.quiet(optuna):
-        url = f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
-        storage = optuna.storages.RDBStorage(url)
-        other = optuna.create_study(storage=storage, study_name="two")
-        about = optuna.load_study(study_name="line", storage=storage).user_attrs["about"]
-        other.set_user_attr("about", {**about, "space": {"model.hidden": [2, 3]}})
-        other.sampler = optuna.samplers.GridSampler({"model.hidden": ("2", "3")}, seed=1)
-        trial = other.ask()
-        trial.suggest_categorical("model.hidden", ("2", "3"))
-        machine = study_of.machine() if where == "here" else "another one"
-        trial.set_user_attr("worker", {"machine": machine, "pid": gone.pid if where == "here" else os.getpid()})
-        if where == "elsewhere":
-            beating = optuna.storages.RDBStorage(url, heartbeat_interval=1, grace_period=1)
-            beating.record_heartbeat(trial._trial_id)
-            time.sleep(3)
-    record, said = swept("two", grid=["hidden=2,3"], study="two", storage=url)
-    assert sorted(row["settings"]["model.hidden"] for row in record["trials"]) == [2, 3]
-    assert {row["state"] for row in record["trials"]} == {"complete"}
-    assert len(said) == 4
-    assert first["trials"][0]["value"] in [row["value"] for row in record["trials"]]
-
-
-def test_a_run_that_lives_is_left_alone(swept, tmp_path):
-    swept(grid=["hidden=2"])
-    with study_of.quiet(optuna):
-        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
-        study = optuna.load_study(study_name="line", storage=storage)
-        trial = study.ask()
-        trial.set_user_attr("worker", study_of.worker())
-    record, said = swept(grid=["hidden=2"])
-    assert said == []
-    assert [row["state"] for row in record["trials"]] == ["complete", "running"]
-
-
 def test_a_run_is_not_tried_for_ever(swept, monkeypatch):
     def launch(*args, **kwargs):
         raise RuntimeError("of no known reason")
@@ -215,7 +161,7 @@ def test_a_finished_run_that_was_not_told_of_is_not_run_again(swept, monkeypatch
 
 @pytest.mark.slow
 def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_path):
-    """Two commands on one study; one is killed with a run under way. Every point is there once, as if undisturbed."""
+    """Two commands on one folder; one is killed with a run under way. Every point is there once, as if undisturbed."""
     options = ["hidden=8", "batch_size=8", "window=12", "epochs=2", "save_every=5"]
     grid = ["model.step_dropout=0,0.2,0.4"]
     command = [sys.executable, "-m", "bayesrnn", "sweep", "small-plain", *options, "--data", str(text_folder)]
@@ -241,23 +187,6 @@ def test_processes_share_the_work_and_a_killed_one_is_replaced(text_folder, tmp_
     assert len(figures(record)) == 3
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_trial_that_was_taken_and_never_begun_is_not_shown(swept, tmp_path, sampled):
-    """Its process was killed between taking it and saying who has it; the point itself is done."""
-    optuna = pytest.importorskip("optuna")
-    grid = ["hidden=2,3"]
-    whole, _ = swept(grid=grid)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
-    study = optuna.load_study(study_name="line", storage=storage)
-    if sampled:
-        study.sampler = optuna.samplers.GridSampler({"model.hidden": [2, 3]}, seed=1)
-    study.ask()
-    again, _ = swept(grid=grid)
-    assert [row["state"] for row in again["trials"]] == ["complete", "complete"]
-    assert figures(again) == figures(whole)
-    storage.remove_session()
-
-
 def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="either --grid or --search"):
         swept()
@@ -267,20 +196,11 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
         swept(search=["lr=1:2"])
     with pytest.raises(UserError, match="--trials is for a search; a grid runs all its points"):
         swept(grid=["hidden=2"], trials=1)
-    with pytest.raises(UserError, match="storage cannot be opened"):
-        swept(grid=["hidden=2"], storage="no url")
-    with pytest.raises(UserError, match="storage cannot be opened"):
-        swept(grid=["hidden=2"], storage=f"sqlite:///{tmp_path}/no/such/folder.db")
     swept(grid=["hidden=2"])
     with pytest.raises(
         UserError, match=r"out holds a sweep that was started with other values to try; choose another --o"
     ):
         swept(grid=["hidden=3"])
-    storage = f"sqlite:///{tmp_path}/out/sweep.db"
-    with pytest.raises(
-        UserError, match="line was started with other values to try; choose another --study, with an --o"
-    ):
-        swept("other", grid=["hidden=3"], storage=storage)
     with pytest.raises(UserError, match=r"was started with other settings \(train\.epochs=\d+, not 2\); choose"):
         swept(grid=["hidden=2"], overrides=["epochs=2"])
     with pytest.raises(UserError, match=r"was started with other settings \(train\.clip=5\.0, not null\); choose"):
@@ -290,18 +210,18 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="was started with another seed; choose"):
         swept(grid=["hidden=2"], seed=2)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file cannot be made \(File exists\); choose another --out"):
+    with pytest.raises(UserError, match=r"file/trials cannot be made \(Not a directory\); choose another --out"):
         swept("file", grid=["hidden=2"])
-    assert swept("other", grid=["hidden=3"], study="another", storage=storage)[0]["best"] is not None
     with pytest.raises(UserError, match=r"train\.lr=1 and train\.lr=1\.0 are the same; omit one of them"):
         swept("double", grid=["lr=1,0.5,1.0"])
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match="pip install optuna"):
-        swept(grid=["hidden=2"])
+    with pytest.raises(UserError, match="--search and --prune need optuna: pip install optuna"):
+        swept("searched", search=["lr=1:2"], trials=1)
+    assert swept(grid=["hidden=2"])[0]["best"] is not None  # a grid needs no optuna
 
 
-def test_data_that_are_wrong_leave_no_study_behind(text_folder, tmp_path):
-    """With the right ones the same command begins; a study that has a run is kept, and refuses other data."""
+def test_data_that_are_wrong_leave_no_sweep_behind(text_folder, tmp_path):
+    """With the right ones the same command begins; a sweep that has a run is kept, and refuses other data."""
     common = {"say": lambda text: None, "grid": ["hidden=2,3"], "device": "cpu"}
     common["overrides"] = ["batch_size=4", "window=6", "epochs=1"]
     for data in ("nowhere", str(text_folder)):
@@ -341,85 +261,33 @@ def test_a_device_that_is_full_is_a_result(swept, monkeypatch):
     assert record["trials"][1]["error"] == "CUDA out of memory."
 
 
-def test_two_that_take_the_last_point_at_once(swept, tmp_path):
-    """The sampler hands out a point that is done when there is no other: whoever comes later gives way."""
-    swept(grid=["hidden=2"])
-    with study_of.quiet(optuna):
-        storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
-        study = optuna.load_study(study_name="line", storage=storage)
-        about = study.user_attrs["about"]
-        options = {"out": tmp_path / "out", "say": print, "seed": 1, "trials": None}
-        work = module._Work(study, about, {"model.hidden": ("2",)}, **options)
-        study.optimize(work._trial, n_trials=1, catch=(module._Surplus,))
-        assert study.trials[-1].user_attrs["error"] == module._SURPLUS
-        assert len(work._counted(study.trials)) == 1
-
-
-def test_a_run_that_another_process_still_writes_is_left_to_it(swept, tmp_path):
-    """As when its process was taken for dead after a jump of the clock."""
+def test_a_run_that_another_process_writes_is_left_to_it(swept, tmp_path, monkeypatch):
+    """The others are run; the table says that one is running."""
     from bayesrnn.lab.runs.folder import RunFolder
 
-    with RunFolder(tmp_path / "out" / "trials" / "0000", files=[]):
-        record, _ = swept(grid=["train.lr=0.01"])
-    assert [(row["state"], row["folder"]) for row in record["trials"]] == [("complete", "trials/0001")]
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize("message", ["UNIQUE constraint failed: alembic_version.version_num", "table x already exists"])
-def test_tables_that_another_process_makes_are_waited_for(swept, monkeypatch, message):
-    """Two that start at the same moment both make the tables of a new database; one of them fails at it."""
-    import sqlalchemy.exc
-
-    opened, failed = optuna.storages.RDBStorage.__init__, []
-
-    def made(*args, **kwargs):
-        if len(failed) < failures:
-            failed.append(message)
-            raise sqlalchemy.exc.OperationalError("CREATE TABLE x", None, Exception(message))
-        opened(*args, **kwargs)
-
-    monkeypatch.setattr(optuna.storages.RDBStorage, "__init__", made)
-    monkeypatch.setattr(study_of, "_WAIT", 0.001)
-    monkeypatch.setattr(study_of, "_LAST_WAIT", 0.03)
-    failures = 3
-    assert swept(grid=["hidden=2"])[0]["best"] is not None
-    assert len(failed) == 3
-    failures = 100
-    with pytest.raises(UserError, match=r"cannot be opened \(.*(UNIQUE|already exists)"):
-        swept(grid=["hidden=2"])
-    assert len(failed) == 3 + 6  # 1, 2, 4, 8 and 16 ms between them
-
-
-def old_version(folder):
-    """The table and the study as earlier versions wrote them: without a digest, and without the study's name."""
-    table = json.loads((folder / "sweep.json").read_text())
-    name = table.pop("study")
-    del table["data_digest"]
-    (folder / "sweep.json").write_text(json.dumps(table))
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'sweep.db'}")
-    study = optuna.load_study(study_name=name, storage=storage)
-    about = study.user_attrs["about"]
-    study.set_user_attr("about", {key: value for key, value in about.items() if key != "data_digest"})
-    storage.remove_session()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "launch", stop)
+        swept(grid=["lr=0.01,0.02"])
+    with RunFolder(tmp_path / "out" / "trials" / "0000", files=[], force=True):
+        record, _ = swept(grid=["lr=0.01,0.02"])
+    assert [(row["state"], row["folder"]) for row in record["trials"]] == [
+        ("complete", "trials/0001"),
+        ("running", "trials/0000"),
+    ]
+    assert {row["state"] for row in swept(grid=["lr=0.01,0.02"])[0]["trials"]} == {"complete"}
 
 
 def test_a_folder_is_for_one_sweep(swept, tmp_path):
     """The runs of one are not taken for another's, and its table stays."""
     swept(grid=["hidden=2"])
     table = (tmp_path / "out" / "sweep.json").read_bytes()
-    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
-    for options in (
-        {"grid": ["hidden=3"], "study": "another"},
-        {"grid": ["hidden=3"], "storage": elsewhere},
-        {"grid": ["hidden=2"], "seed": 2, "storage": elsewhere},
-    ):
+    for options in ({"grid": ["hidden=3"]}, {"grid": ["hidden=2"], "seed": 2}):
         with pytest.raises(UserError, match=r"out holds a sweep that was started with .*; choose another --out\.$"):
             swept(**options)
-    with pytest.raises(UserError, match=r"out holds the study line, not another; choose another --out\.$"):
-        swept(grid=["hidden=2"], study="another")
     assert (tmp_path / "out" / "sweep.json").read_bytes() == table
-    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'out' / 'sweep.db'}")
-    assert optuna.get_all_study_names(storage) == ["line"]
-    storage.remove_session()
     (tmp_path / "out" / "sweep.json").write_text(json.dumps({**json.loads(table), "settings": [1]}))
     with pytest.raises(UserError, match="with other settings"):
         swept(grid=["hidden=2"])
@@ -436,13 +304,13 @@ def test_a_folder_belongs_to_a_sweep_before_its_first_run_has_ended(swept, monke
         patched.setattr(module, "launch", stop)
         swept(grid=["hidden=2"])
     with pytest.raises(UserError, match="out holds a sweep that was started with other values to try"):
-        swept(grid=["hidden=3"], study="another")
+        swept(grid=["hidden=3"])
     assert swept(grid=["hidden=2"])[0]["best"]["epochs"] == 3
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_run_of_another_sweep_is_not_taken_for_a_trial(swept, tmp_path, monkeypatch, finished):
-    """Where table and database are gone, and the runs are left."""
+    """Where the table and what says which trial it is are gone, and the run is left."""
 
     def stop(self, line, epochs):
         if line["epoch"] == 2:
@@ -455,22 +323,22 @@ def test_a_run_of_another_sweep_is_not_taken_for_a_trial(swept, tmp_path, monkey
     out = tmp_path / "out"
 
     def clear():
-        for name in ("sweep.json", "sweep.db"):
-            (out / name).unlink(missing_ok=True)
+        """As if an earlier version had made the runs, and its table were gone."""
+        for path in (out / "sweep.json", *out.glob("trials/*/trial.json")):
+            path.unlink(missing_ok=True)
 
+    clear()
     before = {path: path.read_bytes() for path in out.glob("trials/0000/*") if path.is_file()}
     for options, wrong in (
-        ({"grid": ["hidden=3"]}, "with model.hidden=2, not 3"),
+        ({"grid": ["hidden=3"]}, "with model.hidden=2"),
         ({"grid": ["hidden=2"], "seed": 2}, "with seed=1, not 2"),
         ({"grid": ["hidden=2"], "overrides": ["clip=null"]}, "with train.clip=5.0, not null"),
     ):
-        clear()
         with pytest.raises(UserError) as refused:
             swept(**options)
         assert str(refused.value) == f"{out}/trials/0000 holds a run of another sweep ({wrong}); choose another --out."
         assert not (out / "sweep.json").exists()  # nothing has come of it: the folder is nobody's
     assert {path: path.read_bytes() for path in before} == before
-    clear()
     record, _ = swept(grid=["hidden=2"])
     assert record["best"]["epochs"] == 3
 
@@ -490,26 +358,26 @@ def test_two_texts_of_one_name_are_two(texts, tmp_path):
     one, two = map(str, texts)
     common = {"say": lambda text: None, "search": ["lr=0.1:1"], "device": "cpu"}
     common["overrides"] = ["hidden=4", "batch_size=4", "window=10", "epochs=1"]
-    out, url = tmp_path / "out", f"sqlite:///{tmp_path / 'out' / 'sweep.db'}"
+    out = tmp_path / "out"
     first = sweep("small-plain", out=out, data=one, trials=1, **common)
     with pytest.raises(UserError, match=r"out holds a sweep .* with data of the same name and other content; choose"):
         sweep("small-plain", out=out, data=two, trials=2, **common)
-    with pytest.raises(UserError, match=r"The study small-plain was .* with data of the same name and other content; "):
-        sweep("small-plain", out=tmp_path / "there", data=two, trials=2, storage=url, **common)
     (tmp_path / "moved").mkdir()
     moved = shutil.copytree(one, tmp_path / "moved" / "text")
     assert sweep("small-plain", out=out, data=str(moved), trials=1, **common)["best"] == first["best"]
-    old_version(out)
+    table = json.loads((out / "sweep.json").read_text())
+    del table["data_digest"]  # as earlier versions wrote it
+    (out / "sweep.json").write_text(json.dumps(table))
     assert len(sweep("small-plain", out=out, data=one, trials=2, **common)["trials"]) == 2
-    for name in ("sweep.json", "sweep.db"):
-        (out / name).unlink()
+    for path in (out / "sweep.json", *out.glob("trials/*/trial.json")):
+        path.unlink()
     with pytest.raises(UserError, match=r"0000 holds a run of another sweep \(on other data\); choose another --out"):
         sweep("small-plain", out=out, data=two, trials=1, **common)
     config = json.loads((out / "trials" / "0000" / "config.json").read_text())
-    del config["data_digest"]  # as earlier versions wrote it
+    del config["data_digest"]
     (out / "trials" / "0000" / "config.json").write_text(json.dumps(config))
     again = sweep("small-plain", out=out, data=one, trials=1, **common)
-    assert again["best"]["value"] == first["best"]["value"]
+    assert first["best"]["value"] in [row["value"] for row in again["trials"]]
 
 
 def test_damaged_checkpoints_name_the_folder_to_remove(swept, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image, ImageDraw
@@ -19,9 +20,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # newer releases of Starlette prefer httpx2
     from starlette.testclient import TestClient
 
+from bayesrnn.forecasting import Forecaster
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.explore.application import application
 from bayesrnn.lab.explore.panel import Options
+from bayesrnn.lab.registry import open_saved
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.digits.images import FILES
 from bayesrnn.lab.tasks.sentiment.reviews import AUTHORS
@@ -40,7 +43,7 @@ class Client(TestClient):
     """Asks as the page does: with origin and token."""
 
     def __init__(self, folders, options=Options(), token=TOKEN):  # noqa: B008
-        self.runs = [open_run(folder, torch.device("cpu")) for folder in folders]
+        self.runs = [open_saved(folder) or open_run(folder, torch.device("cpu")) for folder in folders]
         app = application(self.runs, options, token=TOKEN, port=PORT)
         super().__init__(app, base_url=f"http://127.0.0.1:{PORT}")
         self.headers.update({"Origin": f"http://127.0.0.1:{PORT}", "Authorization": f"Bearer {token}"})
@@ -166,3 +169,16 @@ def forecast(train, tmp_path_factory):
     file.write_text("\n".join(["date,level,heat", *rows]) + "\n")
     settings = ["model.hidden=6", "data.covariates=all", "data.window=12", "data.horizon=3", "epochs=2"]
     return train("forecast-bbb", file, settings)
+
+
+@pytest.fixture(scope="session")
+def forecaster(tmp_path_factory):
+    """A saved one: two series, a column known up to now, and one known ahead."""
+    rng, t, parts = np.random.default_rng(0), np.arange(150), []
+    for k, name in enumerate(("north", "south")):
+        price, heat = 3 + rng.normal(size=150), 15 + 8 * np.sin(t / 5)
+        y = 20 + 3 * k - 2 * price + 0.3 * np.roll(heat, 1) + 0.5 * rng.normal(size=150)
+        days = pd.date_range("2024-01-01", periods=150)
+        parts.append(pd.DataFrame({"unique_id": name, "ds": days, "y": y, "price": price, "heat": heat}))
+    made = Forecaster(6, future=["price"], past=["heat"], members=0).fit(pd.concat(parts))
+    return made.save(tmp_path_factory.mktemp("saved") / "forecaster")

@@ -17,6 +17,7 @@ import uvicorn
 from bayesrnn.lab.explore.application import application
 from bayesrnn.lab.explore.panel import Options
 from bayesrnn.lab.explore.server import SETTINGS, listen
+from bayesrnn.lab.registry import open_saved
 from bayesrnn.lab.runs.opening import open_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -47,7 +48,7 @@ def open_page(browser):
     def opened(folders, *, width=1200, scheme="light", token=TOKEN):
         listening = listen(0)
         port = listening.getsockname()[1]
-        runs = [open_run(folder, torch.device("cpu")) for folder in folders]
+        runs = [open_saved(folder) or open_run(folder, torch.device("cpu")) for folder in folders]
         server = uvicorn.Server(uvicorn.Config(application(runs, Options(), token=TOKEN, port=port), **SETTINGS))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -186,6 +187,27 @@ def test_the_origin_is_dragged(open_page, forecast):
     mean = page.locator(".fan path.main").get_attribute("d")
     page.get_by_label(f"heat at {after}").fill("9")
     until(page, "mean => document.querySelector('.fan path.main').getAttribute('d') !== mean", mean)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (400, "dark")])
+def test_a_saved_forecaster(open_page, forecaster, width, scheme):
+    """Another series, a price after the origin, walking forward; by keyboard as by mouse."""
+    page = open_page([forecaster], width=width, scheme=scheme)
+    page.locator(".fan svg").first.wait_for(timeout=60_000)
+    page.get_by_label("Series").select_option("south")
+    page.locator(".fan figcaption", has_text="south.").wait_for()
+    page.get_by_role("slider", name="Forecast made at").press("End")
+    page.locator('.fan svg[aria-label*="made at 2024-05-29"]').wait_for()
+    mean = page.locator(".fan path.main").get_attribute("d")
+    page.get_by_label("price at 2024-05-31").fill("9")
+    until(page, "mean => document.querySelector('.fan path.main').getAttribute('d') !== mean", mean)
+    page.get_by_role("button", name="Undo changes").click()
+    until(page, "mean => document.querySelector('.fan path.main').getAttribute('d') === mean", mean)
+    page.get_by_role("button", name="Walk forward").press("Enter")
+    page.locator("figcaption", has_text="Where 60 values fell").wait_for(timeout=60_000)
+    assert page.locator("figure", has_text="Among the largest").count() == 2
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    check_accessible(page)
 
 
 TASKS = ("language", "language2", "forecast", "digits", "sentiment", "captioning")

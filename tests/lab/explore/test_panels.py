@@ -3,10 +3,13 @@
 import base64
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import bayesrnn as br
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster
 from bayesrnn.lab.explore.panel import Options
 from bayesrnn.lab.explore.risk import risk_curve
 from bayesrnn.lab.tasks.captioning.description import describe
@@ -123,8 +126,9 @@ class TestForecast:
     def test_a_forecast_at_the_end_is_that_of_the_task(self, forecast, client_of):
         client = client_of([forecast])
         about = client.about()["runs"][0]["panels"]["task"]
-        assert about["name"] == "level"
-        assert [covariate["name"] for covariate in about["covariates"]] == ["heat"]
+        assert about["names"] == ["level"]
+        about = about["shown"]
+        assert [(covariate["name"], covariate["ahead"]) for covariate in about["covariates"]] == [("heat", False)]
         assert about["labels"][-1] == "2013-07"
         last = about["origins"][1]
         found = client.ask("fan", {"origin": last, "draws": 32, "level": 0.9})
@@ -136,18 +140,88 @@ class TestForecast:
 
     def test_an_earlier_origin_does_not_see_what_came_later(self, forecast, client_of):
         client = client_of([forecast])
-        last = client.about()["runs"][0]["panels"]["task"]["origins"][1]
+        last = client.about()["runs"][0]["panels"]["task"]["shown"]["origins"][1]
         before = client.ask("fan", {"origin": last - 5, "draws": 4})
         refused = client.ask("fan", {"origin": last - 5, "edits": [{"step": last, "column": 1, "value": 9.0}]})
-        assert refused["error"] == "A change must be of a covariate, and not after the origin."
+        assert "after the origin only if it is known ahead" in refused["error"]
         changed = client.ask(
             "fan", {"origin": last - 5, "draws": 4, "edits": [{"step": last - 5, "column": 1, "value": 9.0}]}
         )
         assert changed["mean"] != before["mean"]
         assert client.ask("fan", {"origin": last - 5, "draws": 4})["mean"] == before["mean"]
-        assert "after the training part" in client.ask("fan", {"origin": 3})["error"]
+        assert client.ask("fan", {"origin": 3})["error"] == "Forecasts can be made from 2009-04 to 2013-04."
+        assert client.ask("fan", {"origin": last, "series": 1})["error"] == "There is no such series."
+
+    def test_walking_forward_is_that_of_the_test_part(self, forecast, client_of):
+        client = client_of([forecast])
+        found = client.ask("walk")
+        task = client.runs[0].task(None, torch.device("cpu"))
+        measured = task.evaluate(samples=32, level=0.95)
+        assert np.mean(found["crps"]) == pytest.approx(measured["test_crps"], rel=1e-6)
+        assert found["coverage"][1]["level"] == 95
+        assert np.mean(found["coverage"][1]["shares"]) == pytest.approx(measured["test_coverage"], rel=1e-6)
+        assert sum(found["pit"]) == pytest.approx(1)
+        assert [worst["name"] for worst in found["worst"]] == ["level"]
+        assert len(found["times"]) == len(found["epistemic"]) > 10
 
     def test_pruning_is_scored(self, forecast, client_of):
         found = client_of([forecast]).ask("prune", {"share": 0.9}, panel="weights")
         assert found["before"] > 0
         assert found["after"] != found["before"]
+
+
+class TestSavedForecaster:
+    def test_a_forecast_at_the_end_is_that_of_the_forecaster(self, forecaster, client_of):
+        client = client_of([forecaster])
+        about = client.about()["runs"][0]
+        assert about["name"] == "Forecasts of north, south"
+        assert list(about["panels"]) == ["task"]
+        shown = client.ask("series", {"series": 1})["shown"]
+        assert [(c["name"], c["ahead"], len(c["values"])) for c in shown["covariates"]] == [
+            ("heat", False, 150), ("price", True, 156)
+        ]  # fmt: skip
+        made = Forecaster.load(forecaster)
+        price = shown["covariates"][1]["values"][-6:]
+        future = pd.DataFrame({"unique_id": "south", "ds": pd.to_datetime(shown["labels"][-6:]), "price": price})
+        found = client.ask("fan", {"series": 1, "origin": shown["origins"][1], "level": 0.8})
+        expected = made.predict(made.history("south"), level=[80], future=future)
+        for key, column in (("mean", "mean"), ("low", "lo-80"), ("high", "hi-80"), ("epistemic_std", "epistemic_std")):
+            np.testing.assert_allclose(found[key], expected[column], rtol=1e-4)
+        assert np.shape(found["paths"]) == (12, 6)
+
+    def test_columns_known_ahead_can_be_changed_after_the_origin(self, forecaster, client_of):
+        client = client_of([forecaster])
+        last = client.about()["runs"][0]["panels"]["task"]["shown"]["origins"][1]
+        for origin in (last, last - 20):
+            before = client.ask("fan", {"origin": origin})
+            edit = {"step": origin + 2, "column": 2, "value": 9.0}
+            changed = client.ask("fan", {"origin": origin, "edits": [edit]})
+            moved = np.array(changed["mean"]) - np.array(before["mean"])
+            assert abs(moved[1]) > 5 * abs(moved[0])
+            assert client.ask("fan", {"origin": origin})["mean"] == before["mean"]
+        refused = client.ask("fan", {"origin": last, "edits": [{"step": last + 2, "column": 1, "value": 9.0}]})
+        assert "after the origin only if it is known ahead" in refused["error"]
+        refused = client.ask("fan", {"origin": last, "edits": [{"step": last + 7, "column": 2, "value": 9.0}]})
+        assert "error" in refused
+        assert client.ask("series", {"series": 2})["error"] == "There is no such series."
+
+    def test_an_earlier_origin_does_not_see_later_values(self, forecaster, client_of, tmp_path):
+        """Nor does one whose later rows are gone."""
+        made = Forecaster.load(forecaster)
+        history = made.history("north")
+        origin = len(history) - 30
+        found = client_of([forecaster]).ask("fan", {"origin": origin, "level": 0.9})
+        later = history.iloc[origin + 1 :][["unique_id", "ds", "price"]]
+        expected = made.predict(history.iloc[: origin + 1], level=[90], future=later)
+        np.testing.assert_allclose(found["high"], expected["hi-90"], rtol=1e-9)
+
+    def test_walking_forward(self, forecaster, client_of):
+        found = client_of([forecaster]).ask("walk")
+        assert found["rows"] == 2 * 5 * 6
+        assert len(found["crps"]) == 6
+        assert {worst["name"] for worst in found["worst"]} == {"north", "south"}
+        assert sum(found["pit"]) == pytest.approx(1)
+
+    def test_a_forecaster_and_a_run_are_not_compared(self, forecaster, forecast, client_of):
+        with pytest.raises(UserError, match="Only runs of one task can be compared"):
+            client_of([forecaster, forecast])

@@ -104,33 +104,43 @@ class Pool:
             self._buffers.clear()
 
 
-def address(tensor: Tensor | None, size: int | None = None, dtype: torch.dtype = torch.float32) -> int:
+def address(
+    tensor: Tensor | None,
+    shape: tuple[int, ...] | None = None,
+    name: str = "a tensor",
+    dtype: torch.dtype = torch.float32,
+) -> int:
     """Where C finds the tensor's numbers; 0 for None. Every pointer that reaches C comes from here.
 
+    The kernels trust what they are told: what does not fit must not reach them.
+
     Args:
-        size: how many numbers C reads or writes there; None: as many as there are.
+        shape: that of the numbers C reads or writes there; None: whatever it is.
+        name: of the tensor, for errors.
     """
     if tensor is None:
         return 0
     if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
         raise ValueError(f"compiled kernels need tensors with memory of their own, got {type(tensor).__name__}")
-    count = tensor.numel()
-    if not tensor.is_cpu or tensor.dtype != dtype or (size is not None and count != size):
+    if shape is not None and tensor.shape != shape:
+        raise ValueError(f"{name} must be of shape {shape}, got {tuple(tensor.shape)}")
+    if not tensor.is_cpu or tensor.dtype != dtype:
         raise ValueError(
-            f"compiled kernels need {count if size is None else size} numbers of {dtype} in a CPU's memory, "
-            f"got {tensor.dtype} on {tensor.device} with shape {tuple(tensor.shape)}"
+            f"compiled kernels need numbers of {dtype} in a CPU's memory, got {tensor.dtype} on {tensor.device}"
         )
     try:
         place = tensor.data_ptr()
     except RuntimeError:  # inside a transform
         place = 0
-    if (not place and count) or tensor.is_neg():
+    if (not place and tensor.numel()) or tensor.is_neg():
         raise ValueError("compiled kernels need tensors with memory of their own, got one without")
     if not tensor.is_contiguous():
         raise ValueError(f"compiled kernels need contiguous memory, got strides {tensor.stride()}")
     return place
 
 
-def addresses(tensors: Iterable[Tensor | None], sizes: Iterable[int], dtype: torch.dtype = torch.float32) -> array[int]:
+def addresses(
+    tensors: Iterable[Tensor | None], shapes: Iterable[tuple[int, ...]], dtype: torch.dtype = torch.float32
+) -> array[int]:
     """The addresses of many tensors, as C wants them."""
-    return array("Q", [address(t, size, dtype) for t, size in zip(tensors, sizes, strict=True)])
+    return array("Q", [address(t, shape, dtype=dtype) for t, shape in zip(tensors, shapes, strict=True)])

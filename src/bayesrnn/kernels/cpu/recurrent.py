@@ -1,11 +1,12 @@
-"""The compiled recurrences as Python calls: what the three cells share. Tensors in, tensors out; no autograd here."""
+"""The recurrences in C: all steps of a layer in one call, forward and backward. README.md beside this file has it."""
 
 from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.cpu.memory import Pool, address
+from bayesrnn.kernels.shared.recurrent import Cell, Layer, Recurrence
 from bayesrnn.kernels.shared.rows import offsets
 from bayesrnn.kernels.shared.tensors import Mapped, beneath, for_each, ordinary, traced, transformed
 
-CELLS = {"lstm": (0, 4), "gru": (1, 3), "tanh": (2, 1), "relu": (3, 1)}
-"""Number of the cell in C, and how many gates it has."""
+_CELLS = ("LSTM", "GRU", "tanh", "relu")  # in the order of C's enum
 _WORK = 1 << 16  # multiplications of one step that are worth a thread of their own; chosen, not measured
 _LANES, _MOST = 16, 4  # the most lanes that a vector has, and the vectors of a panel
 _scratch = Pool()
@@ -43,140 +44,117 @@ class _Backward(ctypes.Structure):
 
 def serves(gx: Tensor, *others: Tensor | None) -> bool:
     """Whether the compiled kernels can run a layer with these tensors: float32 on a CPU, and kernels there are."""
-    tensors = [t for t in (gx, *others) if t is not None]
+    tensors: tuple[Tensor | None, ...] = (gx, *others)
     if transformed():
-        tensors = [beneath(t) for t in tensors]
-    fit = all(t.is_cpu and t.dtype == torch.float32 for t in tensors)
-    return fit and gx.numel() > 0 and not traced() and ordinary(*tensors) and build.why_not() is None
+        tensors = tuple(None if t is None else beneath(t) for t in tensors)
+    for t in tensors:
+        if t is not None and not (t.is_cpu and t.dtype is torch.float32):
+            return False
+    return gx.numel() > 0 and not traced() and ordinary(*tensors) and build.why_not() is None
 
 
-class Layer:
-    """One direction of one layer: its sizes and masks, as the kernels want them."""
+class _Call:
+    """One direction of one layer as C wants it; with `draws`, every tensor has an axis of that length in front."""
 
-    def __init__(
-        self, cell: str, h: Tensor, mask: Tensor | None, cell_mask: Tensor | None, sizes: Sequence[int], reverse: bool
-    ) -> None:
-        number, self.gates = CELLS[cell]
-        self.batch, self.hidden = h.shape
-        if sorted(sizes, reverse=True) != list(sizes) or sizes[-1] < 1 or sizes[0] != self.batch:
+    def __init__(self, layer: Layer, *draws: int) -> None:
+        gates, sizes, (batch, hidden) = layer.gates, layer.sizes, layer.h.shape[-2:]
+        if sizes[0] != batch:
             raise ValueError("batch_sizes must fall, from the batch of h")
-        shape, by_gate = (self.batch, self.hidden), (self.batch, self.gates, self.hidden)
-        if mask is not None and mask.shape != shape and mask.shape != by_gate:
-            raise ValueError(f"z_h must be of shape {shape} or {by_gate}, got {tuple(mask.shape)}")
-        if cell_mask is not None and cell_mask.shape != shape:
-            raise ValueError(f"z_c must be of shape {shape}, got {tuple(cell_mask.shape)}")
-        self.sizes, self._offsets = array("q", sizes), array("q", offsets(sizes))
-        self._kept = [_ready(mask), _ready(cell_mask)]
-        masks = 0 if mask is None else 1 if mask.ndim == 2 else mask.shape[1]
+        self._sizes, self._offsets = _steps(tuple(sizes))
+        rows, width = self._offsets[-1], gates * hidden
+        self.by_gate, self.by_unit, self.state = (*draws, rows, width), (*draws, rows, hidden), (*draws, batch, hidden)
+        self.weights, self.bias, self._draws = (*draws, width, hidden), (*draws, hidden), draws
+        self._masks = _ready(layer.z_h), _ready(layer.z_c)
+        copies = gates if layer.untied else 1
+        mask = address(self._masks[0], (batch, gates, hidden) if layer.untied else self.state, "z_h")
         self._layer = _Layer(
-            number, self.hidden, self.batch, len(sizes), reverse, self.gates, masks,
-            self.sizes.buffer_info()[0], *map(address, self._kept),
+            _CELLS.index(layer.kind), hidden, batch, len(sizes), layer.reverse, gates, copies if mask else 0,
+            self._sizes.buffer_info()[0], mask, address(self._masks[1], self.state, "z_c"),
         )  # fmt: skip
-        self._copies = max(masks, 1)
-        work = self.batch * self.gates * self.hidden * self.hidden
-        self.threads = max(1, min(build.threads(), work // _WORK))
+        self.threads = max(1, min(build.threads(), draws[0] if draws else batch * width * hidden // _WORK))
+        each = self.threads if draws else 1
+        self.packed = each * width * (-(-hidden // _LANES) * _LANES)  # the weights in the order in which C reads them
+        self.masked = each * 2 * copies * batch * hidden
 
-    # the kernels trust what they are told: what does not fit must not reach them
-    def _expect(self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, bias: Tensor | None) -> None:
-        width, state = self.gates * self.hidden, (self.batch, self.hidden)
-        expected = {
-            "gx": (gx, (self._offsets[-1], width)),
-            "w_hh": (w, (width, self.hidden)),
-            "the state h": (h, state),
-            "the state c": (c, state),
-            "b_hn": (bias, (self.hidden,)),
-        }
-        for name, (tensor, shape) in expected.items():
-            if tensor is not None and tensor.shape != shape:
-                raise ValueError(f"{name} must be of shape {shape}, got {tuple(tensor.shape)}")
+    def run(self, function: Any, arguments: type[ctypes.Structure], tensors: Sequence[Any], *scratch: int) -> None:
+        """Call C with (tensor, shape, name) for each argument, and scratch memory of these sizes after them."""
+        room = _scratch.take_all([(n,) for n in scratch], tensors[0][0])
+        given = arguments(*starmap(address, tensors), *map(address, room))
+        at, threads = _pointer(self._offsets.buffer_info()[0]), ctypes.c_int(self.threads)
+        function(ctypes.byref(self._layer), ctypes.byref(given), at, *map(_int, self._draws), threads)
 
-    @property
-    def _packed(self) -> int:
-        """Numbers of the recurrent weights in the order in which the kernels read them."""
-        return self.gates * self.hidden * (-(-self.hidden // _LANES) * _LANES)
 
-    def _run(self, name: str, arguments: ctypes.Structure) -> None:
-        function: Any = getattr(build.loaded(), name)
-        at = ctypes.c_void_p(self._offsets.buffer_info()[0])
-        function(ctypes.byref(self._layer), ctypes.byref(arguments), at, ctypes.c_int(self.threads))
-
-    def _forward(self, *tensors: Tensor | None, draws: int = 1) -> _Forward:
-        """The addresses of gx, w, bias, out, kept, h, c, packed and masked, each with room for all draws."""
-        rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden
-        sizes = (rows * width, width * self.hidden, self.hidden, rows * self.hidden, rows * self.hidden, state, state)
-        counts = [draws * n for n in sizes]
-        return _Forward(*map(address, tensors, (*counts, None, None)))
-
-    def forward(
-        self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, kept: Tensor | None, bias: Tensor | None
-    ) -> None:
-        """Runs all steps: `gx` becomes the gates' activations, `h` and `c` the last states, `out` is written."""
-        self._expect(gx, w, h, c, bias)
-        w, bias = w.contiguous(), _ready(bias)
-        packed, masked = _scratch.take_all([(self._packed,), (2 * self._copies * self.batch * self.hidden,)], gx)
-        self._run("bayesrnn_recurrence", self._forward(gx, w, bias, out, kept, h, c, packed, masked))
-
-    def forward_many(
-        self, gx: Tensor, w: Tensor, h: Tensor, c: Tensor | None, out: Tensor, bias: Tensor | None
-    ) -> None:
-        """As `forward` for several draws of the weights at once: every tensor has one more axis in front."""
-        draws = gx.shape[0]
-        self._expect(gx[0], w[0], h[0], None if c is None else c[0], None if bias is None else bias[0])
-        threads = min(build.threads(), draws)
-        shapes = [(threads * self._packed,), (threads * 2 * self.batch * self.hidden,)]
-        packed, masked = _scratch.take_all(shapes, gx)
-        fields = self._forward(gx, w, bias, out, None, h, c, packed, masked, draws=draws)
-        at = ctypes.c_void_p(self._offsets.buffer_info()[0])
-        function: Any = build.loaded().bayesrnn_recurrence_many
-        function(ctypes.byref(self._layer), ctypes.byref(fields), at, ctypes.c_int64(draws), ctypes.c_int(threads))
-
-    def backward(
-        self,
-        gates: Tensor,
-        out: Tensor | None,
-        kept: Tensor | None,
-        h0: Tensor,
-        c0: Tensor | None,
-        w: Tensor,
-        d_out: Tensor | None,
-        dh: Tensor,
-        dc: Tensor | None,
-        d_gx: Tensor,
-        d_product: Tensor,
-    ) -> None:
-        """All steps back: `dh` and `dc` become the first states' gradients, `d_gx` and `d_product` are written."""
-        self._expect(gates if self.gates > 1 else d_gx, w, h0, c0, None)
-        if d_out is not None and d_out.shape != (self._offsets[-1], self.hidden):
-            raise ValueError("the output's gradient must have its shape")
-        w, h0, c0, d_out = w.contiguous(), h0.contiguous(), _ready(c0), _ready(d_out)
-        packed = _scratch.take((self._packed,), gates)
-        rows, width, state = self._offsets[-1], self.gates * self.hidden, self.batch * self.hidden
-        by_unit, by_gate = rows * self.hidden, rows * width
-        sizes = (by_gate, by_unit, by_unit, state, state, width * self.hidden, by_unit, state, state, by_gate, by_gate)
-        tensors = (gates, out, kept, h0, c0, w, d_out, dh, dc, d_gx, d_product)
-        self._run("bayesrnn_recurrence_backward", _Backward(*map(address, tensors, sizes), address(packed)))
+@lru_cache(maxsize=256)
+def _steps(sizes: tuple[int, ...]) -> tuple[array[int], array[int]]:
+    """The rows of every step, and the first row of each."""
+    if sorted(sizes, reverse=True) != list(sizes) or sizes[-1] < 1:
+        raise ValueError("batch_sizes must fall, from the batch of h")
+    return array("q", sizes), array("q", offsets(sizes))
 
 
 def _ready(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def own_copy(state: Tensor | None, like: Tensor) -> Tensor:
+def _own_copy(state: Tensor | None, like: Tensor) -> Tensor:
     """A contiguous copy of `state` to work on; zeros where there is none."""
     if state is None:
         return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
     return state.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _recurrences(
-    draws: int, tensors: Sequence[Any], *, cell: str, sizes: Sequence[int], reverse: bool
-) -> tuple[Tensor, ...]:
-    gx, h, c, w, bias = (for_each(t, draws) for t in tensors)
-    layer = Layer(cell, h[0], None, None, sizes, reverse)
-    out, h = gx.new_empty(*gx.shape[:2], h.shape[2]), h.clone()
-    c = None if c is None else c.clone()
-    layer.forward_many(gx, w, h, c, out, bias)
-    return (out, h) if c is None else (out, h, c)
+def _run(layer: Layer, function: Any, *draws: int) -> tuple[Tensor, tuple[Any, ...], Tensor | None]:
+    """Outputs, last states and what a backward needs beside the gates, which are written over gx."""
+    call, gx = _Call(layer, *draws), layer.gx
+    out = gx.new_empty(call.by_unit)
+    kept = None if draws or layer.gates == 1 else gx.new_empty(call.by_unit)
+    states = tuple(_own_copy(s, s) for s in layer.states)
+    h, c = (*states, None)[:2]
+    tensors = (
+        (gx, call.by_gate, "gx"), (layer.w_hh.contiguous(), call.weights, "w_hh"),
+        (_ready(layer.b_hn), call.bias, "b_hn"), (out, call.by_unit), (kept, call.by_unit),
+        (h, call.state, "the state h"), (c, call.state, "the state c"),
+    )  # fmt: skip
+    call.run(function, _Forward, tensors, call.packed, call.masked)
+    return out, states, kept
+
+
+def _forward(layer: Layer) -> tuple[Any, ...]:
+    layer = layer._replace(gx=layer.gx.contiguous())
+    out, states, kept = _run(layer, build.loaded().bayesrnn_recurrence)
+    return out, states, layer.gx if kept is None else None, (layer.gx, kept)
+
+
+def _backward(layer: Layer, saved: Any, h_prev: Any, d_out: Any, d_states: Any) -> tuple[Any, ...]:
+    gates, kept = saved
+    call, d_gx = _Call(layer), torch.empty_like(gates)
+    d_product = torch.empty_like(gates) if layer.kind == "GRU" else d_gx
+    found = tuple(_own_copy(d, s) for d, s in zip(d_states, layer.states, strict=True))
+    dh, dc = (*found, None)[:2]
+    out = {"LSTM": None, "GRU": h_prev}.get(layer.kind, gates)
+    tensors = (
+        (gates, call.by_gate), (out, call.by_unit), (kept, call.by_unit), (layer.h.contiguous(), call.state),
+        (_ready(layer.c), call.state), (layer.w_hh.contiguous(), call.weights),
+        (_ready(d_out), call.by_unit, "the output's gradient"), (dh, call.state, "the gradient of h"),
+        (dc, call.state, "the gradient of c"), (d_gx, call.by_gate), (d_product, call.by_gate),
+    )  # fmt: skip
+    call.run(build.loaded().bayesrnn_recurrence_backward, _Backward, tensors, call.packed)
+    return d_gx, d_product, found, None
+
+
+def _draws(count: int, tensors: Sequence[Any], *, kind: str, sizes: Sequence[int], reverse: bool) -> tuple[Tensor, ...]:
+    gx, h, c, w, bias = (for_each(t, count) for t in tensors)
+    layer = Layer(kind, sizes, reverse, gx, h, c, w, b_hn=bias)
+    out, states, _ = _run(layer, build.loaded().bayesrnn_recurrence_many, count)
+    return out, *states
+
+
+def compiled(cell: Cell, loop: Recurrence) -> Recurrence:
+    """A cell's recurrence in C; `loop` runs projections and what is not float32 on a CPU."""
+    return Recurrence(
+        cell, _forward, _backward, otherwise=loop, draws=_draws,
+        serves=lambda layer: layer.w_hr is None and serves(*layer[3:]),
+    )  # fmt: skip
 
 
 def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -189,32 +167,11 @@ def _products(draws: int, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     packed = _scratch.take((threads * _MOST * _LANES * inputs,), x)
     numbers = [x.stride(0) if x.shape[0] > 1 else 0, rows, inputs, outputs, draws]
     x_draw, *sizes = (ctypes.c_int64(n) for n in numbers)
-    expected = (len(x) * rows * inputs, draws * outputs * inputs, draws * outputs, draws * rows * outputs, None)
+    expected = (x.shape, (draws, outputs, inputs), (draws, outputs), (draws, rows, outputs), None)
     tensors_ = (x, w, bias, out, packed)
     at = [ctypes.c_void_p(address(t, n) or None) for t, n in zip(tensors_, expected, strict=True)]
     build.loaded().bayesrnn_products_many(at[0], x_draw, *at[1:], *sizes, ctypes.c_int(threads))
     return (out,)
-
-
-def elsewhere(
-    cell: str, tensors: Sequence[Any], others: Sequence[Any], given: Sequence[Any], loop: Callable[..., Any],
-    reference: Callable[..., Any], *, batch_sizes: Sequence[int], reverse: bool, **options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """One direction of one layer that C cannot run as it is: in `loop`, or `reference` inside vmap and the like.
-
-    Inside vmap, C runs draws of the weights side by side, for predictions: without masks and gradients.
-
-    Args:
-        tensors: gx, h, c, w_hh and the bias inside the cell, or None for what the cell lacks.
-        others: masks and whatever else the compiled kernels may not know.
-        given: the arguments of `loop` and `reference`.
-    """
-    options = {"batch_sizes": batch_sizes, "reverse": reverse, **options}
-    if not transformed():
-        return loop(*given, **options)  # type: ignore[no-any-return]
-    if torch.is_grad_enabled() or any(t is not None for t in others) or not serves(*tensors):
-        return reference(*given, **options)  # type: ignore[no-any-return]
-    return Mapped.apply(partial(_recurrences, cell=cell, sizes=batch_sizes, reverse=reverse), *tensors)  # type: ignore[no-any-return]
 
 
 def mapped_product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

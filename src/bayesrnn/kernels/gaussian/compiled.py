@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.cpu.memory import Pool, address, addresses
-from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.gaussian import plan as planning
 from bayesrnn.kernels.gaussian import reference
 from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec, Terms, View
+from bayesrnn.kernels.paths import compiled_path
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.tensors import ordinary
 
@@ -29,8 +29,6 @@ _BLOCK = 1 << 16  # weights that one thread takes at a time
 _GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it
 _ROWS = 16  # of a tensor that is summed by column, at least, in a block
 _KINDS = {"none": 0, "normal": 1, "groups": 2, "weights": 3}
-_SHAPE = ("numel", "row", "columns", "rest", "kind", "groups", "first_group", "group_size", "padding", "padding_end",
-          "block", "first_block", "blocks", "first_partial")  # fmt: skip
 
 
 class _Prior(ctypes.Structure):
@@ -46,8 +44,6 @@ class _Tables(NamedTuple):
     """What the kernels are told about a posterior, once for all draws."""
 
     shapes: array[int]
-    sizes: tuple[int, ...]
-    """Weights of each tensor."""
     priors: tuple[_Prior, _Prior]
     """Without and with sums."""
     blocks: int
@@ -61,6 +57,7 @@ class _Tables(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _tables(spec: DrawSpec) -> _Tables:
+    """One line of numbers for each tensor, as C's Shape has them."""
     lines: list[int] = []
     sizes = tuple(math.prod(shape) for shape in spec.shapes)
     blocks = partials = groups = 0
@@ -74,16 +71,13 @@ def _tables(spec: DrawSpec) -> _Tables:
         count = -(-numel // block)
         first, end = (-1, -1) if padding is None else (padding * row, (padding + 1) * row)
         kept = {planning.WHOLE: 1, planning.BY_ROW: 2, planning.BY_COLUMN: view.groups}[view.kind]
-        fields = {
-            "numel": numel, "row": row, "columns": view.groups, "rest": view.rest, "kind": view.kind,
-            "groups": view.groups, "first_group": groups, "group_size": numel // view.groups if view.groups else 0,
-            "padding": first, "padding_end": end, "block": block, "first_block": blocks, "blocks": count,
-            "first_partial": partials,
-        }  # fmt: skip
-        lines += [fields[name] for name in _SHAPE]
+        lines += (
+            numel, row, view.groups, view.rest, view.kind, view.groups, groups,
+            numel // view.groups if view.groups else 0, first, end, block, blocks, count, partials,
+        )  # fmt: skip
         blocks, partials, groups = blocks + count, partials + kept * count, groups + view.groups
     priors = _prior(spec, sum(sizes), sums=False), _prior(spec, sum(sizes), sums=True)
-    return _Tables(array("q", lines), sizes, priors, blocks, partials, groups)
+    return _Tables(array("q", lines), priors, blocks, partials, groups)
 
 
 def _prior(spec: DrawSpec, count: int, *, sums: bool) -> _Prior:
@@ -103,9 +97,10 @@ def _pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> ctypes.c_voi
     return ctypes.c_void_p(address(tensor, dtype=dtype))
 
 
-def _each(sizes: Sequence[int], pointers: int) -> list[int]:
-    """How many numbers C expects behind each of `pointers` pointers per tensor."""
-    return [size for size in sizes for _ in range(pointers)]
+def _interleaved(spec: DrawSpec, *lists: Sequence[Tensor | None]) -> array[int]:
+    """The addresses of all lists' first tensors, then of their second ones, and so on."""
+    tensors = [t for of_one in zip(*lists, strict=True) for t in of_one]
+    return addresses(tensors, [shape for shape in spec.shapes for _ in lists])
 
 
 class _Draw(OnceFunction):
@@ -113,8 +108,6 @@ class _Draw(OnceFunction):
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
         seed, spec, sums, pool, mark, *params = given
         tables, count = _tables(spec), len(spec.shapes)
-        if [tuple(p.shape) for p in params] != [*spec.shapes, *spec.shapes]:  # the kernel trusts what it is told
-            raise ValueError("means and rhos must have the shapes of the spec")
         flat = [p.contiguous() for p in params]  # a copy only of parameters in another layout
         means, rhos = flat[:count], flat[count:]
         weights = pool.take_all(spec.shapes, means[0])
@@ -123,8 +116,7 @@ class _Draw(OnceFunction):
         partials = torch.empty(tables.blocks + (tables.partials if grouped else 0), dtype=torch.float64, **cpu)
         groups = torch.empty(tables.groups if grouped else 0, dtype=torch.float64, **cpu)
         slopes = torch.empty(tables.groups if grouped else 0, dtype=torch.float32, **cpu)
-        three = [t for of_one in zip(means, rhos, weights, strict=True) for t in of_one]
-        pointers = addresses(three, _each(tables.sizes, 3))
+        pointers = _interleaved(spec, means, rhos, weights)
         kl = build.loaded().bayesrnn_draw(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(seed),
             _pointer(partials, torch.float64), _pointer(groups, torch.float64), _pointer(slopes), ctypes.byref(mark),
@@ -149,8 +141,7 @@ class _Draw(OnceFunction):
         used = [sums or d is not None for d in given]
         room = iter(ctx.pool.take_all([s for s, u in zip(spec.shapes, used, strict=True) if u], means[0]))
         d_rhos = [next(room) if u else None for u in used]
-        five = [t for of_one in zip(means, rhos, given, d_means, d_rhos, strict=True) for t in of_one]
-        pointers = addresses(five, _each(tables.sizes, 5))
+        pointers = _interleaved(spec, means, rhos, given, d_means, d_rhos)
         scale = 0.0 if d_kl is None else float(d_kl)
         build.loaded().bayesrnn_draw_backward(
             count, _at(tables.shapes), ctypes.byref(tables.priors[sums]), _at(pointers), ctypes.c_uint64(ctx.seed),
@@ -172,7 +163,7 @@ def draw(
 
 def places(spec: DrawSpec, parameters: Sequence[Tensor]) -> list[int]:
     """The addresses of all means, then of all rhos: contiguous tensors of one dtype, in the shapes of the spec."""
-    return addresses(parameters, _tables(spec).sizes * 2, parameters[0].dtype).tolist()
+    return addresses(parameters, spec.shapes * 2, parameters[0].dtype).tolist()
 
 
 def mark(spec: DrawSpec, places: Sequence[int], dtype: torch.dtype) -> int:
@@ -192,7 +183,7 @@ def draw_many(
     room = -(-draws // 8) * 8  # so that batches of about one size find the same buffers
     weights = [pool.take((room, *m.shape), m)[:draws] for m in flat[:count]]
     three = [t for of_one in zip(flat[:count], flat[count:], weights, strict=True) for t in of_one]
-    expected = [n * (draws if k % 3 == 2 else 1) for k, n in enumerate(_each(tables.sizes, 3))]
+    expected = [(draws, *shape) if k == 2 else shape for shape in spec.shapes for k in range(3)]
     pointers, numbers = addresses(three, expected), array("Q", [int(seed) for seed in seeds])
     build.loaded().bayesrnn_draw_many(
         count, _at(tables.shapes), _at(pointers), _at(numbers), ctypes.c_int64(draws), tables.threads
@@ -204,7 +195,7 @@ def noise(seed: Tensor, spec: DrawSpec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
     outs = [torch.empty(shape, dtype=torch.float32, device="cpu") for shape in spec.shapes]
     tables, at = _tables(spec), ctypes.c_uint64(int(seed))
-    pointers = addresses(outs, tables.sizes)
+    pointers = addresses(outs, spec.shapes)
     build.loaded().bayesrnn_noise(len(outs), _at(tables.shapes), _at(pointers), at, tables.threads)
     return outs
 

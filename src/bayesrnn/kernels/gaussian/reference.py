@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.dispatch import reference_path
-from bayesrnn.kernels.gaussian.mixture import group_log_density
 from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec
 
 
@@ -26,6 +25,15 @@ class Sample(NamedTuple):
     """Sum of sigma^2 over all weights."""
     squares: list[Tensor]
     """For each tensor the sums of its squared weights, one per group; empty where no groups were asked for."""
+
+
+def group_log_density(squares: Tensor, n: int, pi: float, sigma1: float, sigma2: float) -> Tensor:
+    """log(pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)) of groups of n weights, given each group's sum of squares."""
+    parts = []
+    for share, sigma in ((pi, sigma1), (1 - pi, sigma2)):
+        constant = math.log(share) - n * (math.log(sigma) + 0.5 * math.log(2 * math.pi))
+        parts.append(constant - squares * (0.5 / sigma**2))
+    return torch.logaddexp(*parts)
 
 
 def group_squares(weight: Tensor, group_dim: int | None) -> Tensor:
@@ -126,30 +134,6 @@ def sharpen(
     if noise is not None:
         thetas = [theta + sigma0 * eps for theta, eps in zip(thetas, noise, strict=True)]
     return torch.stack([step.square().sum() for step in steps]).sum(), thetas
-
-
-def normals(seed: int, counters: Tensor) -> Tensor:
-    """The noise of the kernels on a GPU in float64: four normal numbers for every counter, (..., 4).
-
-    Philox4x32-10 (Salmon et al. 2011) with the seed as its key, and the transform of Box and Muller (1958).
-    """
-    word = 0xFFFFFFFF
-    a, b = counters & word, (counters >> 32) & word
-    c = d = torch.zeros_like(a)
-    for k in range(10):
-        keys = ((seed & word) + k * 0x9E3779B9) & word, ((seed >> 32) + k * 0xBB67AE85) & word
-        first, second = a * 0xD2511F53, c * 0xCD9E8D57  # modulo 2^64
-        a, b, c, d = (
-            ((second >> 32) & word) ^ b ^ keys[0], second & word, ((first >> 32) & word) ^ d ^ keys[1], first & word
-        )  # fmt: skip
-    return torch.cat([box_muller(a, b), box_muller(c, d)], dim=-1)
-
-
-def box_muller(a: Tensor, b: Tensor) -> Tensor:
-    """Two normal numbers, (..., 2), of two 32-bit words: the radius from a, the angle from b."""
-    radius = (-2 * ((a.double() + 0.5) / 2**32).log()).sqrt()
-    angle = b.double() * (2 * math.pi / 2**32)
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
 
 
 PATHS = (reference_path("gaussian", draw), reference_path("sharpening", sharpen))

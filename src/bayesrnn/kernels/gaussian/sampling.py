@@ -5,8 +5,9 @@ theta = mean + sigma eps with sigma = softplus(rho). Each function chooses its p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,9 @@ Noise = Seeded | Sequence[Tensor]
 """The noise of one draw: the seed it is made from, or one tensor for each weight tensor."""
 
 
-def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, pool: Pool) -> Seeded | list[Tensor]:
+def noise(
+    like: Tensor, spec: Callable[[], DrawSpec], generator: torch.Generator | None, *, pool: Pool
+) -> Seeded | list[Tensor]:
     """N(0, 1) for every weight, and 0 for padding rows.
 
     By what the device can do, not by the path asked for, and in float32: one seed is one draw on every path and in
@@ -57,31 +60,37 @@ def noise(like: Tensor, spec: DrawSpec, generator: torch.Generator | None, *, po
 
     Args:
         like: one of the parameters.
+        spec: asked only where the noise is made as tensors.
         generator: None for torch's global one.
     """
     if traced() and generator is not None and ordinary(like):
         with outside_tracers():  # a held draw is a constant of the graph that is traced
             return noise(like, spec, generator, pool=pool)
-    case = _case("noise", spec.device.type, torch.float32)
+    case = _case("noise", like.device.type, torch.float32)
     row = next(row for row in paths_of("noise") if row.refuses(case) is None and (row.traced or not traced()))
     if row.name != "loop":
-        return Seeded(spec.device, generator, path=row.name)
-    made: list[Tensor] = row.load()(like, spec, generator, pool=pool)
+        return Seeded(like.device, generator, path=row.name)
+    made: list[Tensor] = row.load()(like, spec(), generator, pool=pool)
     return made
+
+
+def _run(kernel: str, noise: Noise | None, spec: DrawSpec, like: Sequence[Tensor], *given: Any, **options: Any) -> Any:
+    """The kernel on its path, which takes the noise as a seed if it is the one that makes it, else as tensors."""
+    path = None if noise is None else noise.path if isinstance(noise, Seeded) else "tensors"
+    row, _ = choose(_case(kernel, spec.device.type, spec.dtype, noise=path))
+    first: Any = None
+    if isinstance(noise, Seeded) and row.name == path:
+        first = noise.seed.to(spec.device)
+    elif noise is not None:
+        first = tensors(noise, spec, like)
+    return row.load()(first, spec, *given, **options)
 
 
 def draw(
     noise: Noise, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool, sums: bool = True
 ) -> Drawn:
     """One draw of the weights; with `sums` also KL(q || p), or log q alone for a prior that the kernels do not know."""
-    path = noise.path if isinstance(noise, Seeded) else "tensors"
-    row, _ = choose(_case("gaussian", spec.device.type, spec.dtype, noise=path))
-    if isinstance(noise, Seeded) and row.name == path:
-        given: Tensor | list[Tensor] = noise.seed.to(spec.device)
-    else:
-        given = tensors(noise, spec, rhos)
-    drawn: Drawn = row.load()(given, spec, means, rhos, pool=pool, sums=sums)
-    return drawn
+    return _run("gaussian", noise, spec, rhos, means, rhos, pool=pool, sums=sums)  # type: ignore[no-any-return]
 
 
 def draw_many(
@@ -112,15 +121,7 @@ def sharpen(
 
     Gradients flow to `phis` and `etas`; `gradients`, g, are constants.
     """
-    path = None if noise is None else noise.path if isinstance(noise, Seeded) else "tensors"
-    row, _ = choose(_case("sharpening", spec.device.type, spec.dtype, noise=path))
-    given: Tensor | Sequence[Tensor] | None = None
-    if isinstance(noise, Seeded) and row.name == path:
-        given = noise.seed.to(spec.device)
-    elif noise is not None:
-        given = tensors(noise, spec, phis)
-    found: tuple[Tensor, list[Tensor]] = row.load()(given, spec, phis, etas, gradients, sigma0=sigma0)
-    return found
+    return _run("sharpening", noise, spec, phis, phis, etas, gradients, sigma0=sigma0)  # type: ignore[no-any-return]
 
 
 def tensors(noise: Noise, spec: DrawSpec, like: Sequence[Tensor]) -> list[Tensor]:

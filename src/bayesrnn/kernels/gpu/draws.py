@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bayesrnn.kernels.cpu.memory import Pool
-from bayesrnn.kernels.gaussian.plan import DrawSpec, plan
-from bayesrnn.kernels.gpu.launches import ELEMENTS, on, pick, tile_options
+from bayesrnn.kernels.gaussian.plan import DrawSpec
+from bayesrnn.kernels.gpu.launches import element_options, launches
 from bayesrnn.kernels.gpu.tiles import address_of, extent_of, noise_of, own_tile, places_of, pointer_to, softplus
 
 
@@ -49,18 +49,9 @@ def draw_many(
     seeds: Tensor, spec: DrawSpec, means: Sequence[Tensor], rhos: Sequence[Tensor], *, pool: Pool | None = None
 ) -> list[Tensor]:
     """The weights of several draws, (draws, *shape) each, without gradients. `seeds`: (draws,) int64 on the device."""
-    made, draws = plan(spec), seeds.shape[0]
-    own_means, own_rhos = ([p.detach().contiguous() for p in part] for part in (means, rhos))
+    draws, flat = seeds.shape[0], [[p.detach().contiguous() for p in part] for part in (means, rhos)]
     weights = [torch.empty(draws, *shape, dtype=spec.dtype, device=spec.device) for shape in spec.shapes]
-    compute = tl.float64 if spec.dtype == torch.float64 else tl.float32
-    with on(spec.device):
-        for launch in made.launches:
-            if launch.tiles:
-                own = [pick(part, launch) for part in (own_means, own_rhos, weights)]
-                options = tile_options(launch, *own)
-                options["VECTORS"] &= spec.dtype.itemsize >= 4  # so that every draw begins on 16 bytes
-                _draws[(launch.tiles,)](
-                    seeds, draws, *own, launch.table, launch.places, ELEMENT=ELEMENTS[spec.dtype], COMPUTE=compute,
-                    **options,
-                )  # fmt: skip
+    for launch, own, options in launches(spec, *flat, weights):
+        options["VECTORS"] &= spec.dtype.itemsize >= 4  # so that every draw begins on 16 bytes
+        _draws[(launch.tiles,)](seeds, draws, *own, launch.table, launch.places, **element_options(spec), **options)
     return weights

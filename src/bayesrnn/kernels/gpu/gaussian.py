@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesrnn.kernels.cpu.memory import Pool
 from bayesrnn.kernels.gaussian import plan as planning
 from bayesrnn.kernels.gaussian.plan import GROUP_FIELDS, Drawn, DrawSpec, Launch, Terms, plan
-from bayesrnn.kernels.gpu.launches import ELEMENTS, allocate, on, pick, tile_options
+from bayesrnn.kernels.gpu.launches import ELEMENTS, allocate, element_options, flat_parts, launches, on
 from bayesrnn.kernels.gpu.tiles import (
     address_of,
     extent_of,
@@ -228,15 +228,12 @@ def _noise(
         tl.store(out + place, noise_of(extent, number, first, row, tile_column, place, R, C), mask=exists)
 
 
-def _options(spec: DrawSpec, launch: Launch, sums: bool, *tensors: Sequence[Tensor]) -> dict[str, Any]:
+def _prior_options(spec: DrawSpec, sums: bool) -> dict[str, Any]:
     """The constants of the two kernels over weights."""
-    prior = spec.prior
-    wide, narrow, offset = Terms.of(prior)
-    compute = tl.float64 if spec.dtype == torch.float64 else tl.float32
+    wide, narrow, offset = Terms.of(spec.prior)
     return {
-        "WIDE": wide, "NARROW": narrow, "OFFSET": offset, "PRIOR": _KINDS[prior.kind], "SUMS": sums,
-        "ELEMENT": ELEMENTS[spec.dtype], "LOW": ELEMENTS[spec.low_dtype], "COMPUTE": compute,
-        **tile_options(launch, *tensors),
+        "WIDE": wide, "NARROW": narrow, "OFFSET": offset, "PRIOR": _KINDS[spec.prior.kind], "SUMS": sums,
+        "LOW": ELEMENTS[spec.low_dtype], **element_options(spec),
     }  # fmt: skip
 
 
@@ -256,7 +253,7 @@ class _Draw(torch.autograd.Function):
         count = len(spec.shapes)
         flat = [p.detach().contiguous() for p in params]  # a copy only of parameters in another layout
         means, rhos = flat[:count], flat[count:]
-        weights = allocate(spec, made)
+        weights = allocate(spec)
         grouped = sums and spec.prior.kind == "groups"
         compute = torch.float64 if spec.dtype == torch.float64 else torch.float32
         kl = torch.empty((), dtype=compute, device=spec.device)
@@ -265,14 +262,13 @@ class _Draw(torch.autograd.Function):
         shares = torch.empty(made.sums if sums else 0, dtype=torch.float64, device=spec.device)
         if sums and not grouped:
             shares.zero_()  # the places of the groups
+        for launch, own, options in launches(spec, means, rhos, weights):
+            _forward[(launch.tiles,)](
+                seed, *own, launch.table, launch.places, partials, shares[launch.first_sum :],
+                **_prior_options(spec, sums), **options,
+            )  # fmt: skip
         with on(spec.device):
             for launch in made.launches:
-                if launch.tiles:
-                    own = pick(means, launch), pick(rhos, launch), pick(weights, launch)
-                    _forward[(launch.tiles,)](
-                        seed, *own, launch.table, launch.places, partials, shares[launch.first_sum :],
-                        **_options(spec, launch, sums, *own),
-                    )  # fmt: skip
                 if grouped and launch.programs:
                     _group[(launch.programs,)](
                         launch.group_table, partials, coefficients, shares[launch.first_group_sum :],
@@ -296,22 +292,14 @@ class _Draw(torch.autograd.Function):
         d_means, d_rhos = (torch.empty(made.size, dtype=spec.dtype, device=spec.device) for _ in range(2))
         given = [m if d is None else d.contiguous() for m, d in zip(means, d_weights, strict=True)]
         scale = made.constant if d_kl is None else d_kl  # not read without sums
-        with on(spec.device):
-            for launch in made.launches:
-                if launch.tiles:
-                    present = sum(1 << j for j, k in enumerate(launch.which) if d_weights[k] is not None)
-                    own = pick(means, launch), pick(rhos, launch), pick(given, launch)
-                    _backward[(launch.tiles,)](
-                        ctx.seed, *own, present, d_means, d_rhos, launch.table, launch.places, ctx.coefficients, scale,
-                        **_options(spec, launch, sums, *own),
-                    )  # fmt: skip
-        used = [sums or d is not None for d in d_weights]
-        parts = [
-            flat[at : at + math.prod(shape)].view(shape) if wanted else None
-            for flat in (d_means, d_rhos)
-            for at, shape, wanted in zip(made.offsets, spec.shapes, used, strict=True)
-        ]
-        return None, None, None, *parts
+        for launch, own, options in launches(spec, means, rhos, given):
+            present = sum(1 << j for j, k in enumerate(launch.which) if d_weights[k] is not None)
+            _backward[(launch.tiles,)](
+                ctx.seed, *own, present, d_means, d_rhos, launch.table, launch.places, ctx.coefficients, scale,
+                **_prior_options(spec, sums), **options,
+            )  # fmt: skip
+        parts = zip((*d_weights, *d_weights), (*flat_parts(spec, d_means), *flat_parts(spec, d_rhos)), strict=True)
+        return None, None, None, *(part if sums or d is not None else None for d, part in parts)
 
 
 def draw(
@@ -341,11 +329,7 @@ def draw(
 
 def noise(seed: Tensor, spec: DrawSpec) -> list[Tensor]:
     """The noise that `draw` uses for this seed, in float32; padding rows have none."""
-    made = plan(spec)
     outs = [torch.empty(shape, dtype=torch.float32, device=spec.device) for shape in spec.shapes]
-    with on(spec.device):
-        for launch in made.launches:
-            if launch.tiles:
-                own = pick(outs, launch)
-                _noise[(launch.tiles,)](seed, own, launch.table, launch.places, **tile_options(launch, own))
+    for launch, own, options in launches(spec, outs):
+        _noise[(launch.tiles,)](seed, *own, launch.table, launch.places, **options)
     return outs

@@ -8,14 +8,11 @@ file what differs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from bayesrnn.kernels.gpu import persistent
 from bayesrnn.kernels.gpu.exchange import (
@@ -33,11 +30,8 @@ from bayesrnn.kernels.gpu.exchange import (
     wait,
     weights_to_units,
 )
-from bayesrnn.kernels.gru import reference
-from bayesrnn.kernels.shared.derivatives import once_differentiable
-from bayesrnn.kernels.shared.recurrent import weight_gradient
-from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import Mapped, ordinary, transformed, with_nones
+from bayesrnn.kernels.gru.reference import GRU
+from bayesrnn.kernels.shared.recurrent import Layer
 
 
 @triton.jit
@@ -217,56 +211,22 @@ def backward_kernel(
         tl.debug_barrier()  # another thread may read the state at the next step
 
 
-class _GRU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
-        gx, h0, w_hh, b_hn, z_h, sizes, reverse = given
-        w_hh, (b_hn, z_h) = w_hh.contiguous(), (None if t is None else t.contiguous() for t in (b_hn, z_h))
-        laid, kept, results = persistent.forward(
-            forward_kernel, gx, w_hh, (b_hn, z_h), z_h, (h0,), sizes, reverse, gates=3, BIAS=b_hn is not None
-        )
-        ctx.save_for_backward(*kept, h0, w_hh, z_h, results[0])
-        ctx.batch_sizes, ctx.reverse, ctx.plan = list(sizes), reverse, laid
-        ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None) -> tuple[Any, ...]:
-        gates, inner, starts, h0, w_hh, z_h, out = ctx.saved_tensors
-        laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse
-        batch, hidden = h0.shape
-        scale = persistent.scale_of([d_out, d_h], like=gates)
-        d_gx, d_product = torch.empty_like(gates), torch.empty_like(gates)
-        exchange, counter, dh = persistent.space(8 * batch * laid.backward.padded, laid.groups, h0, d_h)
-        d_out = None if d_out is None else d_out.contiguous()
-        persistent.launch(
-            backward_kernel, laid, 0, len(sizes) + 1,
-            (gates, inner, out, h0.contiguous(), w_hh, z_h, starts, d_out, scale,
-             exchange, dh, d_gx, d_product, counter),
-            (len(sizes), batch, hidden),
-            REVERSE=reverse, UNTIED=z_h is not None and z_h.ndim == 3, MASKED=z_h is not None,
-            D_OUT=d_out is not None, **laid.backward.constants,
-        )  # fmt: skip
-        d_w_hh = d_b_hn = None
-        if ctx.needs_input_grad[2]:
-            d_w_hh = weight_gradient(d_product, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
-        if ctx.needs_input_grad[3]:
-            d_b_hn = d_product[:, 2 * hidden :].sum(0)
-        return d_gx, dh, d_w_hh, d_b_hn, None, None, None
+def _flags(layer: Layer) -> dict[str, bool]:
+    return {"BIAS": layer.b_hn is not None}
 
 
-def gru(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
-    """Like `reference.gru`, differentiable once; `gx` is used up: the gates are written over it."""
-    gx, h, w_hh, b_hn, z_h = tensors = with_nones(tensors, 5)
-    persistent.check("GRU", gx, h, z_h, gates=3)
-    options: Any = {"batch_sizes": batch_sizes, "reverse": reverse}
-    if transformed():
-        if z_h is not None or torch.is_grad_enabled():
-            return reference.gru(*tensors, **options)
-        flags: Any = {"kernel": forward_kernel, "states": 1, "BIAS": b_hn is not None}
-        run = partial(persistent.draws, sizes=batch_sizes, reverse=reverse, **flags)
-        return Mapped.apply(run, gx, h, w_hh, b_hn)  # type: ignore[no-any-return]
-    if not ordinary(*tensors):
-        return reference.gru(*tensors, **options)
-    return _GRU.apply(*tensors, batch_sizes, reverse)  # type: ignore[no-any-return]
+def _forward(layer: Layer) -> tuple[Any, ...]:
+    return persistent.forward(layer, forward_kernel, (layer.b_hn, layer.z_h), **_flags(layer))
+
+
+def _backward(layer: Layer, kept: Any, h_prev: Any, d_out: Any, d_states: Any) -> tuple[Any, ...]:
+    gates, inner, starts, out = kept
+    d_gx, d_product = torch.empty_like(gates), torch.empty_like(gates)
+    first = persistent.backward(
+        layer, backward_kernel, (gates, inner, out, layer.h), (layer.z_h,), starts, d_out, d_states,
+        (d_gx, d_product), UNTIED=layer.untied,
+    )  # fmt: skip
+    return d_gx, d_product, first, None
+
+
+gru = persistent.recurrence(GRU, _forward, _backward, kernel=forward_kernel, flags=_flags)

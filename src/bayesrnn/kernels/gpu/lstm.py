@@ -10,14 +10,11 @@ so that all programs are resident or none is. README.md beside this file has the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from bayesrnn.kernels.gpu import persistent
 from bayesrnn.kernels.gpu.exchange import (
@@ -36,11 +33,8 @@ from bayesrnn.kernels.gpu.exchange import (
     wait,
     weights_to_units,
 )
-from bayesrnn.kernels.lstm import reference
-from bayesrnn.kernels.shared.derivatives import once_differentiable
-from bayesrnn.kernels.shared.recurrent import weight_gradient
-from bayesrnn.kernels.shared.rows import previous_rows
-from bayesrnn.kernels.shared.tensors import Mapped, ordinary, transformed, with_nones
+from bayesrnn.kernels.lstm.reference import LSTM
+from bayesrnn.kernels.shared.recurrent import Layer
 
 
 @triton.jit
@@ -212,53 +206,22 @@ def backward_kernel(
         tl.debug_barrier()  # another thread may read the state at the next step
 
 
-class _LSTM(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
-        gx, h0, c0, w_hh, z_h, z_c, sizes, reverse = given
-        w_hh, (z_h, z_c) = w_hh.contiguous(), (None if t is None else t.contiguous() for t in (z_h, z_c))
-        laid, kept, results = persistent.forward(
-            forward_kernel, gx, w_hh, (z_h, z_c), z_h, (h0, c0), sizes, reverse, gates=4, CELL_MASK=z_c is not None
-        )
-        ctx.save_for_backward(*kept, h0, c0, w_hh, z_h, z_c, results[0])
-        ctx.batch_sizes, ctx.reverse, ctx.plan = list(sizes), reverse, laid
-        ctx.set_materialize_grads(False)
-        return results
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None) -> tuple[Any, ...]:
-        gates, cells, starts, h0, c0, w_hh, z_h, z_c, out = ctx.saved_tensors
-        laid, sizes, reverse = ctx.plan, ctx.batch_sizes, ctx.reverse
-        batch, hidden = h0.shape
-        scale = persistent.scale_of([d_out, d_h, d_c], like=gates)
-        d_gx = torch.empty_like(gates)
-        exchange, counter, dh, dc = persistent.space(8 * batch * laid.backward.padded, laid.groups, h0, d_h, d_c)
-        d_out = None if d_out is None else d_out.contiguous()
-        persistent.launch(
-            backward_kernel, laid, 0, len(sizes) + 1,
-            (gates, cells, c0.contiguous(), w_hh, z_h, z_c, starts, d_out, scale, exchange, dh, dc, d_gx, counter),
-            (len(sizes), batch, hidden),
-            REVERSE=reverse, COPIES=4 if z_h is not None and z_h.ndim == 3 else 1, MASKED=z_h is not None,
-            CELL_MASK=z_c is not None, D_OUT=d_out is not None, **laid.backward.constants,
-        )  # fmt: skip
-        d_w_hh = None
-        if ctx.needs_input_grad[3]:
-            d_w_hh = weight_gradient(d_gx, previous_rows(out, h0, sizes, reverse=reverse), z_h, sizes)
-        return d_gx, dh, dc, d_w_hh, None, None, None, None
+def _flags(layer: Layer) -> dict[str, bool]:
+    return {"CELL_MASK": layer.z_c is not None}
 
 
-def lstm(*tensors: Any, batch_sizes: Sequence[int], reverse: bool = False) -> tuple[Tensor, ...]:
-    """Like `reference.lstm`, differentiable once; `gx` is used up: the gates are written over it."""
-    gx, h, c, w_hh, w_hr, z_h, z_c = tensors = with_nones(tensors, 7)
-    persistent.check("LSTM", gx, h, z_h, gates=4, projection=w_hr is not None)
-    options: Any = {"batch_sizes": batch_sizes, "reverse": reverse}
-    if transformed():
-        if z_h is not None or z_c is not None or torch.is_grad_enabled():
-            return reference.lstm(*tensors, **options)
-        flags: Any = {"kernel": forward_kernel, "states": 2, "CELL_MASK": False}
-        run = partial(persistent.draws, sizes=batch_sizes, reverse=reverse, **flags)
-        return Mapped.apply(run, gx, h, c, w_hh)  # type: ignore[no-any-return]
-    if not ordinary(*tensors):
-        return reference.lstm(*tensors, **options)
-    return _LSTM.apply(gx, h, c, w_hh, z_h, z_c, batch_sizes, reverse)  # type: ignore[no-any-return]
+def _forward(layer: Layer) -> tuple[Any, ...]:
+    return persistent.forward(layer, forward_kernel, (layer.z_h, layer.z_c), **_flags(layer))
+
+
+def _backward(layer: Layer, kept: Any, h_prev: Any, d_out: Any, d_states: Any) -> tuple[Any, ...]:
+    gates, cells, starts, _ = kept
+    d_gx = torch.empty_like(gates)
+    first = persistent.backward(
+        layer, backward_kernel, (gates, cells, layer.c), (layer.z_h, layer.z_c), starts, d_out, d_states, (d_gx,),
+        COPIES=4 if layer.untied else 1, **_flags(layer),
+    )  # fmt: skip
+    return d_gx, d_gx, first, None
+
+
+lstm = persistent.recurrence(LSTM, _forward, _backward, kernel=forward_kernel, flags=_flags)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from bayesrnn.kernels.gpu.launches import on
 
 _BLOCK = 256  # counters of one program
 
@@ -61,6 +62,6 @@ def masks(seeds: Sequence[int], shape: Sequence[int], p: float, *, gaussian: boo
     scale = (p / (1 - p)) ** 0.5 if gaussian else 1 / (1 - p)
     numbers = torch.tensor(list(seeds), dtype=torch.int64, device=device)
     grid = (triton.cdiv(count, 4 * _BLOCK), len(seeds))
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on(device):
         _fill[grid](numbers, out, count, keep, scale, GAUSSIAN=gaussian, BLOCK=_BLOCK, num_warps=4)
     return out

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ import triton
 from torch import Tensor
 
 from bayesrnn.kernels.shared.precision import tf32
+from bayesrnn.kernels.shared.recurrent import Cell, Layer, Recurrence
 from bayesrnn.kernels.shared.rows import offsets
 from bayesrnn.kernels.shared.tables import kept
-from bayesrnn.kernels.shared.tensors import for_each
+from bayesrnn.kernels.shared.tensors import for_each, ordinary, transformed
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: no barrier there, one launch per step
 # Turns of sequences in one step up to which one launch is the fastest, by gates and by units per program (8, or more).
@@ -103,15 +105,13 @@ def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> G
     Where `plan` has something for this batch, there is room for one group at least.
     """
     fewest, rows = _units(hidden, processors), 16 if batch <= 16 else 32
-    found = None
+    found = []
     for units in (fewest, *(u for u in (16, 32) if u > fewest)):
-        programs = -(-hidden // units)
         tiles = _tiles(hidden, units, 2 * rows, 4 if units == 8 else 8, memory, (128, 64, 32))
-        groups = processors // programs
-        if tiles is not None and groups and (found is None or groups > found.groups):
-            found = GridPlan(units, programs, groups, rows, tiles, tiles)
-    assert found is not None
-    return found
+        programs = -(-hidden // units)
+        if tiles is not None:
+            found.append(GridPlan(units, programs, processors // programs, rows, tiles, tiles))
+    return max(found, key=lambda laid: laid.groups)
 
 
 def limits(device: torch.device) -> dict[str, int]:
@@ -120,13 +120,6 @@ def limits(device: torch.device) -> dict[str, int]:
         return {"processors": 4, "memory": 227 * 1024}
     about: Any = torch.cuda.get_device_properties(device)
     return {"processors": about.multi_processor_count, "memory": about.shared_memory_per_block_optin}
-
-
-def plan_of(h: Tensor, z_h: Tensor | None, *, gates: int) -> GridPlan:
-    """The plan for a state (B, H) and its masks, where `supported` has nothing against it."""
-    laid = plan(h.shape[0], h.shape[1], gates=gates, untied=z_h is not None and z_h.ndim == 3, **limits(h.device))
-    assert laid is not None
-    return laid
 
 
 def supported(
@@ -229,72 +222,101 @@ def scale_of(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return largest[0] if len(largest) == 1 else torch.stack(largest).amax()
 
 
-def forward(
-    kernel: Any, gx: Tensor, w: Tensor, beside: Sequence[Tensor | None], z_h: Tensor | None, states: Sequence[Tensor],
-    sizes: Sequence[int], reverse: bool, *, gates: int, **flags: bool,
-) -> tuple[GridPlan, tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
-    """All steps of one layer in one launch.
+def _laid(layer: Layer) -> GridPlan:
+    """The plan for a layer, where `supported` has nothing against it."""
+    batch, hidden = layer.h.shape
+    laid = plan(batch, hidden, gates=layer.gates, untied=layer.untied, **limits(layer.h.device))
+    assert laid is not None
+    return laid
+
+
+def _ready(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def forward(layer: Layer, kernel: Any, beside: Sequence[Tensor | None], **flags: bool) -> tuple[Any, ...]:
+    """All steps of one layer in one launch, as `Recurrence` wants it.
 
     Args:
         beside: what the kernel takes between the weights and the states: masks, or a bias and a mask.
-        z_h: the mask among them, if any. states: the initial ones. flags: what else the kernel is compiled for.
-
-    Returns:
-        The plan; the gates, the layer's kept numbers and the first row of each step, for the backward; the output and
-        the last states.
+        flags: what else the kernel is compiled for.
     """
-    (batch, hidden), steps = states[0].shape, len(sizes)
-    copies = gates if z_h is not None and z_h.ndim == 3 else 1
-    laid = plan_of(states[0], z_h, gates=gates)
-    activations, starts = gx.contiguous(), starts_of(tuple(sizes), gx.device)
+    (batch, hidden), gx, sizes, laid = layer.h.shape, layer.gx.contiguous(), layer.sizes, _laid(layer)
+    copies, starts = layer.gates if layer.untied else 1, starts_of(tuple(sizes), gx.device)
     exchange, counter = space(2 * copies * batch * laid.forward.padded, laid.groups, gx)
-    last = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in states]
+    last = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in layer.states)
     out, kept_ = gx.new_empty(gx.shape[0], hidden), gx.new_empty(gx.shape[0], hidden)
     launch(
-        kernel, laid, -1, steps,
-        (activations, w, *beside, starts, *(x.contiguous() for x in states), exchange, *last, out, kept_, counter),
-        (steps, batch, hidden), REVERSE=reverse, COPIES=copies, MASKED=z_h is not None, DRAWS=False, **flags,
-        **laid.forward.constants,
+        kernel, laid, -1, len(sizes),
+        (gx, layer.w_hh.contiguous(), *map(_ready, beside), starts, *map(_ready, layer.states), exchange, *last, out,
+         kept_, counter),
+        (len(sizes), batch, hidden), REVERSE=layer.reverse, COPIES=copies, MASKED=layer.z_h is not None, DRAWS=False,
+        **flags, **laid.forward.constants,
     )  # fmt: skip
-    return laid, (activations, kept_, starts), (out, *last)
+    return out, last, out, (gx, kept_, starts, out)
+
+
+def backward(
+    layer: Layer, kernel: Any, before: Sequence[Tensor], beside: Sequence[Tensor | None], starts: Tensor,
+    d_out: Tensor | None, d_states: Sequence[Tensor | None], d_gates: Sequence[Tensor], **flags: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """All steps of the gradient in one launch: that of the first states; `d_gates` are written.
+
+    Args:
+        before, beside: what the kernel takes before the weights, and after them.
+    """
+    (batch, hidden), steps, laid = layer.h.shape, len(layer.sizes), _laid(layer)
+    scale = scale_of([d_out, *d_states], like=layer.h)
+    exchange, counter, *first = space(8 * batch * laid.backward.padded, laid.groups, layer.h, *d_states)
+    launch(
+        kernel, laid, 0, steps + 1,
+        (*map(_ready, before), layer.w_hh.contiguous(), *map(_ready, beside), starts, _ready(d_out), scale, exchange,
+         *first, *d_gates, counter),
+        (steps, batch, hidden), REVERSE=layer.reverse, MASKED=layer.z_h is not None, D_OUT=d_out is not None, **flags,
+        **laid.backward.constants,
+    )  # fmt: skip
+    return tuple(first)
 
 
 def draws(
-    count: int, tensors: Sequence[Any], *, kernel: Any, states: int, sizes: Sequence[int], reverse: bool, **flags: bool
-) -> tuple[Tensor, ...]:
-    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks.
-
-    Args:
-        tensors: gx, the states, the weights, and the bias inside the cell where it has one.
-        states: how many states the cell has.
-    """
-    gx, *rest = (for_each(t, count) for t in tensors)
-    first, (w, *bias) = rest[:states], rest[states:]
-    (batch, hidden), steps = first[0].shape[1:], len(sizes)
+    count: int, tensors: Sequence[Any], *, kernel: Any, flags: Callable[[Layer], dict[str, bool]], kind: str,
+    sizes: Sequence[int], reverse: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The recurrence with `count` draws of the weights, as many at a time as fit on the chip; without masks."""
+    gx, h, c, w, bias = (for_each(t, count) for t in tensors)
+    layer = Layer(kind, sizes, reverse, gx, h, c, w, b_hn=bias)
+    (batch, hidden), steps, states = h.shape[1:], len(sizes), layer.states
     laid = plan_of_draws(batch, hidden, **limits(gx.device))
     each = 2 * batch * laid.forward.padded
     exchange, counter = space(count * each, count, gx)
-    last = [torch.empty_like(x) for x in first]
+    last = [torch.empty_like(x) for x in states]
     out, kept_ = (gx.new_empty(*gx.shape[:2], hidden) for _ in range(2))
     starts = starts_of(tuple(sizes), gx.device)
     for at in range(0, count, laid.groups):
-        own_gx, own_w, *own = (t[at : at + laid.groups] for t in (gx, w, *first, *last, out, kept_))
-        inside = [None if b is None else b[at : at + laid.groups] for b in bias]
-        beside = (*inside, None, None)[:2]
+        now = slice(at, at + laid.groups)
+        own = [t[now] for t in (*last, out, kept_)]
+        beside = None if bias is None else bias[now], None
         launch(
-            kernel, replace(laid, groups=len(own_gx)), -1, steps,
-            (own_gx, own_w, *beside, starts, *own[:states], exchange[at * each :], *own[states:], counter[at:]),
-            (steps, batch, hidden), REVERSE=reverse, COPIES=1, MASKED=False, DRAWS=True, **flags,
+            kernel, replace(laid, groups=len(gx[now])), -1, steps,
+            (gx[now], w[now], *beside, starts, *(x[now] for x in states), exchange[at * each :], *own, counter[at:]),
+            (steps, batch, hidden), REVERSE=reverse, COPIES=1, MASKED=False, DRAWS=True, **flags(layer),
             **laid.forward.constants,
         )  # fmt: skip
     return out, *last
 
 
-def check(cell: str, gx: Tensor, h: Tensor, z_h: Tensor | None, *, gates: int, projection: bool = False) -> None:
+def recurrence(cell: Cell, run: Callable[..., Any], back: Callable[..., Any], **kernel: Any) -> Recurrence:
+    """A cell's recurrence in one launch per pass; `kernel` and `flags` are those of `draws`."""
+    return Recurrence(cell, run, back, serves=_serves, draws=partial(draws, **kernel))
+
+
+def _serves(layer: Layer) -> bool:
     """Refuse what this path cannot run."""
+    gx, (batch, hidden), projection = layer.gx, layer.h.shape, layer.w_hr is not None
     reason = supported(
-        gates=gates, dtype=gx.dtype, batch=h.shape[0], hidden=h.shape[1], rows=gx.shape[0], projection=projection,
-        untied=z_h is not None and z_h.ndim == 3, device=gx.device,
+        gates=layer.gates, dtype=gx.dtype, batch=batch, hidden=hidden, rows=gx.shape[0], projection=projection,
+        untied=layer.untied, device=gx.device,
     )  # fmt: skip
     if reason is not None or gx.shape[0] == 0:
-        raise ValueError(f"the persistent {cell} cannot run this: {reason or 'no steps'}")
+        raise ValueError(f"the persistent {layer.kind} cannot run this: {reason or 'no steps'}")
+    return transformed() or ordinary(*layer[3:])

@@ -6,7 +6,6 @@ One launch over all weights forward and one backward; tiles, noise and layout ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bayesrnn.kernels.gaussian.plan import DrawSpec, plan
-from bayesrnn.kernels.gpu.launches import ELEMENTS, allocate, on, pick, tile_options
+from bayesrnn.kernels.gpu.launches import allocate, element_options, flat_parts, launches
 from bayesrnn.kernels.gpu.tiles import address_of, extent_of, noise_of, own_tile, places_of, pointer_to
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 
@@ -75,31 +74,20 @@ def _move_back(
         tl.store(out + place, (g * (weight * eta * g - d)).to(ELEMENT), mask=exists)
 
 
-def _compute(spec: DrawSpec) -> dict[str, Any]:
-    return {
-        "ELEMENT": ELEMENTS[spec.dtype],
-        "COMPUTE": tl.float64 if spec.dtype == torch.float64 else tl.float32,
-    }
-
-
 class _Sharpen(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, seed: Tensor, spec: DrawSpec, sigma0: float, gradients: Sequence[Tensor], *params: Tensor
     ) -> tuple[Tensor, ...]:
-        made, count = plan(spec), len(spec.shapes)
+        count = len(spec.shapes)
         dense = [p.detach().contiguous() for p in params]
         phis, etas, given = dense[:count], dense[count:], [g.detach().contiguous() for g in gradients]
-        thetas = allocate(spec, made)
-        sums = torch.zeros(made.sums, dtype=torch.float64, device=spec.device)
-        with on(spec.device):
-            for launch in made.launches:
-                if launch.tiles:
-                    own = [pick(tensors, launch) for tensors in (phis, etas, given, thetas)]
-                    _move[(launch.tiles,)](
-                        seed, *own, launch.table, launch.places, sums[launch.first_sum :], SIGMA=sigma0,
-                        **_compute(spec), **tile_options(launch, *own),
-                    )  # fmt: skip
+        thetas, sums = allocate(spec), torch.zeros(plan(spec).sums, dtype=torch.float64, device=spec.device)
+        for launch, own, options in launches(spec, phis, etas, given, thetas):
+            _move[(launch.tiles,)](
+                seed, *own, launch.table, launch.places, sums[launch.first_sum :], SIGMA=sigma0,
+                **element_options(spec), **options,
+            )  # fmt: skip
         ctx.spec, ctx.etas, ctx.gradients = spec, etas, given
         ctx.params, ctx.versions = params[count:], [p._version for p in params[count:]]
         ctx.set_materialize_grads(False)
@@ -111,23 +99,15 @@ class _Sharpen(torch.autograd.Function):
         if [p._version for p in ctx.params] != ctx.versions:
             raise RuntimeError("eta was changed between sharpening and its backward pass")
         spec: DrawSpec = ctx.spec
-        made = plan(spec)
-        flat = torch.empty(made.size, dtype=spec.dtype, device=spec.device)
+        flat = torch.empty(plan(spec).size, dtype=spec.dtype, device=spec.device)
         given = [e if d is None else d.contiguous() for e, d in zip(ctx.etas, d_thetas, strict=True)]
         weight = torch.zeros((), device=spec.device) if d_total is None else d_total
-        with on(spec.device):
-            for launch in made.launches:
-                if launch.tiles:
-                    present = sum(1 << j for j, k in enumerate(launch.which) if d_thetas[k] is not None)
-                    own = [pick(tensors, launch) for tensors in (ctx.etas, ctx.gradients, given)]
-                    _move_back[(launch.tiles,)](
-                        *own, present, flat, launch.table, launch.places, weight, **_compute(spec),
-                        **tile_options(launch, *own),
-                    )  # fmt: skip
-        d_etas = [
-            flat[at : at + math.prod(shape)].view(shape) for at, shape in zip(made.offsets, spec.shapes, strict=True)
-        ]
-        return None, None, None, None, *d_thetas, *d_etas
+        for launch, own, options in launches(spec, ctx.etas, ctx.gradients, given):
+            present = sum(1 << j for j, k in enumerate(launch.which) if d_thetas[k] is not None)
+            _move_back[(launch.tiles,)](
+                *own, present, flat, launch.table, launch.places, weight, **element_options(spec), **options
+            )
+        return None, None, None, None, *d_thetas, *flat_parts(spec, flat)
 
 
 def sharpen(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesrnn.kernels.dispatch import reference_path
 from bayesrnn.kernels.lstm.reference import join, recurrent_product
+from bayesrnn.kernels.shared.recurrent import Cell
 from bayesrnn.kernels.shared.rows import order
 
 
@@ -45,4 +46,5 @@ def gru(
     return torch.cat([blocks[k] for k in sorted(blocks)]), h
 
 
+GRU = Cell("GRU", lambda gx, h, w_hh, b_hn=None, z_h=None: (gx, h, None, w_hh, None, b_hn, z_h), gru)
 PATHS = (reference_path("GRU", gru),)

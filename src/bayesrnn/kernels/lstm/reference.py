@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn.kernels.dispatch import reference_path
+from bayesrnn.kernels.shared.recurrent import Cell
 from bayesrnn.kernels.shared.rows import order
 
 
@@ -68,4 +69,5 @@ def lstm(
     return torch.cat([blocks[k] for k in sorted(blocks)]), h, c
 
 
+LSTM = Cell("LSTM", lambda gx, h, c, w, w_hr=None, z_h=None, z_c=None: (gx, h, c, w, w_hr, None, z_h, z_c), lstm)
 PATHS = (reference_path("LSTM", lstm),)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesrnn.kernels.dispatch import reference_path
 from bayesrnn.kernels.lstm.reference import join, recurrent_product
+from bayesrnn.kernels.shared.recurrent import Cell
 from bayesrnn.kernels.shared.rows import order
 
 
@@ -39,4 +40,5 @@ def rnn(
     return torch.cat([blocks[k] for k in sorted(blocks)]), h
 
 
+RNN = Cell("RNN", lambda gx, h, w_hh, z_h=None: (gx, h, None, w_hh, None, None, z_h), rnn)
 PATHS = (reference_path("RNN", rnn),)

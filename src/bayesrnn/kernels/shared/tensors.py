@@ -129,8 +129,3 @@ class Mapped(torch.autograd.Function):
 def for_each(tensor: Any, draws: int) -> Any:
     """The tensor with one entry for each draw, in memory."""
     return None if tensor is None else tensor.expand(draws, *tensor.shape[1:]).contiguous()
-
-
-def with_nones(tensors: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """`count` arguments of a recurrence: the last ones may be omitted."""
-    return (*tensors, *(None,) * (count - len(tensors)))

@@ -24,7 +24,6 @@ def command(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row.")] = 3.0,
     draws: Annotated[int, typer.Option(min=0, help="Draws of the prediction row; 0: no such row.")] = 100,
-    peers: Annotated[bool, typer.Option(help="Also blitz and bayesian-torch, where they are installed.")] = True,
     quick: Annotated[bool, typer.Option("--quick", help="One small size, half a second for each row.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the record to this JSON file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file.")] = False,
@@ -50,7 +49,6 @@ def command(
         sizes=tuple(map(bench.parse_size, size)) if size else bench.default_sizes(where, quick),
         kinds=_kinds(kind, list(bench.KINDS)),
         draws=min(draws, 20) if quick else draws,
-        peers=peers,
     )
 
     def say(text: str) -> None:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 def _with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that tasks declare, for ``--help``; the command reads them from its context."""
-    declared = [command, *registry.evaluate_options()]
-    parameters = [p for function in declared for p in _parameters(function).values()]
+    own = _parameters(command)
+    others = [p for declared in registry.evaluate_options() for p in _parameters(declared).values()]
+    parameters = [*own.values(), *(p for p in others if p.name not in own)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
@@ -63,6 +64,7 @@ def command(
     from bayesrnn.lab.runs.folder import MARKER
     from bayesrnn.lab.runs.opening import WeightsGuard, open_run
     from bayesrnn.lab.runs.record import RECORD, add_evaluation
+    from bayesrnn.lab.tasks.base import NO_DRAWS
 
     console = plain_console()
     where = device_of(device)
@@ -73,8 +75,7 @@ def command(
     task = trained.task(data, where)
     for key in task.draw_options:
         if options.get(key) and not task.random:  # 0 draws are none
-            option = f"--{key.replace('_', '-')}"
-            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; omit it.")
+            raise UserError(NO_DRAWS.format(f"--{key.replace('_', '-')}"))
     other = ""
     if said := trained.other_data(task):
         other = data_name(data or trained.config["data"])

@@ -10,7 +10,7 @@ from bayesrnn.lab.console.errors import one_line
 
 @one_line
 def command(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a folder of Forecaster.save.")],
     other: Annotated[
         Path | None, typer.Argument(metavar="[RUN2]", help="A run of the same task, to compare with.")
     ] = None,
@@ -42,13 +42,14 @@ def command(
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.explore.panel import Options
+    from bayesrnn.lab.registry import open_saved
     from bayesrnn.lab.runs.opening import open_run
 
     if images is not None and not images.is_dir():
         raise UserError(f"{images} is not a folder; --images names a folder of image files.")
     torch.set_num_threads(1)  # answers are small, and two threads spend more time waiting for each other
     where = device_of(device)
-    runs = [open_run(path, where) for path in (run, other) if path is not None]
+    runs = [open_saved(path) or open_run(path, where) for path in (run, other) if path is not None]
     console = plain_console()
     serve(
         runs, Options(data, images), port=port, browser=browser,

@@ -1,8 +1,6 @@
 """``bayesrnn sweep``: one recipe with many settings, compared on validation data."""
 
-import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,8 +27,6 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the runs and the table of this sweep. Default: sweeps/RECIPE.")
     ] = None,
-    storage: Annotated[str | None, typer.Option(help="SQL URL of the trials. Default: a file in --out.")] = None,
-    study: Annotated[str | None, typer.Option(help="Name of the sweep in the storage. Default: RECIPE.")] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Stop runs that are worse than the median of the others.")
     ] = False,
@@ -40,9 +36,9 @@ def command(
 ) -> None:
     """Try settings of a recipe and compare validation results. Writes sweep.json and, for two settings, sweep.png.
 
-    Start it again, or several times with the same --storage and --out, to share the work; killed runs are continued.
+    Start it again, also in several processes with the same --out, to share the work; killed runs are continued.
     """
-    from bayesrnn.lab.console.output import plain_console
+    from bayesrnn.lab.console.output import command_line, plain_console
     from bayesrnn.lab.engine.sweep import sweep
     from bayesrnn.lab.report.plots import heat_map
     from bayesrnn.lab.report.tables import Column, rich_table
@@ -57,8 +53,7 @@ def command(
 
     record = sweep(
         recipe, out=where, say=say, grid=grid, search=search, trials=trials, data=data, seed=seed, device=device,
-        overrides=[*(overrides or []), *(settings or [])], storage=storage, study=study, prune=prune, graph=graph,
-        command=_without_password(sys.argv[1:]),
+        overrides=[*(overrides or []), *(settings or [])], prune=prune, graph=graph, command=command_line(),
     )  # fmt: skip
     rows = [{**row, **{key: _short(value) for key, value in row["settings"].items()}} for row in record["trials"]]
     columns = (
@@ -91,8 +86,3 @@ def _summary(record: dict[str, Any], where: Path) -> str:
         return f"No run has finished. {text}"
     settings = shlex.join(f"{key}={as_given(value)}" for key, value in record["best"]["settings"].items())
     return f"Best: {settings}, {record['metric']} {record['best']['value']:.5g}. {text}"
-
-
-def _without_password(words: list[str]) -> str:
-    """The command line for the record, without passwords in URLs."""
-    return shlex.join(["bayesrnn", *(re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", word) for word in words)])

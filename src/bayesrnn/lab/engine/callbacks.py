@@ -11,6 +11,7 @@ A callback overrides the methods it needs::
 Only rank 0 calls callbacks. An error in one stops the run, which can then be resumed.
 """
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,48 +99,53 @@ def _tag(key: str) -> str:
     return f"{split}/{name}" if split in ("train", "valid", "test") else f"train/{key}"
 
 
-class TensorBoard(Callback):
+class _Log(Callback):
+    """Tagged values for another program; ``name`` is that of ``--log``."""
+
+    def __init__(self, name: str, module: str) -> None:
+        try:
+            self.program = importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"--log {name} needs {not_imported(error)}; pip install 'bayesrnn[{name}]'") from None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+        self.write(step, {f"step/{key}": value for key, value in values.items()})
+
+    def on_epoch(self, step: int, values: Mapping[str, float]) -> None:
+        self.write(step, {_tag(key): value for key, value in values.items()})
+
+
+class TensorBoard(_Log):
     """Writes event files to the folder ``tensorboard`` of the run: ``tensorboard --logdir runs``."""
 
     def __init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                f"--log tensorboard needs {not_imported(error)}; pip install 'bayesrnn[tensorboard]'"
-            ) from None
-        self._open = SummaryWriter
+        super().__init__("tensorboard", "torch.utils.tensorboard")
 
     def on_start(self, start: Start) -> None:
         # Events after this step, of a run that was killed or replaced, no longer count.
         purge = start.step + 1 if start.step else 0
-        self._writer, self._last = self._open(str(start.folder / "tensorboard"), purge_step=purge), start.step
+        self._writer = self.program.SummaryWriter(str(start.folder / "tensorboard"), purge_step=purge)
+        self._last = start.step
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
-            self._writer.add_scalar(f"step/{key}", value, step)
-
-    def on_epoch(self, step: int, values: Mapping[str, float]) -> None:
-        for key, value in values.items():
-            self._writer.add_scalar(_tag(key), value, step)
+            self._writer.add_scalar(key, value, step)
         self._last = step
 
     def on_end(self, record: "Record | None") -> None:
         if record is not None:
-            for key, value in _numbers(record.metrics).items():
-                self._writer.add_scalar(f"final/{key}", value, self._last)
+            self.write(self._last, {f"final/{key}": value for key, value in _numbers(record.metrics).items()})
         self._writer.close()
 
 
-class WandB(Callback):
+class WandB(_Log):
     """Logs to Weights & Biases, project ``bayesrnn``; its own settings, such as WANDB_MODE=offline, apply."""
 
     def __init__(self) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(f"--log wandb needs {not_imported(error)}; pip install 'bayesrnn[wandb]'") from None
-        self._wandb = wandb
+        super().__init__("wandb", "wandb")
 
     def on_start(self, start: Start) -> None:
         kept = start.folder / "wandb" / "bayesrnn-run-id"  # a resumed run goes on in the same plot
@@ -147,17 +153,14 @@ class WandB(Callback):
             kept.parent.mkdir(exist_ok=True)
             kept.write_text(uuid4().hex[:16], "utf-8")
         about = start.config
-        self._run = self._wandb.init(
+        self._run = self.program.init(
             project="bayesrnn", name=f"{about['recipe']}, seed {about['seed']}", config=about["settings"],
             dir=str(start.folder), id=kept.read_text("utf-8"), resume="allow",
         )  # fmt: skip
         self._run.define_metric("*", step_metric="step")
 
-    def on_step(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **{f"step/{key}": value for key, value in values.items()}})
-
-    def on_epoch(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **{_tag(key): value for key, value in values.items()}})
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
 
     def on_end(self, record: "Record | None") -> None:
         if record is not None:

@@ -1,17 +1,19 @@
-"""Many runs of one recipe with different settings, distributed by optuna: a grid, or a search by TPE.
+"""Many runs of one recipe with different settings: a grid, or a search by optuna's TPE.
 
-The trials are in an SQL database. All processes, on any machine, that name the same study take trials from it until
-none is left. A killed trial returns to the queue and continues from its checkpoint if there is one. Runs are compared
-by their validation result at the best epoch (a mixture by its own, not its components'); test data is never used.
+A trial is a run folder, ``trials/NUMBER``, with a file ``trial.json``: what is tried, and how it ended. There is no
+other database. A sweep that is started again, or in several processes on one file system, takes the trials that are not
+finished and that no other process has locked. Runs are compared by their validation result at the best epoch (a mixture
+by its own, not its components'); test data is never used.
 """
 
 import dataclasses
 import gc
+import itertools
 import json
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +26,59 @@ from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.progress import Silent
 from bayesrnn.lab.engine.space import Range, Space, assigned, check_doubles, read_grid, read_search, read_value
-from bayesrnn.lab.engine.study import FILE, check_folder, dead, load_optuna, open_study, quiet, worker
 from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
-from bayesrnn.lab.runs.files import make_folder, write_file
-from bayesrnn.lab.runs.folder import MARKER, Busy
+from bayesrnn.lab.runs.collection import flat, metrics_lines
+from bayesrnn.lab.runs.files import as_json, is_own, make_folder, read_own, write_file
+from bayesrnn.lab.runs.folder import CONFIG, MARKER, Busy, briefly_locked
 from bayesrnn.lab.runs.record import RECORD, Record, read
 
-DATABASE = "sweep.db"
-_TRIES = 3  # of a trial that is killed repeatedly
-_SURPLUS = "another process has this one"
+FILE, TRIAL = "sweep.json", "trial.json"
+_TRIES = 3  # of a trial whose process is killed
+_OTHER = {"space": "with other values to try", "data": "with other data"}
+_OTHER["data_digest"] = "with data of the same name and other content"
+
+
+class _Pruned(Exception):
+    """The trial is worse than the median of the others."""
+
+
+@dataclass
+class _Trial:
+    """One point; ``state`` is running, complete, pruned or fail."""
+
+    number: int
+    folder: Path
+    settings: dict[str, Any]
+    state: str = "running"
+    error: str | None = None
+    tries: int = 0
+
+    @property
+    def changes(self) -> list[str]:
+        """As overrides of the recipe."""
+        return [f"{key}={as_given(value)}" for key, value in self.settings.items()]
+
+    def write(self) -> None:
+        about = {"settings": self.settings, "state": self.state, "error": self.error, "tries": self.tries}
+        write_file(self.folder / TRIAL, as_json({"program": "bayesrnn", **about}))
 
 
 def sweep(
     name: str, *, out: Path, say: Callable[[str], None], grid: list[str] | None = None,
     search: list[str] | None = None, trials: int | None = None, data: str | None = None,
-    overrides: list[str] | None = None, seed: int = 1, device: str | None = None, storage: str | None = None,
-    study: str | None = None, prune: bool = False, graph: bool = True, command: str = "",
+    overrides: list[str] | None = None, seed: int = 1, device: str | None = None, prune: bool = False,
+    graph: bool = True, command: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Run trials until none is left; returns and writes (``sweep.json``) the table of the study's trials.
+    """Run trials until none is left; returns and writes (``sweep.json``) the table of the trials.
 
     Args:
         grid, search: settings for :func:`read_grid` or :func:`read_search`; one of the two.
         trials: number of runs of a search, over all processes.
         seed: seed of every run, so that only the settings differ, and of the search.
-        storage: SQL URL; None: a file in ``out``.
-        study: its name in the storage; None: the recipe's. A folder ``out`` is for one study.
         prune: stop trials that are worse than the median of the others.
     """
-    optuna = load_optuna()
     recipe = recipes.override(recipes.load(name), overrides or [])
     if bool(grid) == bool(search):
         raise UserError("Give settings to try with either --grid or --search.")
@@ -62,7 +87,8 @@ def sweep(
         raise UserError("A search needs --trials, the number of runs.")
     if trials is not None and not search:
         raise UserError("--trials is for a search; a grid runs all its points, so omit it.")
-    where = device_of(device)
+    if search or prune:
+        _optuna()
     values = {
         key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
         for key, v in space.items()
@@ -77,226 +103,221 @@ def sweep(
         "seed": seed,
         "settings": recipe.model_dump(mode="json"),
         "kind": "grid" if grid else "search",
-        "space": values,
+        "space": json.loads(json.dumps(values)),
         # For one point: settings such as the batch size change what is read.
         "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
     }
-    called = study or str(about["recipe"])
-    make_folder(out, "choose another --out")
-    check_folder(out, called, about)
-    with quiet(optuna):
-        advice = "choose another --study, with an --out of its own" if storage else "choose another --out"
-        found = open_study(optuna, storage or f"sqlite:///{out / DATABASE}", called, about, advice)
-        if prune:
-            found.pruner = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=recipe.train.epochs // 5)
-        work = _Work(
-            found, about, space, recipe=recipe, name=name, out=out, say=say, trials=trials, data=data, seed=seed,
-            overrides=overrides or [], device=str(where), prune=prune, graph=graph, command=command,
-        )  # fmt: skip
-        try:
-            return work.run()
-        except UserError:
-            work.forget()
-            raise
+    make_folder(out / "trials", "choose another --out")
+    options = {"data": data, "device": str(device_of(device)), "graph": graph, "command": command}
+    return _Sweep(name, recipe, about, space, out, say, trials or 0, overrides or [], prune, options).run()
 
 
-class _Work:
-    """The trials that one process runs."""
-
-    def __init__(self, study: Any, about: dict[str, Any], space: Space, **options: Any) -> None:
-        self.study, self.about, self.space, self.options = study, about, space, options
-        self.out, self.say, self.seed = options["out"], options["say"], options["seed"]
-        self.optuna = load_optuna()
-        self.states = self.optuna.trial.TrialState
-        if about["kind"] == "grid":
-            study.sampler = self.optuna.samplers.GridSampler(space, seed=self.seed)
+@dataclass
+class _Sweep:
+    name: str
+    recipe: recipes.Recipe
+    about: dict[str, Any]
+    space: Space
+    out: Path
+    say: Callable[[str], None]
+    count: int
+    overrides: list[str]
+    prune: bool
+    options: dict[str, Any]
+    elsewhere: set[int] = dataclasses.field(default_factory=set)
+    """Trials that another process has locked."""
 
     def run(self) -> dict[str, Any]:
-        if not (self.out / FILE).exists():
-            self.write()  # the folder now belongs to this sweep
-        while self._left():
-            self.study.optimize(self._trial, n_trials=1, catch=(engine.Diverged, torch.OutOfMemoryError, _Surplus))
+        self._check_table()
+        self._trials()  # refuses runs of another sweep before anything is written
+        self.write()  # the folder now belongs to this sweep
+        while (trial := self._next()) is not None:
+            try:
+                self._run(trial)
+            except UserError:
+                self._forget(trial)
+                raise
             self.write()
             gc.collect()  # free a run's model and graph before the next one needs the memory
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return self.write()
 
-    def forget(self) -> None:
-        """Delete a study that has no results, so that a corrected sweep can start."""
-        if all(t.state == self.states.FAIL and not t.user_attrs.get("error") for t in self.study.get_trials()):
-            self.optuna.delete_study(study_name=self.study.study_name, storage=self.study._storage)
-            with suppress(UserError, OSError):
-                check_folder(self.out, self.study.study_name, self.about)
-                if read_json(self.out / FILE).get("best") is None:
-                    (self.out / FILE).unlink()
+    def _check_table(self) -> None:
+        """Refuse a folder with the table of another sweep."""
+        path = self.out / FILE
+        if not path.exists():
+            return
+        if not is_own(path):
+            raise UserError(f"{path} is not a table of bayesrnn sweep and will not be replaced; choose another --out.")
+        before, now = read_json(path), self.about
+        key = next((key for key in now if before.get(key, now[key]) != now[key]), None)
+        if key is None:
+            return
+        how = _OTHER.get(key, f"with another {key}")
+        if key == "kind":
+            how = f"as a {before[key]}, not as a {now[key]}"
+        elif key == "settings":
+            old, new = (flat(each if isinstance(each, dict) else {}) for each in (before[key], now[key]))
+            differing = next((k for k in {**old, **new} if old.get(k) != new.get(k)), "")
+            shown = f"{differing}={as_given(old.get(differing))}, not {as_given(new.get(differing))}"
+            how = f"with other settings ({shown})"
+        raise UserError(f"{self.out} holds a sweep that was started {how}; choose another --out.")
 
-    def _left(self) -> bool:
-        """Whether a trial is left to run; trials of dead processes are queued again first."""
-        self._revive()
-        found = self.study.get_trials(deepcopy=False)
-        if any(t.state == self.states.WAITING for t in found):
-            return True
-        if self.about["kind"] == "search":
-            return len(self._counted(found)) < self.options["trials"]
-        points = math.prod(len(values) for values in self.space.values())  # type: ignore[misc, arg-type]
-        return len({t.system_attrs["grid_id"] for t in self._counted(found) if "grid_id" in t.system_attrs}) < points
+    def _trials(self) -> list[_Trial]:
+        """All trials so far. A run without trial.json, of an earlier version, is one of them if it fits."""
+        found = []
+        for folder in sorted(path for path in (self.out / "trials").iterdir() if path.name.isdecimal()):
+            about = read_own(folder / TRIAL)
+            if not about and not (folder / CONFIG).exists():
+                continue
+            settings = about.get("settings") or self._adopted(folder)
+            own = {key: about[key] for key in ("state", "error", "tries") if key in about}
+            found.append(_Trial(int(folder.name), folder, settings, **own))
+        return found
 
-    def _counted(self, found: list[Any]) -> list[Any]:
-        """Trials that are finished or running, without surplus ones and those that were queued again."""
-        retried = self._retried(found)
-        return [t for t in found if t.number not in retried and t.user_attrs.get("error") != _SURPLUS]
-
-    def _shown(self, found: list[Any]) -> list[Any]:
-        """Without trials that a killed process had taken but not begun, if their grid point is finished or unknown."""
-        if self.about["kind"] == "search":
-            return found
-        point = {t.number: t.system_attrs.get("grid_id") for t in found}
-        done = {None, *(point[t.number] for t in found if t.state == self.states.COMPLETE)}
-        begun = (t.state != self.states.RUNNING or "worker" in t.user_attrs for t in found)
-        return [t for t, own in zip(found, begun, strict=True) if own or point[t.number] not in done]
-
-    def _retried(self, found: list[Any]) -> set[int]:
-        return {t.user_attrs["retry_of"] for t in found if "retry_of" in t.user_attrs}
-
-    def _revive(self) -> None:
-        """Fail the trials of dead processes, and queue every trial again that failed for no fault of its own."""
-        self.optuna.storages.fail_stale_trials(self.study)
-        for t in self.study.get_trials(deepcopy=False, states=(self.states.RUNNING,)):
-            if dead(t.user_attrs.get("worker")):
-                with suppress(Exception):  # another process was faster
-                    self.study.tell(t.number, state=self.states.FAIL)
-        found = self.study.get_trials(deepcopy=False)
-        retried = self._retried(found)
-        for t in found:
-            failed = t.state == self.states.FAIL and "error" not in t.user_attrs and t.number not in retried
-            tries = t.user_attrs.get("tries", 1)
-            if failed and tries < _TRIES:
-                kept = {key: value for key, value in t.user_attrs.items() if key != "worker"}
-                self.study.add_trial(
-                    self.optuna.create_trial(
-                        state=self.states.WAITING,
-                        params=t.params,
-                        distributions=t.distributions,
-                        user_attrs={**kept, "retry_of": t.number, "tries": tries + 1},
-                        system_attrs=t.system_attrs,  # where a grid's sampler keeps its point
-                    )
-                )
-
-    def _trial(self, trial: Any) -> float:
-        trial.set_user_attr("worker", worker())
-        self._check_surplus(trial)
-        values = self._suggest(trial)
-        folder = trial.user_attrs.get("folder") or f"trials/{trial.number:04d}"
-        trial.set_user_attr("folder", folder)
-        changes = assigned(values)
-        self.say(f"trial {trial.number}: {', '.join(changes)}")
-        metric = self._metric(changes)
-        try:
-            record = self._record(trial, self.out / folder, changes, metric)
-        except Busy:  # its process was taken for dead but lives, as after a jump of the clock
-            trial.set_user_attr("error", _SURPLUS)
-            raise _Surplus from None
-        except (engine.Diverged, torch.OutOfMemoryError) as error:
-            trial.set_user_attr("error", str(error).splitlines()[0])
-            self.say(f"trial {trial.number}: {str(error).splitlines()[0]}")
-            raise
-        except KeyboardInterrupt:
-            trial.set_user_attr("tries", trial.user_attrs.get("tries", 1) - 1)  # stopped by hand: not a failure
-            raise
-        epoch, curve = record.metric("best_epoch"), record.curve(metric)
-        best = curve[epoch - 1]
-        trial.set_user_attr("best_epoch", epoch)
-        trial.set_user_attr("epochs", len(curve))
-        trial.set_user_attr("train_seconds", record.metric("train_seconds"))
-        self.say(f"trial {trial.number}: {metric} {best:.6g}")
-        return best
-
-    def _metric(self, changes: list[str]) -> str:
-        """The metric that compares the run; a trial's settings may make it a mixture."""
-        recipe = recipes.override(self.options["recipe"], changes)
-        return task_class(recipe.task).compared(recipe)
-
-    def _check_surplus(self, trial: Any) -> None:
-        """Two processes may take the last trial at the same moment: the later one gives it up."""
-        found = self.study.get_trials(deepcopy=False)
-        earlier = [t for t in self._counted(found) if t.number < trial.number]
-        if self.about["kind"] == "search":
-            surplus = "retry_of" not in trial.user_attrs and len(earlier) >= self.options["trials"]
-        else:
-            points = {t.number: t.system_attrs.get("grid_id") for t in found}
-            surplus = points[trial.number] in [points[t.number] for t in earlier]
-        if surplus:
-            trial.set_user_attr("error", _SURPLUS)
-            raise _Surplus
-
-    def _suggest(self, trial: Any) -> dict[str, Any]:
+    def _adopted(self, folder: Path) -> dict[str, Any]:
+        """The values tried in a run folder; refused if it belongs to another sweep."""
+        before = read_json(folder / CONFIG)
+        if not isinstance(before, dict):
+            raise UserError(f"{folder / CONFIG} holds no settings; remove {folder}, or choose another --out.")
+        found = recipes.from_dict(before.get("settings"), where=str(folder / CONFIG))
+        old = {"recipe": before.get("recipe"), "seed": before.get("seed"), **flat(found.model_dump(mode="json"))}
+        tried = {key: old[key] for key in self.space}
+        recipe = recipes.override(self.recipe, _Trial(0, folder, tried).changes)
+        new = {"recipe": self.about["recipe"], "seed": self.about["seed"], **flat(recipe.model_dump(mode="json"))}
+        wrong = [f"{k}={as_given(old[k])}, not {as_given(new[k])}" for k in new if old.get(k) != new[k]]
         if self.about["kind"] == "grid":
-            return {key: trial.suggest_categorical(key, values) for key, values in self.space.items()}
-        # One seed per trial, not per process, so that a trial's values do not depend on who runs it.
-        self.study.sampler = self.optuna.samplers.TPESampler(seed=self.seed * 1_000_003 + trial.number)
-        values = {}
-        for key, r in self.space.items():
-            assert isinstance(r, Range)
-            whole = isinstance(r.low, int)
-            values[key] = (trial.suggest_int if whole else trial.suggest_float)(key, r.low, r.high, log=r.log)
-        return values
+            wrong += [f"{k}={as_given(v)}" for k, v in tried.items() if v not in self.about["space"][k]]
+        known, digest = data_name(str(before.get("data", ""))), before.get("data_digest")
+        here = known == self.about["data"] if digest is None else digest == _digest(recipe, self.options["data"])
+        if not wrong and here:
+            return tried
+        how = f"with {wrong[0]}" if wrong else "on other data"
+        raise UserError(f"{folder} holds a run of another sweep ({how}); choose another --out.")
 
-    def _record(self, trial: Any, folder: Path, changes: list[str], metric: str) -> Record:
-        record, unfinished = None, (folder / MARKER).exists()
-        with suppress(UserError):  # killed after the run ended, before it was reported
-            record = None if unfinished else read(folder / RECORD)
-        resume = unfinished and checkpoint.any_saved(folder)
-        if record is not None or resume:
-            self._check_run(folder, changes)
-        if record is not None:
-            return record
-        told = _Told(trial, metric, self.options["prune"], self.optuna)
-        if resume:
-            with suppress(OSError):
-                for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-                    told.report(json.loads(line))
+    def _next(self) -> _Trial | None:
+        """A trial to run: one that was begun, or a new one; None: there is none left for this process."""
+        with briefly_locked(self.out):
+            found = self._trials()
+            for trial in found:
+                if trial.state == "running" and trial.number not in self.elsewhere:
+                    if trial.tries < _TRIES:
+                        return trial
+                    trial.state, trial.error = "fail", f"its process was killed {_TRIES} times"
+                    trial.write()
+            number = max((trial.number for trial in found), default=-1) + 1
+            values = self._values(found, number)
+            if values is None:
+                return None
+            made = _Trial(number, self.out / "trials" / f"{number:04d}", values)
+            make_folder(made.folder, "choose another --out")
+            made.write()
+            return made
+
+    def _values(self, found: list[_Trial], number: int) -> dict[str, Any] | None:
+        """The next point of the grid or the search; None: all are taken."""
+        if self.about["kind"] == "grid":
+            taken = [trial.settings for trial in found]
+            points = itertools.product(*self.about["space"].values())
+            each = (dict(zip(self.space, point, strict=True)) for point in points)
+            return next((point for point in each if point not in taken), None)
+        if len(found) >= self.count:
+            return None
+        # One seed per trial, not per process, so that a trial's values do not depend on who runs it.
+        sampler = _optuna().samplers.TPESampler(seed=self.about["seed"] * 1_000_003 + number)
+        tried: dict[str, Any] = self._study(found, sampler).ask(self._distributions()).params
+        return tried
+
+    def _distributions(self) -> dict[str, Any]:
+        kinds = _optuna().distributions
+        return {
+            key: (kinds.IntDistribution if isinstance(r.low, int) else kinds.FloatDistribution)(
+                r.low, r.high, log=r.log
+            )
+            for key, r in self.space.items()
+            if isinstance(r, Range)
+        }
+
+    def _study(self, found: list[_Trial], sampler: Any = None) -> Any:
+        """An optuna study in memory with the trials that have ended."""
+        optuna, distributions = _optuna(), self._distributions()
+        warm = self.recipe.train.epochs // 5
+        states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
+        study = optuna.create_study(sampler=sampler, pruner=optuna.pruners.MedianPruner(4, n_warmup_steps=warm))
+        for trial in found:
+            if trial.state in states:
+                params, value = {key: trial.settings[key] for key in distributions}, self._row(trial)["value"]
+                about = {"params": params, "distributions": distributions, "value": value, "state": states[trial.state]}
+                study.add_trial(optuna.create_trial(**about, intermediate_values=self._curve(trial)))
+        return study
+
+    def _run(self, trial: _Trial) -> None:
+        self.say(f"trial {trial.number}: {', '.join(trial.changes)}")
+        trial.tries += 1
+        trial.write()
         try:
-            own = {key: self.options[key] for key in ("data", "device", "graph", "command")}
-            overrides = [*self.options["overrides"], *changes]
-            force = folder.exists() and not resume
+            self._record(trial)
+            trial.state = "complete"
+            self.say(f"trial {trial.number}: {self._metric(trial)} {self._row(trial)['value']:.6g}")
+        except Busy:
+            self.elsewhere.add(trial.number)
+            return
+        except _Pruned:
+            trial.state = "pruned"
+        except (engine.Diverged, torch.OutOfMemoryError) as error:
+            trial.state, trial.error = "fail", str(error).splitlines()[0]
+            self.say(f"trial {trial.number}: {trial.error}")
+        except KeyboardInterrupt:
+            trial.tries -= 1  # stopped by hand: not a failure
+            trial.write()
+            raise
+        trial.write()
+
+    def _record(self, trial: _Trial) -> Record:
+        folder, unfinished = trial.folder, (trial.folder / MARKER).exists()
+        with suppress(UserError):  # killed after the run ended, before it was reported
+            if not unfinished:
+                return read(folder / RECORD)
+        resume = unfinished and checkpoint.any_saved(folder)
+        told = _Told(self._metric(trial), self._study(self._trials()).ask() if self.prune else None)
+        for epoch, value in self._curve(trial).items() if resume else ():
+            told.report(epoch, value)
+        try:
+            options = {**self.options, "seed": self.about["seed"], "overrides": [*self.overrides, *trial.changes]}
             return launch(
-                self.options["name"], out=folder, reporter=told, overrides=overrides, seed=self.seed, resume=resume,
-                force=force, measure=False, **own,
-            )  # fmt: skip
+                self.name, out=folder, reporter=told, resume=resume, force=not resume, measure=False, **options
+            )
         except UserError as error:
             if "--force" not in str(error):
                 raise
             raise UserError(f"{error} A sweep has no --force: remove {folder}, and start the sweep again.") from None
 
-    def _check_run(self, folder: Path, changes: list[str]) -> None:
-        """Refuse a run in the trial's folder that belongs to another sweep."""
-        before = read_json(folder / "config.json")
-        if not isinstance(before, dict):
-            raise UserError(f"{folder}/config.json holds no settings; remove {folder}, or choose another --out.")
-        recipe = recipes.override(self.options["recipe"], changes)
-        settings = recipes.from_dict(before.get("settings"), where=f"{folder}/config.json")
-        old = {"recipe": before.get("recipe"), "seed": before.get("seed"), **recipes.flatten(settings)}
-        new = {"recipe": self.about["recipe"], "seed": self.seed, **recipes.flatten(recipe)}
-        differs = [key for key in new if not key.startswith("paper.") and old.get(key) != new[key]]
-        if differs:
-            key = differs[0]
-            wrong = f"with {key}={as_given(old.get(key))}, not {as_given(new[key])}"
-        else:  # earlier versions recorded only the name of the data
-            known, digest = data_name(str(before.get("data", ""))), before.get("data_digest")
-            if known == self.about["data"] if digest is None else digest == _digest(recipe, self.options["data"]):
-                return
-            wrong = "on other data"
-        raise UserError(f"{folder} holds a run of another sweep ({wrong}); choose another --out.")
+    def _forget(self, trial: _Trial) -> None:
+        """Leave no sweep behind that has no results, so that a corrected one can start."""
+        if not (trial.folder / MARKER).exists():
+            (trial.folder / TRIAL).unlink(missing_ok=True)
+            with suppress(OSError):
+                trial.folder.rmdir()
+        if not any((self.out / "trials").glob(f"*/{TRIAL}")):
+            (self.out / FILE).unlink(missing_ok=True)
+
+    def _metric(self, trial: _Trial) -> str:
+        """The metric that compares the run; a trial's settings may make it a mixture."""
+        recipe = recipes.override(self.recipe, trial.changes)
+        return task_class(recipe.task).compared(recipe)
+
+    def _curve(self, trial: _Trial) -> dict[int, float]:
+        """Validation results by epoch."""
+        path, metric = trial.folder / "metrics.jsonl", self._metric(trial)
+        return {line["epoch"]: line[metric] for line in metrics_lines(path)} if path.exists() else {}
 
     def write(self) -> dict[str, Any]:
-        """Write the current table of the study."""
-        check_folder(self.out, self.study.study_name, self.about)
-        rows = [self._row(t) for t in self._shown(self._counted(self.study.get_trials(deepcopy=False)))]
+        """Write the current table."""
+        rows = [self._row(trial) for trial in self._trials()]
         done = [row for row in rows if row["state"] == "complete"]
         record = {
             "program": "bayesrnn",
-            "study": self.study.study_name,
             **self.about,
             "commit": provenance.commit(),
             **provenance.environment(torch.device(self.options["device"])),
@@ -308,33 +329,46 @@ class _Work:
         write_file(self.out / FILE, json.dumps(record, indent=2) + "\n")
         return record
 
-    def _row(self, trial: Any) -> dict[str, Any]:
-        recipe, params = self.options["recipe"], trial.params
-        values = {k: read_value(recipe, k, v) if isinstance(v, str) else v for k, v in params.items()}
-        complete = trial.state == self.states.COMPLETE
-        value = trial.value if complete else min(trial.intermediate_values.values(), default=None)
-        more = {key: trial.user_attrs.get(key) for key in ("best_epoch", "epochs", "train_seconds", "error", "folder")}
-        more["epochs"] = more["epochs"] or len(trial.intermediate_values)
-        return {"trial": trial.number, "settings": values, "value": value, "state": trial.state.name.lower(), **more}
-
-
-class _Surplus(Exception):
-    pass
+    def _row(self, trial: _Trial) -> dict[str, Any]:
+        curve = self._curve(trial)
+        record = read(trial.folder / RECORD) if trial.state == "complete" else Record()
+        epoch = record.metric("best_epoch")
+        return {
+            "trial": trial.number,
+            "settings": trial.settings,
+            "value": curve[epoch] if epoch else min(curve.values(), default=None),
+            "state": trial.state,
+            "best_epoch": epoch,
+            "epochs": len(curve),
+            "train_seconds": record.metric("train_seconds"),
+            "error": trial.error,
+            "folder": f"trials/{trial.folder.name}",
+        }
 
 
 class _Told(Silent):
-    """Reports every epoch to optuna, and stops where its pruner says so."""
+    """Reports every epoch to an optuna trial, if there is one, and stops where its pruner says so."""
 
-    def __init__(self, trial: Any, metric: str, prune: bool, optuna: Any) -> None:
-        self.trial, self.metric, self.prune, self.optuna = trial, metric, prune, optuna
+    def __init__(self, metric: str, trial: Any) -> None:
+        self.metric, self.trial = metric, trial
 
-    def report(self, line: dict[str, Any]) -> None:
-        self.trial.report(line[self.metric], step=line["epoch"])
+    def report(self, epoch: int, value: float) -> None:
+        if self.trial is not None:
+            self.trial.report(value, step=epoch)
 
     def epoch(self, line: dict[str, Any], epochs: int) -> None:
-        self.report(line)
-        if self.prune and line["epoch"] < epochs and self.trial.should_prune():
-            raise self.optuna.TrialPruned
+        self.report(line["epoch"], line[self.metric])
+        if self.trial is not None and line["epoch"] < epochs and self.trial.should_prune():
+            raise _Pruned
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise UserError("--search and --prune need optuna: pip install optuna.") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
 
 
 def _digest(recipe: recipes.Recipe, data: str | None) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from starlette.responses import Response
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import lack_of_memory
+from bayesrnn.lab.runs.files import finite
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -98,14 +98,4 @@ def _lines(parts: "Callable[[], Iterator[Part]]") -> Generator[bytes, None, None
 
 def as_line(part: "Part") -> bytes:
     """JSON with null for numbers that are not finite."""
-    return json.dumps(_finite(part), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
+    return json.dumps(finite(part), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"

@@ -20,10 +20,11 @@ from bayesrnn.lab.explore.panel import Request as Question
 from bayesrnn.lab.explore.weights import WeightsPanel
 from bayesrnn.lab.registry import resolve, task_class
 from bayesrnn.lab.report.html import render
+from bayesrnn.lab.runs.opening import OpenedRun
 
 if TYPE_CHECKING:
     from bayesrnn.lab.explore.panel import Part
-    from bayesrnn.lab.runs.opening import OpenedRun
+    from bayesrnn.lab.registry import Saved
 
 STATIC = Path(__file__).parent / "static"
 PAGE = "index.html"
@@ -31,18 +32,20 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".
 _BODY_SECONDS = 5.0
 
 
-def panels_of(run: "OpenedRun", options: Options) -> dict[str, Panel]:
-    """The panels of a run by name: its task's, if there is one, and its weights'."""
+def panels_of(run: "OpenedRun | Saved", options: Options) -> dict[str, Panel]:
+    """The panels of a run by name: its task's, if there is one, and its weights'. A saved model has its own."""
+    if not isinstance(run, OpenedRun):
+        return run.panels()
     declared = task_class(run.recipe.task).panel
     own: Panel | None = None if declared is None else resolve(declared)(run, options)
     weights = WeightsPanel(run, options, own)
     return {"weights": weights} if own is None else {"task": own, "weights": weights}
 
 
-def application(runs: "Sequence[OpenedRun]", options: Options, *, token: str, port: int) -> Starlette:
+def application(runs: "Sequence[OpenedRun | Saved]", options: Options, *, token: str, port: int) -> Starlette:
     """The page on one run, or on two runs of one task."""
-    if len({run.recipe.task for run in runs}) > 1:
-        named = ", ".join(f"{run.path} ({run.recipe.task})" for run in runs)
+    if len({_kind(run) for run in runs}) > 1:
+        named = ", ".join(f"{run.path} ({_kind(run)})" for run in runs)
         raise UserError(f"Only runs of one task can be compared; these are {named}.")
     panels = [panels_of(run, options) for run in runs]
     files = _files(panels[0])
@@ -100,14 +103,22 @@ def _files(panels: Mapping[str, Panel]) -> dict[str, Response]:
     return {**found, "words.css": Response(render("words.css"), media_type="text/css")}
 
 
-def _about(runs: "Sequence[OpenedRun]", panels: Sequence[Mapping[str, Panel]]) -> "Iterator[Part]":
+def _kind(run: "OpenedRun | Saved") -> str:
+    return run.recipe.task if isinstance(run, OpenedRun) else f"saved {run.task}"
+
+
+def _name(run: "OpenedRun | Saved") -> str:
+    return f"{run.config.get('recipe')}, seed {run.config.get('seed')}" if isinstance(run, OpenedRun) else run.title
+
+
+def _about(runs: "Sequence[OpenedRun | Saved]", panels: Sequence[Mapping[str, Panel]]) -> "Iterator[Part]":
     first = panels[0]
     yield {
-        "task": runs[0].recipe.task,
+        "task": _kind(runs[0]),
         "panels": [{"name": name, "title": panel.title, "files": list(panel.files())} for name, panel in first.items()],
         "runs": [
             {
-                "name": f"{run.config.get('recipe')}, seed {run.config.get('seed')}",
+                "name": _name(run),
                 "folder": str(run.path),
                 "panels": {name: panel.about() for name, panel in own.items()},
             }

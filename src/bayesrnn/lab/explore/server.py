@@ -16,6 +16,7 @@ from bayesrnn.lab.explore.application import application
 
 if TYPE_CHECKING:
     from bayesrnn.lab.explore.panel import Options
+    from bayesrnn.lab.registry import Saved
     from bayesrnn.lab.runs.opening import OpenedRun
 
 HOST = "127.0.0.1"
@@ -40,7 +41,7 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(
-    runs: "Sequence[OpenedRun]", options: "Options", *, port: int, browser: bool, say: Callable[[str], None]
+    runs: "Sequence[OpenedRun | Saved]", options: "Options", *, port: int, browser: bool, say: Callable[[str], None]
 ) -> None:
     """Serve the page until Ctrl-C.
 

@@ -6,7 +6,7 @@ Text is escaped wherever it enters a template; what these functions return is HT
 import base64
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ def _environment(folder: Path = _TEMPLATES) -> "Environment":
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    made.globals["shades"] = SHADES
+    made.globals |= {"shades": SHADES, "level": level}
     return made
 
 
@@ -45,80 +45,27 @@ def render(template: str, *, folder: Path = _TEMPLATES, **values: Any) -> str:
     return _environment(folder).get_template(template).render(**values)
 
 
-def _block(name: str, *values: Any) -> "Markup":
-    made: Markup = getattr(_blocks(), name)(*values)
-    return made
-
-
 @cache
 def _blocks() -> Any:
     return _environment().get_template("blocks.html").module
 
 
-def paragraphs(*texts: str) -> "Markup":
-    return _block("paragraphs", texts)
-
-
-def bullets(texts: Sequence[str]) -> "Markup":
-    return _block("bullets", texts)
-
-
-def heading(text: str, level: int = 2) -> "Markup":
-    return _block("heading", text, level)
+def __getattr__(name: str) -> "Callable[..., Markup]":
+    """The macros of ``blocks.html``, such as ``paragraphs`` and ``table``, as functions."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    block: Callable[..., Markup] = getattr(_blocks(), name)
+    return block
 
 
 def breakable(name: str) -> "Markup":
     """A name that may break after a dot, an underscore or an equals sign, but not within a number."""
-    return _block("breakable", re.split(r"(?<=[_=])|(?<=\.)(?!\d)", name))
-
-
-def wide(inner: "Markup") -> "Markup":
-    """HTML that scrolls sideways on a narrow screen instead of widening the page."""
-    return _block("wide", inner)
-
-
-def details(summary: str, inner: "Markup", *, is_open: bool = False) -> "Markup":
-    """HTML that is folded away below a summary."""
-    return _block("details", summary, inner, is_open)
-
-
-def pictures(figures: Sequence["Markup"]) -> "Markup":
-    """Pictures side by side."""
-    return _block("group", figures)
+    return _blocks().broken(re.split(r"(?<=[_=])|(?<=\.)(?!\d)", name))  # type: ignore[no-any-return]
 
 
 def image(data: bytes, *, alt: str, caption: str = "", kind: str = "png") -> "Markup":
     """A picture inside the page."""
-    return _block("image", base64.b64encode(data).decode("ascii"), kind, alt, caption)
-
-
-def definitions(items: Iterable[tuple[str, str]], *, code: bool = False) -> "Markup":
-    return _block("definitions", list(items), code)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> "Markup":
-    """A table; the first cell of a row is its name. ``text``: cells are words, not numbers."""
-    return _block("table", head, list(rows), text)
-
-
-def value(text: str, *, best: bool = False, paper: str = "") -> "Markup":
-    """A number in a table, the paper's below it; empty: a dash."""
-    return _block("value", text, best, paper)
-
-
-def word(text: str, *, shade: int, line: int, title: str) -> "Markup":
-    """A word with a shade behind it and a line below it, see :data:`SHADES`."""
-    return _block("word", text, shade, line, title)
-
-
-def shaded(words: Sequence["Markup"]) -> "Markup":
-    """A line of shaded words."""
-    return _block("shaded", words)
-
-
-def key(name: str, mark: str, texts: Sequence[str]) -> "Markup":
-    """What shades (``mark`` "s") or lines ("i") mean."""
-    return _block("key", name, mark, texts)
+    return _blocks().encoded(base64.b64encode(data).decode("ascii"), kind, alt, caption)  # type: ignore[no-any-return]
 
 
 def level(value: float, levels: Sequence[float]) -> int:

@@ -1,6 +1,8 @@
 """The report: one page that compares runs. Sections come from every run and from the runs' tasks."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.registry import resolve
@@ -18,18 +20,32 @@ _LAST = (sections.configuration, sections.environment)
 Section = Callable[[Page, Sequence[SeedGroup], Mapping[str, Analysis]], None]
 
 
-def build(groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis], *, title: str) -> tuple[str, dict[str, bytes]]:
+def build(
+    groups: Sequence[SeedGroup],
+    analyses: Mapping[str, Analysis],
+    *,
+    title: str,
+    more: Sequence[Page] = (),
+    source: str = "",
+) -> tuple[str, dict[str, bytes]]:
     """The page, and its pictures by file name.
 
     Args:
         groups: what to compare, in order.
         analyses: by the labels of groups, what was computed from weights; may be empty.
+        more: further chapters, of models that are not runs.
+        source: what :func:`sources` says of them.
     """
-    chapters = _chapters(groups, analyses)
-    runs = sum(len(group.runs) for group in groups)
-    footer = f"Made by bayesrnn report from {counted(runs, 'run')}."
-    text = html.render("report.html", title=title, chapters=chapters, footer=footer, generator=GENERATOR)
+    chapters = [*_chapters(groups, analyses), *more]
+    runs = sum(len(group.runs) for group in groups) + len(more)
+    footer = f"Made by bayesrnn report from {counted(runs, 'model' if more else 'run')}."
+    text = html.render("report.html", title=title, chapters=chapters, footer=footer, generator=GENERATOR, source=source)
     return text, {name: png for page in chapters for name, png in page.pictures.items()}
+
+
+def sources(paths: Sequence[str]) -> str:
+    """A digest of what a report is made of, to know its next version by; it does not show the paths."""
+    return hashlib.sha256("\n".join(sorted({str(Path(path).resolve()) for path in paths})).encode()).hexdigest()[:16]
 
 
 def heading(groups: Sequence[SeedGroup]) -> str:

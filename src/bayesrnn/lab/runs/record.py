@@ -218,14 +218,14 @@ def read(path: Path) -> Record:
 
 
 def read_folder(folder: Path, *, what: str = "a record of a run", needs: Sequence[str] = ()) -> list[Record]:
-    """All records of a folder by seed, each run once; none where the folder is missing.
+    """All records and runs of a folder by seed, each run once; none where the folder is missing.
 
     Args:
         what: what each file should be, for the error message.
         needs: dotted paths that every record must have, such as ``metrics.test_error``; a list there is not empty.
     """
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for path in (*sorted(folder.glob("*.json")), *sorted(folder.glob(f"*/{RECORD}"))):
         try:
             record = read(path)
             sound = all(_at(dict(record), need) not in (None, []) for need in needs)

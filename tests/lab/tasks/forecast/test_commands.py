@@ -50,6 +50,11 @@ def test_what_is_refused(sales, tmp_path):
         ([sales, "--samples", 3, "--data", "x"], "--data, --samples: for a run, not for a file; omit them."),
         ([sales, "--freq", "YS"], "in line 3 is off the grid of one year; set --freq to the step of the stamps, or --"),
         ([sales, "--resample", "max"], "--resample is max; choose mean, sum or last."),
+        ([sales, "--over", 1], "--over and --under are the two costs of one decision; give both."),
+        ([sales, "--above", 1, "--below", 1], "--above and --below are different questions; ask one at a time."),
+        ([sales, "--table", tmp_path / "t.csv"], "--table is for the forecasts of --walk; give both."),
+        ([sales, "--save", tmp_path], "exists and is no saved forecaster; choose another --save."),
+        ([sales, "--future", sales.with_name("no.csv")], "There is no file"),
     ):
         result = forecast(*arguments)
         assert result.exit_code == 2
@@ -70,3 +75,78 @@ def test_uneven_stamps_are_resampled(sales):
     result = forecast(sales, "--freq", "YS", "--resample", "mean", "--horizon", 1, "--minutes", 0.01)
     assert result.exit_code == 0, result.output
     assert pd.read_csv(io.StringIO(result.stdout))["ds"].tolist() == ["2021-01-01"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    t = np.arange(150)
+    stock = 50 + 10 * np.sin(t / 7 * 2 * np.pi) + np.random.default_rng(0).normal(0, 1, 150)
+    frame = pd.DataFrame({"day": pd.date_range("2024-01-01", periods=150), "stock": stock})
+    frame.iloc[:140].to_csv(folder / "stock.csv", index=False)
+    newer = frame.iloc[140:].copy()
+    newer.iloc[4, 1] = 300.0
+    newer.rename(columns={"day": "ds"}).to_csv(folder / "newer.csv", index=False)
+    walk = ["--walk", 3, "--table", folder / "walk.csv"]
+    result = forecast(
+        folder / "stock.csv", "--horizon", 7, "--minutes", 0.01, "--save", folder / "saved", *walk
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "Walking forward, 3 windows: mae" in result.stderr
+    assert f"The forecaster is in {folder / 'saved'}" in result.stderr.replace("\n", "")
+    return folder, result.stdout
+
+
+class TestSaved:
+    def test_it_forecasts_as_before(self, saved):
+        folder, text = saved
+        assert forecast(folder / "saved").stdout == text
+        table = pd.read_csv(folder / "walk.csv")
+        assert len(table) == 21
+        assert {"cutoff", "step", "y", "lo-80", "hi-95", "crps"} <= set(table)
+
+    def test_decisions(self, saved):
+        folder = saved[0] / "saved"
+        found = {
+            key: pd.read_csv(io.StringIO(forecast(folder, *options).stdout))
+            for key, options in (
+                ("above", ["--above", 30]), ("below", ["--below", 30]), ("order", ["--over", 1, "--under", 3]),
+                ("alarm", ["--anomalies", saved[0] / "newer.csv", "--false-alarms", 0.001]),
+            )
+        }  # fmt: skip
+        assert found["above"]["probability"][0] == 1
+        assert found["below"]["probability"][0] < 0.05
+        assert (found["order"]["cost"] <= found["order"]["cost_of_mean"] + 1e-9).all()
+        assert found["alarm"].iloc[:7].query("alarm")["ds"].tolist() == ["2024-05-24"]  # later blocks have seen it
+
+    def test_newer_rows(self, saved):
+        folder = saved[0]
+        found = pd.read_csv(io.StringIO(forecast(folder / "saved", "--data", folder / "newer.csv").stdout))
+        assert found["ds"].iloc[0] == "2024-05-30"
+
+    def test_what_is_refused(self, saved):
+        for arguments, words in (
+            (["--steps", 3], "--steps: for a file or a run, not for a saved forecaster; omit it."),
+            (["--horizon", 3, "--minutes", 1], "--horizon, --minutes: for a file or a run"),
+            (["--data", "no.csv"], "There is no file no.csv"),
+        ):
+            result = forecast(saved[0] / "saved", *arguments)
+            assert result.exit_code == 2
+            assert words in result.output.replace("\n", " ")
+
+
+def test_columns_that_are_known_ahead(tmp_path):
+    rng, days = np.random.default_rng(0), pd.date_range("2024-01-01", periods=130)
+    price = rng.normal(3, 1, 130)
+    frame = pd.DataFrame({"ds": days, "y": 20 - 4 * price + 0.1 * rng.normal(size=130), "price": price})
+    frame.iloc[:125].to_csv(tmp_path / "y.csv", index=False)
+    frame.iloc[125:][["ds", "price"]].to_csv(tmp_path / "prices.csv", index=False)
+    settings = ["--horizon", 5, "--minutes", 0.01, "--future", tmp_path / "prices.csv"]
+    result = forecast(tmp_path / "y.csv", *settings)
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv(io.StringIO(result.stdout))
+    assert np.abs(found["median"] - frame["y"].iloc[125:].to_numpy()).mean() < 1
+    frame.iloc[125:][["ds"]].to_csv(tmp_path / "prices.csv", index=False)
+    assert "--future is a file with columns of the data" in forecast(tmp_path / "y.csv", *settings).stderr.replace(
+        "\n", " "
+    )

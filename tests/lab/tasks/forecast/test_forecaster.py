@@ -1,14 +1,20 @@
 """A forecasting model and its forecasts: two heads, distributions at any origin, walking forward, roll-outs."""
 
 import math
+from datetime import datetime
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting import scores
+from bayesrnn.forecasting.dates import Grid
 from bayesrnn.forecasting.mixture import Mixture, by_horizon, measures, reliability, summary_of_paths
+from bayesrnn.forecasting.scores import pit
+from bayesrnn.forecasting.series import Series
 from bayesrnn.lab.tasks.forecast import forecaster
 from bayesrnn.lab.tasks.forecast.forecaster import Forecaster, is_random, one_draw_for_the_batch
 from bayesrnn.lab.tasks.forecast.frames import Cut, Frame
@@ -450,16 +456,25 @@ class TestGaps:
 def test_the_table_of_a_walk():
     one = made(network(recurrent_dropout=0.3), wave(), memory=30)
     walk = one.walk(samples=5, seed=2)
-    table = walk.table(lambda step: f"step {step}", level=0.8)
+    series = Series("file", ["level"], wave(), Grid("month", 1, datetime(2000, 1, 1)))
+    table = walk.table(series, level=0.9)
     assert len(table) == len(walk.origins) * 3
-    assert list(table.columns) == [
-        "origin", "step", "date", "actual", "mean", "median", "low", "high", "aleatoric_std", "epistemic_std",
-    ]  # fmt: skip
     row = table.iloc[7]  # of the third origin, two steps ahead
     first = walk.origins[2]
-    assert (row["origin"], row["step"], row["date"]) == (f"step {first}", 2, f"step {first + 2}")
-    assert row["high"] == float(walk.forecast.interval(0.8)[1][2, 1])
-    assert row["actual"] == float(one.actual[first + 2])
+    start = pd.Timestamp("2000-01-01")
+    assert row["cutoff"] == start + pd.DateOffset(months=first)
+    assert (row["step"], row["ds"]) == (2, start + pd.DateOffset(months=first + 2))
+    assert row["hi-90"] == float(walk.forecast.interval(0.9)[1][2, 1])
+    assert row["y"] == float(one.actual[first + 2])
+    part = walk.origins[5:9]
+    pd.testing.assert_frame_equal(walk.table(series, part, 0.9), table.iloc[15:27].reset_index(drop=True))
+    # The library scores it like a table of its own.
+    whole, expected = scores(table).iloc[0], measures(walk.forecast, walk.actual, 0.9)
+    for key, name in (("crps", "crps"), ("coverage-90", "coverage"), ("width-90", "width"), ("mae", "mae")):
+        assert whole[key] == pytest.approx(expected[name], rel=1e-9), key
+    assert sum(pit(table)[1]) == pytest.approx(1)
+    rows = Series("file", ["level"], wave(), Grid("row", 1, datetime(1, 1, 1)))
+    assert walk.table(rows)["ds"].iloc[0] == walk.origins[0] + 2  # rows count from 1
 
 
 def test_forecasts_ahead_walk_only_as_far_as_errors_count():

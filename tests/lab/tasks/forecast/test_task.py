@@ -253,13 +253,16 @@ class TestRuns:
         assert result.exit_code == 0, result.output
         again = json.loads((out / "evaluation.json").read_text())
         assert again["test_crps"] == pytest.approx(record.metrics["test_crps"], rel=1e-6)
-        result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu", "--level", "0.5", "--samples", "4"])
-        assert result.exit_code == 0, result.output
-        wide, half = record.metrics["test_width"], json.loads((out / "evaluation.json").read_text())["test_width"]
-        assert half < 0.6 * wide
-        result = CliRunner().invoke(app, ["evaluate", str(out), "--level", "95"])
+        widths = []
+        for level in ("0.5", "50"):
+            arguments = ["--device", "cpu", "--level", level, "--samples", "4"]
+            result = CliRunner().invoke(app, ["evaluate", str(out), *arguments])
+            assert result.exit_code == 0, result.output
+            widths.append(json.loads((out / "evaluation.json").read_text())["test_width"])
+        assert widths[0] == widths[1] < 0.6 * record.metrics["test_width"]
+        result = CliRunner().invoke(app, ["evaluate", str(out), "--level", "100"])
         assert result.exit_code == 2
-        assert "--level is 95.0; it must be between 0 and 1, such as 0.95." in result.output
+        assert "--level is 100; it must be between 0 and 100%, such as 80 or 0.8." in result.output
         result = CliRunner().invoke(app, ["evaluate", str(out), "--device", "cpu", "--samples", "0"])
         assert result.exit_code == 2
         assert "--samples is 0; a forecast is a mixture over draws, so at least 1." in result.output
@@ -271,11 +274,11 @@ class TestRuns:
         assert result.exit_code == 0, result.output
         table = pd.read_csv(tmp_path / "walk.csv")
         assert table["step"].tolist()[:4] == [1, 2, 3, 1]
-        last = table[(table["step"] == 1) & table["actual"].notna()]
+        last = table[(table["step"] == 1) & table["y"].notna()]
         shown = record.metric("walk")
-        first = last[last["date"] == int(shown["date"][0])].iloc[0]
+        first = last[pd.to_datetime(last["ds"]).dt.year == int(shown["date"][0])].iloc[0]
         assert first["mean"] == pytest.approx(shown["mean"][0], rel=1e-5)
-        assert first["high"] == pytest.approx(shown["high"][0], rel=1e-5)
+        assert first["hi-95"] == pytest.approx(shown["high"][0], rel=1e-5)
         result = CliRunner().invoke(app, [*arguments, str(tmp_path / "no" / "walk.csv")])
         assert result.exit_code == 2
         assert "--table names a .csv file in a folder that exists" in result.output.replace("\n", " ")

@@ -12,8 +12,9 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.tasks.language import scoring, streams
 from bayesrnn.lab.tasks.language import task as language
-from bayesrnn.lab.tasks.language.dynamic import RMS_LR, DynamicEvaluation
+from bayesrnn.lab.tasks.language.dynamic import DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
+from bayesrnn.lab.tasks.language.options import RMS_LR
 from bayesrnn.lab.text import windows
 
 CPU = torch.device("cpu")
@@ -131,12 +132,12 @@ def test_draws_forget_as_well(name, text_folder, monkeypatch):
     task = task_of(name, text_folder, "carry_state=false")
     stream = task.streams.test[:40]
     monkeypatch.setattr(scoring, "_NUMBERS", 14 * 2 * 3)  # pieces of three words within the windows of seven
-    short = scoring.monte_carlo_perplexity(task.model, stream, samples=2, seed=3, reset=7)
+    short = scoring.monte_carlo_perplexities(task.model, stream, samples=2, seed=3, reset=7)[2]
     monkeypatch.setattr(scoring, "_NUMBERS", 1 << 20)
-    assert scoring.monte_carlo_perplexity(task.model, stream, samples=2, seed=3, reset=7) == pytest.approx(
+    assert scoring.monte_carlo_perplexities(task.model, stream, samples=2, seed=3, reset=7)[2] == pytest.approx(
         short, rel=1e-5
     )
-    assert scoring.monte_carlo_perplexity(task.model, stream, samples=2, seed=3) != pytest.approx(short, rel=1e-4)
+    assert scoring.monte_carlo_perplexities(task.model, stream, samples=2, seed=3)[2] != pytest.approx(short, rel=1e-4)
     starts = [fresh for _, _, fresh in scoring.pieces(stream, 3, 7)]
     assert starts == [True, False, False] * 5 + [True, False]  # 39 words: five windows of seven, one of four
     assert [fresh for _, _, fresh in scoring.pieces(stream, 30, None)] == [True, False]

@@ -34,9 +34,9 @@ def test_the_mean_is_the_plain_perplexity(name):
 def test_draws_are_held_over_the_stream_and_probabilities_averaged(name, monkeypatch):
     model = model_of(name)
     monkeypatch.setattr(scoring, "_NUMBERS", 9 * 3 * 7)  # windows of a few steps
-    short = scoring.monte_carlo_perplexity(model, STREAM, samples=3, seed=5)
+    short = scoring.monte_carlo_perplexities(model, STREAM, samples=3, seed=5)[3]
     monkeypatch.setattr(scoring, "_NUMBERS", 1 << 20)
-    assert scoring.monte_carlo_perplexity(model, STREAM, samples=3, seed=5) == pytest.approx(short, rel=1e-5)
+    assert scoring.monte_carlo_perplexities(model, STREAM, samples=3, seed=5)[3] == pytest.approx(short, rel=1e-5)
     if scoring.draws_weights(model):
         logs = []
         for k in range(3):
@@ -54,7 +54,7 @@ def test_neighbouring_seeds_share_no_draw(name, monkeypatch):
     """The spread over seeds is the Monte Carlo error: it would be too small if they shared draws."""
     model = model_of(name)
     monkeypatch.setattr(scoring, "_ROWS", 1)
-    single = [scoring.monte_carlo_perplexity(model, STREAM, samples=1, seed=seed) for seed in range(4)]
+    single = [scoring.monte_carlo_perplexities(model, STREAM, samples=1, seed=seed)[1] for seed in range(4)]
     found = [list(scoring.log_probabilities(model, STREAM, samples=1, seed=0, first=k)) for k in range(4)]
     first = [
         math.exp(-float(torch.cat([log[0].gather(-1, y.unsqueeze(-1)) for y, log in one]).mean())) for one in found
@@ -141,9 +141,9 @@ def test_draws_of_weights_at_once_on_a_gpu(name, monkeypatch):
 
 def test_a_perplexity_does_not_depend_on_how_many_draws_run_at_once(monkeypatch):
     model = model_of("brnn-medium")
-    whole = scoring.monte_carlo_perplexity(model, STREAM, samples=5, seed=2)
+    whole = scoring.monte_carlo_perplexities(model, STREAM, samples=5, seed=2)[5]
     monkeypatch.setattr(scoring, "_WEIGHTS", 2)
-    assert scoring.monte_carlo_perplexity(model, STREAM, samples=5, seed=2) == pytest.approx(whole, rel=1e-5)
+    assert scoring.monte_carlo_perplexities(model, STREAM, samples=5, seed=2)[5] == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["brnn-medium", "variational-tied-medium"])
@@ -153,7 +153,7 @@ def test_perplexity_by_the_number_of_draws(name, at_once, monkeypatch):
     model = model_of(name)
     if name == "brnn-medium":
         monkeypatch.setattr(scoring, "_WEIGHTS", at_once)
-        alone = [scoring.monte_carlo_perplexity(model, STREAM, samples=k, seed=2) for k in (1, 2, 5, 7)]
+        alone = [scoring.monte_carlo_perplexities(model, STREAM, samples=k, seed=2)[k] for k in (1, 2, 5, 7)]
     else:  # draws of units are rows of one batch, and depend on its size: here from the probabilities of each word
         monkeypatch.setattr(scoring, "_ROWS", at_once)
         starts = range(0, 7, at_once)

@@ -16,8 +16,8 @@ from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.tasks.language import token_files
 from bayesrnn.lab.tasks.language.task import Language
-from bayesrnn.lab.tasks.language.text import read_folder, tokens_of
-from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, tokenize, words_of
+from bayesrnn.lab.tasks.language.text import read_folder, words_of
+from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, tokenize
 from bayesrnn.lab.text import Vocabulary, batchify
 
 TINY = ["hidden=6", "layers=1", "batch_size=4", "window=6", "epochs=2", "save_every=20", "lr=0.2"]
@@ -38,7 +38,8 @@ def joined(file, chunk):
 def test_pieces_of_a_text_are_the_text(tmp_path_factory, text, chunk):
     file = tmp_path_factory.getbasetemp() / "text"
     file.write_bytes(text.encode())
-    assert joined(file, chunk) == tokens_of(text.encode(), "text")
+    lines = text.encode().decode("utf-8-sig").splitlines()
+    assert joined(file, chunk) == [word for line in lines for word in (*line.split(), "<eos>")]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_what_is_no_text(tmp_path, content, message, chunk):
 
 
 def test_a_word_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "_LONGEST", 50)
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.text._LONGEST", 50)
     (tmp_path / "x").write_text("a b " + "c" * 100)
     with pytest.raises(UserError, match="a word of more than 50 characters"):
         joined(tmp_path / "x", 10)
@@ -71,8 +72,7 @@ def tokens(text_folder, tmp_path):
     return tmp_path / "tokens"
 
 
-def test_token_files_hold_what_the_text_holds(text_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "_CHUNK", 100)
+def test_token_files_hold_what_the_text_holds(text_folder, tmp_path):
     for min_count in (1, 200):
         out = tmp_path / str(min_count)
         about = tokenize(text_folder, out, min_count=min_count)

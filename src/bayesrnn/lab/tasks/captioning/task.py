@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
+from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.captioning import COMMANDS
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import SPLITS, References, read_captions
-from bayesrnn.lab.tasks.captioning.card import CARD
 from bayesrnn.lab.tasks.captioning.image_features import feature_file, features_of
 from bayesrnn.lab.tasks.captioning.metrics import CONDITIONS, DETAILS, METRICS
 from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
@@ -83,7 +83,7 @@ class Captioning(Task):
     """Captions of Flickr8k's or COCO's layout; one caption with its image is one example."""
 
     sections = SECTIONS
-    metric, card = "valid_perplexity", CARD
+    metric, card = "valid_perplexity", card_of(__file__)
     runs_called = "captioning runs"
     command = "caption"
     artifacts = ("captions.json",)

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
-from bayesrnn.lab.tasks.digits.card import CARD
 from bayesrnn.lab.tasks.digits.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, Signature
@@ -92,7 +92,7 @@ class Digits(Task):
     """Classification of digits; the epoch with the lowest validation error is kept."""
 
     metric, unit, source = "valid_error", "images", "images"
-    card = CARD
+    card = card_of(__file__)
     sections, metrics, details = SECTIONS, METRICS, DETAILS
     panel = "bayesrnn.lab.tasks.digits.panel:DigitsPanel"
     report_sections = (

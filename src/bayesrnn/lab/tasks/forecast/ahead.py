@@ -1,22 +1,44 @@
 """Forecasts beyond the end of a run's series."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import typer
 from rich.markup import escape
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.console.output import plain_console
+from bayesrnn.lab.engine.launch import device_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.report.tables import Column, rich_table
 from bayesrnn.lab.runs.files import write_file
+from bayesrnn.lab.runs.opening import check_task, open_run
 from bayesrnn.lab.tasks.forecast.plan import FRAME, Plan, kept_series
 from bayesrnn.lab.tasks.forecast.plots import forecast_plot
+from bayesrnn.lab.tasks.forecast.tables import check_file
 from bayesrnn.lab.tasks.forecast.task import forecaster, read_series
 
 if TYPE_CHECKING:
     from bayesrnn.lab.runs.opening import OpenedRun
+
+
+def command(
+    run: Path, data: str | None, level: float, steps: int | None, samples: int | None, seed: int, device: str | None,
+    picture: Path | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Forecast a run's series, or one that continues it, and print a table or JSON."""
+    check_task(run, "forecast")
+    check_file(picture, (".png",), "--plot")
+    trained = open_run(run, device_of(device))
+    found = forecast(trained, data, steps=steps, level=level, samples=samples, seed=seed)
+    if picture is not None:
+        plot(found, picture)
+    if as_json:
+        typer.echo(json.dumps({key: value for key, value in found.items() if key != "past"}, indent=2))
+    else:
+        show(found)
 
 
 def forecast(

@@ -1,17 +1,19 @@
 """A trained forecasting model on a series: distributions at any origin, walking forward, and beyond the end."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.autoregression import carried, gather
 from bayesrnn.forecasting.mixture import Mixture, running_scale, summary_of_paths
+from bayesrnn.forecasting.series import Series
 from bayesrnn.lab.console.output import Report
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs.sizes import memory as machine_memory
@@ -46,24 +48,29 @@ class Walk:
         """Where the forecasts of these origins are."""
         return slice(origins.start - self.origins.start, origins.stop - self.origins.start)
 
-    def table(self, label: Callable[[int], str] = str, level: float = 0.95) -> Any:
-        """A DataFrame with one row per origin and step ahead, for a CSV file.
+    def table(self, series: Series, origins: range | None = None, level: float = 0.95) -> Any:
+        """A DataFrame like that of `bayesrnn.forecasting.Forecaster.backtest`: a row per origin and step ahead.
 
-        Columns: origin and date (as ``label`` names steps), step (1 to H), actual (NaN: not known), mean, median, low
-        and high of the interval of this level, and both kinds of uncertainty as standard deviations.
+        Columns: unique_id, cutoff (the last step that was known), step (1 to H), ds, y (NaN: not known), mean, median,
+        lo and hi of 80% and of ``level``, deciles, both standard deviations, and crps. ``origins``: these alone.
         """
         import pandas as pd
 
-        count, horizon = self.actual.shape
-        low, high = self.forecast.interval(level)
-        found = self.forecast
-        columns = {"actual": self.actual, "mean": found.mean, "median": found.quantile(0.5), "low": low, "high": high}
+        origins = self.origins if origins is None else origins
+        rows = self.rows(origins)
+        found, actual = self.forecast[rows], self.actual[rows]
+        columns = {"y": actual, "mean": found.mean, "median": found.quantile(0.5)}
+        for percent in dict.fromkeys((80.0, round(100 * level, 6))):
+            columns[f"lo-{percent:g}"], columns[f"hi-{percent:g}"] = found.interval(percent / 100)
+        columns |= {f"q-{k / 10:g}": found.quantile(k / 10) for k in range(1, 10)}
         columns |= {"aleatoric_std": found.aleatoric.sqrt(), "epistemic_std": found.epistemic.sqrt()}
-        steps = [(t, h) for t in self.origins for h in range(1, horizon + 1)]
-        names = {t: label(t) for t in range(self.origins.start, self.origins.start + count + horizon)}
-        about = {"origin": [names[t] for t, _ in steps], "step": [h for _, h in steps]}
-        about["date"] = [names[t + h] for t, h in steps]
-        return pd.DataFrame({**about, **{key: column.flatten().tolist() for key, column in columns.items()}})
+        columns["crps"] = found.crps(actual)
+        horizon = actual.shape[1]
+        dates = series.dates(range(origins.start, origins.stop + horizon))
+        before = np.repeat(np.arange(len(origins)), horizon)
+        ahead = np.tile(np.arange(1, horizon + 1), len(origins))
+        about = {"unique_id": series.columns[0], "cutoff": dates[before], "step": ahead, "ds": dates[before + ahead]}
+        return pd.DataFrame({**about, **{key: column.flatten().numpy() for key, column in columns.items()}})
 
 
 @dataclass(frozen=True)

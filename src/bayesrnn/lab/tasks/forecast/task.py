@@ -17,7 +17,7 @@ from bayesrnn.forecasting.series import Series, mauna_loa, naming, read_csv
 from bayesrnn.lab.console.output import bar
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
-from bayesrnn.lab.runs.files import check_free, write_file
+from bayesrnn.lab.runs.files import write_file
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
 from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.card import CARD
@@ -26,6 +26,7 @@ from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.forecast.model import Components, GaussianHeads, network, prior_cost
 from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
+from bayesrnn.lab.tasks.forecast.tables import check_file, percentages
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
@@ -177,24 +178,19 @@ class Forecast(Task):
     ) -> dict[str, Any]:
         """Walk forward through validation and test part, without learning on, and the same for naive forecasts.
 
-        ``level`` is that of the intervals; 0: the recipe's. ``table``: a CSV file for all forecasts, one row per origin
-        and step ahead.
+        ``level`` is that of the intervals, 80 or 0.8; 0: the recipe's. ``table``: a CSV file for all forecasts, one row
+        per origin and step ahead.
         """
         settings: Evaluate = self.recipe.evaluate
-        level = level or settings.level
-        if not 0 < level < 1:
-            raise UserError(f"--level is {level}; it must be between 0 and 1, such as 0.95.")
+        level = percentages([level])[0] / 100 if level else settings.level
         if samples == 0:
             raise UserError("--samples is 0; a forecast is a mixture over draws, so at least 1. Default: the recipe's.")
-        if table and (not table.endswith(".csv") or not Path(table).resolve().parent.is_dir()):
-            raise UserError(f"{table} cannot be written; --table names a .csv file in a folder that exists.")
-        if table:
-            check_free(Path(table), force=True, option="--table")
+        check_file(Path(table) if table else None, (".csv",), "--table")
         say("walking forward through the validation and test part")
         with bar("walking forward") as progress:
             walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed, progress=progress)
         if table:
-            write_file(Path(table), walk.table(self.series.label, level).to_csv(index=False).encode())
+            write_file(Path(table), walk.table(self.series, level=level).to_csv(index=False).encode())
             say(f"forecasts are in {table}")
         found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
         found |= {"draws_seed": seed} if self.random else {}

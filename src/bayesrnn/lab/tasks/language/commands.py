@@ -10,42 +10,10 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.recipes.tables import TABLES
 
-_evaluating: Any = partial(typer.Option, rich_help_panel="Language models")
 _retraining: Any = partial(typer.Option, rich_help_panel="Training again")
 _Run = Annotated[Path, typer.Argument(help="A run folder.")]
 _Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")]
 _CHOICE = " or ".join(f"{name} ({what})" for name, what in TABLES.items())
-
-
-def evaluate_options(
-    dynamic: Annotated[bool, _evaluating("--dynamic", help="Also update the weights during the test.")] = False,
-    reversed_text: Annotated[bool, _evaluating("--reversed", help="Also the entropy on reversed text.")] = False,
-    temperature: Annotated[
-        bool, _evaluating("--temperature", help="Also at a temperature chosen on validation.")
-    ] = False,
-    dynamic_lr: Annotated[
-        str | None,
-        _evaluating(
-            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's; "
-            "2e-4 for rms."
-        ),
-    ] = None,
-    dynamic_rule: Annotated[str | None, _evaluating(help="sgd (the default), or rms (Krause et al.).")] = None,
-    dynamic_decay: Annotated[
-        str | None,
-        _evaluating(
-            help="Pull towards the trained weights; of several with commas the best on validation. Default: 0."
-        ),
-    ] = None,
-    drop_words: Annotated[
-        bool, _evaluating("--drop-words", help="Keep word dropout on in draws; their metrics end in _words.")
-    ] = False,
-    test_only: Annotated[
-        bool, _evaluating("--test-only", help="Draws on the test text, not on the validation text.")
-    ] = False,
-    entropy_samples: Annotated[int, _evaluating(min=0, help="Draws for the entropy gap.")] = 10,
-) -> None:
-    """Options of ``bayesrnn evaluate`` that only language models have, for ``--help``."""
 
 
 @one_line
@@ -55,8 +23,9 @@ def predict(
         Path | None, typer.Argument(help="UTF-8 text, one sentence per line. Default, or -: stdin.")
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Draws to average over; 0: the posterior mean.")
-    ] = 10,
+        int | None,
+        typer.Option(min=0, max=100_000, help="Draws to average over; 0: the posterior mean. Default: 10."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: _Device = None,
     colour: Annotated[bool, typer.Option("--colour", help="Coloured words instead of JSON lines.")] = False,
@@ -64,11 +33,15 @@ def predict(
     """Score a text: per word its surprisal, and entropy and mutual information of the prediction, all in nats."""
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.opening import check_task, open_run
+    from bayesrnn.lab.tasks.base import NO_DRAWS, is_random
     from bayesrnn.lab.tasks.language import words
 
     check_task(run, "language")
     trained = open_run(run, device_of(device))
-    lines = words.scored(trained, words.tokens(file), samples=samples, seed=seed)
+    if not (random := is_random(trained.recipe)) and samples:
+        raise UserError(NO_DRAWS.format("--samples"))
+    draws = samples if samples is not None else 10 * random
+    lines = words.scored(trained, words.tokens(file), samples=draws, seed=seed)
     (words.print_coloured if colour else words.print_json)(lines)
 
 
@@ -128,30 +101,27 @@ def tokenize(
 @one_line
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help=f"{_CHOICE}.")],
-    results: Annotated[Path, typer.Option(help="Folder of records, RECIPE/SEED.json.")] = Path("results"),
-    data: Annotated[str | None, typer.Option(help="Text folder: rows without a record are run on it.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds per row to run: 1 to this number.")] = 1,
-    runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
-    device: _Device = None,
+    results: Annotated[Path, typer.Option(help="Folder of records, RECIPE/SEED.json, or of runs, RECIPE/SEED.")] = Path(
+        "results"
+    ),
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value for every row that is run.")] = None,
 ) -> None:
-    """Print a paper's values beside ours; with --data, first run every row that has no record yet.
+    """Print a paper's values beside ours.
 
-    A record counts if it has the row's settings, its seed, and a text of the same name. If it lacks a value that the
-    paper has, the row's run is evaluated, or trained if --runs does not have it. The tables are gal2016 and
-    fortunato2017, both on Penn Treebank: rows of records whose text is not named ptb say so. For other recipes use
-    bayesrnn report.
+    To make a row, train its recipe, evaluate the run, and name the folder of runs with --results. The tables are
+    gal2016 and fortunato2017, both on Penn Treebank: rows of records whose text is not named ptb say so. For other
+    recipes use bayesrnn report.
     """
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.report.tables import Column, markdown_table, rich_table
-    from bayesrnn.lab.tasks.language import reproduction
+    from bayesrnn.lab.tasks.language import paper_tables
 
     if table not in TABLES:
         raise UserError(f"There is no table {table}; choose {_CHOICE}.")
+    if results.is_file():
+        raise UserError(f"{results} is a file; name the folder of records with --results.")
     console = plain_console()
-    asked = reproduction.ReproduceOptions(results, data, seeds, runs, device, overrides or [])
-    rows = reproduction.reproduce(table, asked, console)
+    rows = paper_tables.lines(table, results)
     names = ("row", "measure", "paper", "ours", "seeds")
     columns = [Column(name, name, "{:.2f}" if name == "paper" else "{}") for name in names]
     if markdown:
@@ -166,7 +136,7 @@ def reproduce(
     if not any(row["ours"] for row in rows):
         what = "holds no records of these rows" if results.is_dir() else "is missing"
         typer.echo(
-            f"{results} {what}, so there is nothing to compare: start this in a clone of the repository, name the "
-            "folder of records with --results, or train the rows with --data.",
+            f"{results} {what}, so there is nothing to compare: start this in a clone of the repository, or train and "
+            "evaluate the rows, and name the folder of runs with --results.",
             err=True,
         )

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from bayesrnn.lab.tasks.language.evaluation import ModelWithRecipe
     from bayesrnn.lab.tasks.language.streams import Streams
 
-RULES = ("sgd", "rms")
-RMS_LR = 2e-4  # the default rate of the RMS rule, whose steps have another unit; best for best-medium on Penn Treebank
 NO_BOUND = "the bound is larger than any number: the rates of sharpening (eta) are too high here; it is left out"
 
 Pair = tuple[float, float]

@@ -1,7 +1,6 @@
 """What ``bayesrnn evaluate`` measures of a trained language model."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -11,8 +10,9 @@ from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.tasks.base import Say, is_random
 from bayesrnn.lab.tasks.language import scoring
-from bayesrnn.lab.tasks.language.dynamic import NO_BOUND, RMS_LR, RULES, DynamicEvaluation
-from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, WORDS
+from bayesrnn.lab.tasks.language.dynamic import NO_BOUND, DynamicEvaluation
+from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE
+from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.streams import Streams, reset_of
 from bayesrnn.lab.text import batchify, word_dropout
 
@@ -26,80 +26,6 @@ class ModelWithRecipe(Protocol):
     def model(self) -> nn.Module: ...
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """What to measure besides the posterior mean.
-
-    Attributes:
-        samples: draws to average over; None or 0: no Monte Carlo.
-        seed: of the draws.
-        dynamic: update the weights during the test, from the posterior mean; sharpened models report bounds too.
-        dynamic_rule: ``sgd`` (None), or ``rms``.
-        dynamic_lr, dynamic_decay: see ``br.dynamic_evaluation``. If several are given, "0.05,0.1", the best on the
-            validation text are used on the test text. None: the recipe's rate, or ``RMS_LR``; no decay.
-        reversed_text: also the entropy on the reversed test text.
-        temperature: also the posterior mean at a temperature chosen on the validation text.
-        drop_words: keep word dropout on in draws, which the papers do not; such metrics end in ``_words``.
-        test_only: Monte Carlo on the test text alone, which takes half the time.
-        entropy_samples: draws for the entropy gap and calibration; 0: the mean alone. None: 10.
-    """
-
-    samples: int | None = None
-    seed: int = 1
-    dynamic: bool = False
-    dynamic_rule: str | None = None
-    dynamic_lr: str | float | None = None
-    dynamic_decay: str | float | None = None
-    reversed_text: bool = False
-    temperature: bool = False
-    drop_words: bool = False
-    test_only: bool = False
-    entropy_samples: int | None = None
-
-    @property
-    def suffix(self) -> str:
-        """The end of the names of metrics of draws."""
-        return WORDS if self.drop_words else ""
-
-    @property
-    def drawn(self) -> int:
-        """Draws for the entropy gap."""
-        return 10 if self.entropy_samples is None else self.entropy_samples
-
-    def check(self, recipe: Recipe, streams: Streams) -> None:
-        """Refuse options that contradict each other, or have no effect on this run."""
-        if self.dynamic_rule not in (None, *RULES):
-            raise UserError(f"There is no rule {self.dynamic_rule}; choose {' or '.join(RULES)}.")
-        given = (self.dynamic_lr, self.dynamic_rule, self.dynamic_decay)
-        if not self.dynamic and any(each is not None for each in given):
-            raise UserError(
-                "--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic."
-            )
-        if self.dynamic_rule == "rms" and not isinstance(streams.train, Tensor):
-            raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
-        if self.entropy_samples is not None and not self.reversed_text:
-            raise UserError("--entropy-samples is for the entropy on reversed text; add --reversed.")
-        self._check_draws(recipe)
-
-    def _check_draws(self, recipe: Recipe) -> None:
-        random = is_random(recipe)
-        if self.test_only and not (self.samples and random):
-            raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
-        if self.drop_words and not (random and (self.samples or (self.reversed_text and self.drawn))):
-            raise UserError("--drop-words is for draws, and there are none; add --samples with their number.")
-        if self.drop_words and not recipe.model.word_dropout:
-            raise UserError("--drop-words is for models with word dropout, and this one has none; omit it.")
-
-    def rates(self, recipe: Recipe) -> list[float]:
-        """Rates of dynamic evaluation to try."""
-        usual = RMS_LR if self.dynamic_rule == "rms" else recipe.evaluate.dynamic_lr
-        return [usual] if self.dynamic_lr is None else _numbers("--dynamic-lr", str(self.dynamic_lr))
-
-    def decays(self) -> list[float]:
-        """Decays of dynamic evaluation to try."""
-        return _numbers("--dynamic-decay", str(0 if self.dynamic_decay is None else self.dynamic_decay), below=1.0)
-
-
 def evaluate(
     run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, *, say: Say = lambda text: None
 ) -> dict[str, Any]:
@@ -109,7 +35,7 @@ def evaluate(
     training.
     """
     recipe = run.recipe
-    options.check(recipe, streams)
+    options.check(recipe, in_memory=isinstance(streams.train, Tensor))
     rates, decays = options.rates(recipe), options.decays()
     metrics = _sound(_mean(run, streams, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:
@@ -136,17 +62,6 @@ def _sound(metrics: dict[str, Any]) -> dict[str, Any]:
                 "curves for where it diverged, and train it again at a lower rate."
             )
     return metrics
-
-
-def _numbers(option: str, text: str, *, below: float = math.inf) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-        if not all(0 <= number < below for number in found):
-            raise ValueError
-    except ValueError:
-        kind = "a finite number of at least 0" if below == math.inf else f"a number of at least 0 and below {below:g}"
-        raise UserError(f"{option} is {text}; it must be {kind}, or several with commas between.") from None
-    return list(dict.fromkeys(found))
 
 
 def _mean(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:

@@ -75,7 +75,8 @@ class LanguagePanel(Panel):
         """
         model = self.run.model
         weights = sum(p.numel() for p in model.parameters())
-        if not draws_weights(model) or has_unit_noise(model) or HeldDraws.serve(model) or count * weights > _HELD:
+        noisy = has_unit_noise(model.modules())
+        if not draws_weights(model) or noisy or HeldDraws.serve(model) or count * weights > _HELD:
             self.models.clear()
             return
         while len(self.models) < count:

@@ -2,11 +2,13 @@
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from bayesrnn.lab.reading import is_number
 from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.runs.record import Record
+from bayesrnn.lab.recipes.tables import rows
+from bayesrnn.lab.runs.record import Record, read_folder
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE, by_rule
 
 MEASURES = (
@@ -29,6 +31,13 @@ def other_text(record: Record) -> str:
     return "" if text == TEXT else text
 
 
+def lines(table: str, results: Path) -> list[dict[str, Any]]:
+    """The lines of a table; records and runs of a row are in the folder of its recipe's name."""
+    return [
+        line for name, recipe in rows(table).items() for line in compared(name, recipe, read_folder(results / name))
+    ]
+
+
 def compared(name: str, recipe: Recipe, records: Sequence[Record]) -> list[dict[str, Any]]:
     """One line per published value: the paper's, and the mean (± standard deviation over seeds) of ours.
 
@@ -39,11 +48,11 @@ def compared(name: str, recipe: Recipe, records: Sequence[Record]) -> list[dict[
         text = other_text(record)
         own = ([f"on {text}"] if text else []) + sorted(record.changed_settings())
         alike.setdefault(tuple(own), []).append(record)
-    lines = []
+    found = []
     for marks, same in sorted(alike.items()) or [((), [])]:
         row = f"{name} ({', '.join(marks)})" if marks else name
-        lines += [{"row": row, **line} for line in _lines(recipe, same)]
-    return lines
+        found += [{"row": row, **line} for line in _lines(recipe, same)]
+    return found
 
 
 def published_metrics(recipe: Recipe) -> list[tuple[str, str, str]]:
@@ -51,11 +60,6 @@ def published_metrics(recipe: Recipe) -> list[tuple[str, str, str]]:
     bounds = ("valid", "test") if recipe.posterior.kind == "sharpened" else ()
     there = [each for each in MEASURES if getattr(recipe.paper, each[0]) is not None]
     return [(p, f"{key}_bound", f"{label} (bound)") if p in bounds else (p, key, label) for p, key, label in there]
-
-
-def number(value: Any) -> float | None:
-    """The value, if it is a number."""
-    return value if is_number(value) else None
 
 
 def _shown(value: float) -> str:
@@ -70,7 +74,7 @@ def _lines(recipe: Recipe, records: Sequence[Record]) -> list[dict[str, Any]]:
             papers = f"{label} (bound)" if recipe.posterior.kind == "sharpened" else label
             found_by = {papers: [], **_by_rule(key, label, records)}
         for name, found in found_by.items():
-            ours = [value for each in found if (value := number(each)) is not None]
+            ours = [value for value in found if is_number(value)]
             text = None
             if ours:
                 spread = f" ± {_shown(statistics.stdev(ours))}" if len(ours) > 1 else ""

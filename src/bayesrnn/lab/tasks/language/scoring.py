@@ -119,13 +119,6 @@ def _round_counts(samples: int) -> list[int]:
     return [*(count for count in rounds if count < samples), samples]
 
 
-def monte_carlo_perplexity(
-    model: nn.Module, stream: Tensor, *, samples: int, seed: int = 0, reset: int | None = None
-) -> float:
-    """Perplexity of the average of the draws' probabilities."""
-    return monte_carlo_perplexities(model, stream, samples=samples, seed=seed, reset=reset)[samples]
-
-
 @dataclass(frozen=True)
 class Scores:
     """Scores of the (averaged) predictions on a text."""

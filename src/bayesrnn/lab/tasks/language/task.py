@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.dynamic import exp_or_inf
+from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
-from bayesrnn.lab.tasks.language.card import CARD
-from bayesrnn.lab.tasks.language.evaluation import EvaluateOptions, evaluate
+from bayesrnn.lab.tasks.language.evaluation import evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
 from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
+from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
@@ -57,7 +58,7 @@ class Language(Task):
     """
 
     sections = SECTIONS
-    metric, card = "valid_perplexity", CARD
+    metric, card = "valid_perplexity", card_of(__file__)
     runs_called = "language models"
     command = "predict"
     merge_metrics = staticmethod(dynamic_metrics.merged)

@@ -6,17 +6,24 @@ stream = batchify(vocabulary.encode(corpus.train), batch_size=20)
 for x, y in windows(stream, 35): ...
 """
 
+import codecs
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.text import EOS
 
 MAX_BYTES = 2 << 30  # of one text file
 
+_CHUNK = 1 << 18  # bytes read at once; their words take some 30 times as much
+_LONGEST = 1 << 24  # characters of a word: a longer one is not text
+_RARE_ENDS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # of lines, as str.splitlines has them, \n aside
+_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _WORD = re.compile(r"[a-z_][a-z0-9_]*(?:['-][a-z]+)*|[0-9]+(?:\.[0-9]+)*")
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+")
 _PATTERNS = {"train": ("*train*",), "valid": ("*valid*", "*val*", "*dev*"), "test": ("*test*",)}
@@ -113,26 +120,72 @@ def _find_split(folder: Path, split: str, patterns: Sequence[str]) -> Path:
     raise UserError(f"{folder} has no {split} file; add one whose name matches {' or '.join(patterns)}.")
 
 
-def read_tokens(file: Path) -> list[str]:
-    """The words of a UTF-8 text file, with ``<eos>`` at the end of each line."""
+def read_tokens(file: Path | BinaryIO) -> list[str]:
+    """All words of a text, see :func:`words_of`."""
+    if isinstance(file, Path) and file.is_file() and file.stat().st_size > MAX_BYTES:
+        raise UserError(
+            f"{file} is larger than {MAX_BYTES >> 30} GB, too much to hold in memory; "
+            "make token files of the folder with `bayesrnn tokenize`, and train on those."
+        )
+    return [word for part in words_of(file) for word in part]
+
+
+def words_of(file: Path | BinaryIO, *, chunk: int = _CHUNK) -> Iterator[list[str]]:
+    """The words of a UTF-8 text, ``<eos>`` at the end of each line, in pieces; a file that is open is called stdin."""
+    name = str(file) if isinstance(file, Path) else "stdin"
+    rest, open_line = "", False
+    for text, last in _decoded(file, chunk, name):
+        text = rest + text
+        cut = len(text) if last else _cut(text)
+        part, rest = text[:cut], text[cut:]
+        if len(rest) > _LONGEST:
+            raise UserError(f"{name} has a word of more than {_LONGEST:,} characters; this is not a text.")
+        words = _split(part)
+        if part:
+            open_line = part[-1] not in _ENDS
+        if last and open_line:
+            words.append(EOS)
+        yield words
+
+
+def _decoded(file: Path | BinaryIO, chunk: int, name: str) -> Iterator[tuple[str, bool]]:
+    """(text, whether it is the last) of a file."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    done = 0
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise UserError(
-                f"{file} is larger than {MAX_BYTES >> 30} GB, too much to hold in memory; "
-                "make token files of the folder with `bayesrnn tokenize`, and train on those."
-            )
-        data = file.read_bytes()
+        with open(file, "rb") if isinstance(file, Path) else nullcontext(file) as source:
+            while True:
+                data = source.read(chunk)
+                waiting = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    at = done - waiting + error.start
+                    raise UserError(f"{name} is not UTF-8 text (byte {at}); convert it to UTF-8.") from None
+                if "\0" in text:
+                    raise UserError(f"{name} is a binary file; a language data set is made of UTF-8 text files.")
+                done += len(data)
+                yield text, not data
+                if not data:
+                    return
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
-    return tokens_of(data, str(file))
+        raise UserError(f"{name} cannot be read ({error.strerror}); check its name and permissions.") from None
 
 
-def tokens_of(data: bytes, name: str) -> list[str]:
-    """Like :func:`read_tokens`, for bytes; ``name`` is what an error calls them."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it to UTF-8.") from None
-    if "\0" in text:
-        raise UserError(f"{name} is a binary file; a language data set is made of UTF-8 text files.")
-    return [word for line in text.splitlines() for word in (*line.split(), EOS)]
+def _cut(text: str) -> int:
+    """Where the last white space ends, after which a word may go on in the next piece; never between \\r and \\n."""
+    cut = len(text)
+    while cut and not text[cut - 1].isspace():
+        cut -= 1
+    return cut - 1 if text[cut - 1 : cut] == "\r" else cut
+
+
+def _split(part: str) -> list[str]:
+    if _RARE_ENDS.search(part) is None:
+        return part.replace("\n", f" {EOS} ").split()
+    words = []
+    for line in part.splitlines(keepends=True):
+        words += line.split()
+        if line[-1] in _ENDS:
+            words.append(EOS)
+    return words

@@ -6,10 +6,8 @@ streams = DiskStreams(tokens.file("train"), batch_size=20)
 streams.window(0, 36)                               # (36, 20), as `batchify` of the whole text would have it
 """
 
-import codecs
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,81 +22,17 @@ from torch import Tensor
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import MB, counted, read_bytes, read_json, shown
 from bayesrnn.lab.runs.files import write_file
-from bayesrnn.lab.tasks.language.text import split_files
+from bayesrnn.lab.tasks.language.text import split_files, words_of
 from bayesrnn.lab.text import EOS, VOCABULARY, Vocabulary
 
 ABOUT = "tokens.json"
 _SPLITS = ("train", "valid", "test")
 _FORMAT = 1
 _TYPES = ("<u2", "<u4")
-_CHUNK = 1 << 18  # bytes read at once; their words take some 30 times as much
-_LONGEST = 1 << 24  # characters of a word: a longer one is not text
 _WHOLE = 1 << 26  # words of a text up to which its digest is of all of them
 _BLOCKS, _BLOCK = 256, 1 << 16  # of a longer one: so many pieces of so many words
-_RARE_ENDS = re.compile("[\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # of lines, as str.splitlines has them, \n aside
-_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 Words = npt.NDArray[Any]
-
-
-def words_of(file: Path, *, chunk: int = _CHUNK) -> Iterator[list[str]]:
-    """The words of a UTF-8 text, ``<eos>`` at the end of each line, in pieces; the same as ``text.read_tokens``."""
-    rest, open_line = "", False
-    for text, last in _decoded(file, chunk):
-        text = rest + text
-        cut = len(text) if last else _cut(text)
-        part, rest = text[:cut], text[cut:]
-        if len(rest) > _LONGEST:
-            raise UserError(f"{file} has a word of more than {_LONGEST:,} characters; this is not a text.")
-        words = _split(part)
-        if part:
-            open_line = part[-1] not in _ENDS
-        if last and open_line:
-            words.append(EOS)
-        yield words
-
-
-def _decoded(file: Path, chunk: int) -> Iterator[tuple[str, bool]]:
-    """(text, whether it is the last) of a file, with the errors of ``text.tokens_of``."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    done = 0
-    try:
-        with open(file, "rb") as source:
-            while True:
-                data = source.read(chunk)
-                waiting = len(decoder.getstate()[0])
-                try:
-                    text = decoder.decode(data, final=not data)
-                except UnicodeDecodeError as error:
-                    at = done - waiting + error.start
-                    raise UserError(f"{file} is not UTF-8 text (byte {at}); convert it to UTF-8.") from None
-                if "\0" in text:
-                    raise UserError(f"{file} is a binary file; a language data set is made of UTF-8 text files.")
-                done += len(data)
-                yield text, not data
-                if not data:
-                    return
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); check its name and permissions.") from None
-
-
-def _cut(text: str) -> int:
-    """Where the last white space ends, after which a word may go on in the next piece; never between \\r and \\n."""
-    cut = len(text)
-    while cut and not text[cut - 1].isspace():
-        cut -= 1
-    return cut - 1 if text[cut - 1 : cut] == "\r" else cut
-
-
-def _split(part: str) -> list[str]:
-    if _RARE_ENDS.search(part) is None:
-        return part.replace("\n", f" {EOS} ").split()
-    words = []
-    for line in part.splitlines(keepends=True):
-        words += line.split()
-        if line[-1] in _ENDS:
-            words.append(EOS)
-    return words
 
 
 def tokenize(

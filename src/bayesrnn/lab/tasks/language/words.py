@@ -1,5 +1,6 @@
 """Single words of a text: how surprising each was, and how sure the model was of its prediction."""
 
+import io
 import json
 import math
 import sys
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.tasks.language.scoring import entropy_of_logs, log_probabilities
 from bayesrnn.lab.tasks.language.streams import reset_of
-from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens, tokens_of
+from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens
 from bayesrnn.lab.text import EOS, vocabulary_of, word_dropout
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def scored_words(
 
 def tokens(file: Path | None) -> list[str]:
     """The words of a file; None or "-": those of stdin."""
-    found = tokens_of(_stdin(), "stdin") if file is None or file == Path("-") else read_tokens(file)
+    found = read_tokens(io.BytesIO(_stdin()) if file is None or file == Path("-") else file)
     if not found:
         raise UserError("There is no text to score.")
     return found

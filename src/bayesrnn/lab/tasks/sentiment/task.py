@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.sentiment import regression, reviews
-from bayesrnn.lab.tasks.sentiment.card import CARD
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
@@ -84,7 +84,7 @@ class Sentiment(Task):
     sections = SECTIONS
     metric, unit, source = "valid_rmse", "chunks", "reviews"
     metrics, details = METRICS, DETAILS
-    card = CARD
+    card = card_of(__file__)
     panel = "bayesrnn.lab.tasks.sentiment.panel:SentimentPanel"
     report_sections = (
         "bayesrnn.lab.report.uncertainty:coverage",

@@ -1,0 +1,172 @@
+"""Tables that ``bayesrnn forecast`` writes of a forecaster: forecasts, decisions, and scores of walking forward."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster, scores
+from bayesrnn.forecasting.panel import Columns, long_frame, read, time_column
+from bayesrnn.lab.runs.files import check_free, write_file
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of the command that are about a forecaster's answer. ``level`` is in percent."""
+
+    level: list[float]
+    future: Path | None
+    walk: int
+    table: Path | None
+    above: float | None
+    below: float | None
+    over: float | None
+    under: float | None
+    anomalies: Path | None
+    false_alarms: float
+    out: Path | None
+    plot: Path | None
+    as_json: bool
+
+    def check(self) -> None:
+        """Refuse, before any training, what could not be answered or written."""
+        for path, suffixes, option in (
+            (self.out, (".csv", ".json"), "--out"), (self.plot, (".png",), "--plot"), (self.table, (".csv",), "--table")
+        ):  # fmt: skip
+            check_file(path, suffixes, option)
+        if (self.over is None) != (self.under is None):
+            raise UserError("--over and --under are the two costs of one decision; give both.")
+        if self.table is not None and not self.walk:
+            raise UserError("--table is for the forecasts of --walk; give both.")
+        asked = {"--above": self.above, "--below": self.below, "--over": self.over, "--anomalies": self.anomalies}
+        names = [name for name, value in asked.items() if value is not None]
+        if len(names) > 1:
+            raise UserError(f"{' and '.join(names)} are different questions; ask one at a time.")
+
+    def answer(self, made: Forecaster) -> Any:
+        """The frame that is asked for."""
+        if self.anomalies is not None:
+            return made.anomalies(self.anomalies, false_alarms=self.false_alarms)
+        if self.above is not None or self.below is not None:
+            limits = [limit for limit in (self.above, self.below) if limit is not None]
+            return made.crossing(limits[0], above=self.above is not None, future=self.future)
+        if self.over is not None and self.under is not None:
+            return made.newsvendor(self.over, self.under, future=self.future)
+        return made.predict(level=self.level, future=self.future)
+
+    def write(self, made: Forecaster) -> None:
+        """Walk forward if that is asked for, then print or write the answer."""
+        if self.walk:
+            found = made.backtest(windows=self.walk, level=self.level)
+            if self.table is not None:
+                write_file(self.table, found.to_csv(index=False).encode())
+            shown = scores(found).iloc[0]
+            names = [name for name in shown.index if not name.startswith(("msis", "width"))]
+            typer.echo(
+                f"Walking forward, {self.walk} windows: " + ", ".join(f"{n} {shown[n]:.4g}" for n in names) + ".",
+                err=True,
+            )
+        found = self.answer(made)
+        if self.plot is not None:
+            from bayesrnn.forecasting.plots import fan_chart
+
+            write_file(self.plot, fan_chart(made, level=self.level, future=self.future))
+        as_json = self.as_json or (self.out is not None and self.out.suffix.lower() == ".json")
+        text = found.to_json(orient="records", date_format="iso", indent=2) if as_json else found.to_csv(index=False)
+        if self.out is None:
+            typer.echo(text.rstrip("\n"))
+        else:
+            write_file(self.out, text.encode())
+
+
+def percentages(levels: list[float]) -> list[float]:
+    """Each once; below 1 they are fractions."""
+    for value in levels:
+        if not 0 < value < 100 or value == 1:
+            raise UserError(f"--level is {value:g}; it must be between 0 and 100%, such as 80 or 0.8.")
+    return list(dict.fromkeys(round(100 * value, 9) if value < 1 else value for value in levels))
+
+
+def check_file(path: Path | None, suffixes: tuple[str, ...], option: str) -> None:
+    """Refuse a file that could not be written."""
+    if path is None:
+        return
+    if path.suffix.lower() not in suffixes or not path.resolve().parent.is_dir():
+        kinds = " or ".join(suffixes)
+        raise UserError(f"{path} cannot be written; {option} names a {kinds} file in a folder that exists.")
+    check_free(path, force=True, option=option)
+
+
+def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None, save: Path | None,
+              freq: str | None, **settings: Any) -> None:  # fmt: skip
+    """Fit a forecaster to a file, and answer."""
+    if settings["resample"] not in (None, "mean", "sum", "last"):
+        raise UserError(f"--resample is {settings['resample']}; choose mean, sum or last.")
+    if save is not None and save.exists() and not (save / "forecaster.json").is_file():
+        raise UserError(f"{save} exists and is no saved forecaster; choose another --save.")
+    columns = Columns(time=date or Columns.time, target=target or Columns.target)
+    table = read(data)
+    for name, option in ((target, "--target"), (date, "--date")):
+        if name is not None and name not in table:
+            raise UserError(f"{data} has no column {name!r}; {option} is one of {', '.join(map(str, table))}.")
+    stamps = time_column(table, columns.time)
+    try:
+        frame = long_frame(table.rename(columns={stamps: columns.time}), columns)
+        if target is None:
+            names = [columns.target] if columns.target in table else frame[columns.id].unique().tolist()
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            typer.echo(f"Forecasts {', '.join(names[:8])}{more}; --target chooses one column.", err=True)
+        made = Forecaster(
+            verbose=True, time_col=columns.time, target_col=columns.target, future=_ahead(asked.future, frame),
+            freq=int(freq) if freq and freq.isdigit() else freq, **settings,
+        ).fit(frame)  # fmt: skip
+        if save is not None:
+            made.save(save)
+            typer.echo(f"The forecaster is in {save}: bayesrnn explore {save}", err=True)
+        asked.write(made)
+    except UserError as error:
+        raise UserError(_as_options(str(error), data, stamps, table)) from None
+
+
+def _ahead(future: Path | None, frame: Any) -> list[str]:
+    """Columns that are known ahead: those of the file that the data have too."""
+    if future is None:
+        return []
+    known = read(future)
+    names = [name for name in known if name in frame and name not in (Columns.id, Columns.time, Columns.target)]
+    if not names:
+        raise UserError(
+            f"{future} has no column of {', '.join(map(str, frame))}; --future is a file with columns of the data that "
+            "are known ahead."
+        )
+    return names
+
+
+def from_folder(folder: Path, asked: Asked, data: str | None) -> None:
+    """Open a saved forecaster, append newer rows, and answer."""
+    made = Forecaster.load(folder)
+    made.settings["verbose"] = True
+    asked.write(made.update(data) if data is not None else made)
+
+
+def _as_options(message: str, data: Path, stamps: str, table: Any) -> str:
+    """A message of the library with the names of the command's options, and lines and columns as in the file."""
+    message = re.sub(r"""\bresample=['"](\w+)['"]""", r"--resample \1", message)
+    for name, option in (("time_col", "date"), ("target_col", "target"), ("freq", "freq")):
+        message = re.sub(rf"(?<![-\w]){name}\b", f"--{option}", message)
+    message = message.replace(", and predict(df) then takes short ones", "")
+    if "y" not in table:  # a wide file: the series is the column
+        message = message.replace(" in column 'y'", "")
+    message = message.replace("column 'ds' and no DatetimeIndex", "column of dates").replace("'ds'", repr(stamps))
+    message = message.replace("The frame", str(data)).replace("the frame", "the file")
+    if data.suffix.lower() in (".parquet", ".pq"):
+        return message
+
+    def line(row: str) -> int:
+        return int(row) % len(table) + 2  # below the header; columns of a wide file follow each other
+
+    message = re.sub(r"\brows (\d+) and (\d+) are", lambda m: f"lines {line(m[1])} and {line(m[2])} are", message)
+    return re.sub(r"(?<!\()\b([Rr])ow (\d+)", lambda m: f"{'L' if m[1] == 'R' else 'l'}ine {line(m[2])}", message)

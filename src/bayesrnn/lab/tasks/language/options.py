@@ -1,0 +1,106 @@
+"""Options of ``bayesrnn evaluate`` for language models. ``--help`` shows them without importing the task."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bayesrnn.errors import UserError
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.recipes import Recipe
+
+RULES = ("sgd", "rms")
+RMS_LR = 2e-4  # the default rate of the RMS rule, whose steps have another unit; best for best-medium on Penn Treebank
+_option: Any = partial(typer.Option, rich_help_panel="Language models")
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What to measure besides the posterior mean; ``samples`` and ``seed`` are options of every task."""
+
+    samples: int | None = None
+    seed: int = 1
+    dynamic: Annotated[bool, _option("--dynamic", help="Also update the weights during the test.")] = False
+    reversed_text: Annotated[bool, _option("--reversed", help="Also the entropy on reversed text.")] = False
+    temperature: Annotated[bool, _option("--temperature", help="Also at a temperature chosen on validation.")] = False
+    dynamic_lr: Annotated[
+        str | None,
+        _option(
+            help="Step size of --dynamic, or several with commas: the best on validation. Default: the recipe's; "
+            "2e-4 for rms."
+        ),
+    ] = None
+    dynamic_rule: Annotated[str | None, _option(help="sgd (the default), or rms (Krause et al.).")] = None
+    dynamic_decay: Annotated[
+        str | None,
+        _option(help="Pull towards the trained weights; of several with commas the best on validation. Default: 0."),
+    ] = None
+    drop_words: Annotated[
+        bool, _option("--drop-words", help="Keep word dropout on in draws; their metrics end in _words.")
+    ] = False
+    test_only: Annotated[bool, _option("--test-only", help="Draws on the test text, not on the validation text.")] = (
+        False
+    )
+    entropy_samples: Annotated[int | None, _option(min=0, help="Draws for the entropy gap. Default: 10.")] = None
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of metrics of draws."""
+        return "_words" if self.drop_words else ""
+
+    @property
+    def drawn(self) -> int:
+        """Draws for the entropy gap."""
+        return 10 if self.entropy_samples is None else self.entropy_samples
+
+    def check(self, recipe: "Recipe", *, in_memory: bool) -> None:
+        """Refuse options that contradict each other, or have no effect on this run.
+
+        ``in_memory``: whether the training text is.
+        """
+        if self.dynamic_rule not in (None, *RULES):
+            raise UserError(f"There is no rule {self.dynamic_rule}; choose {' or '.join(RULES)}.")
+        given = (self.dynamic_lr, self.dynamic_rule, self.dynamic_decay)
+        if not self.dynamic and any(each is not None for each in given):
+            raise UserError(
+                "--dynamic-lr, --dynamic-rule and --dynamic-decay are for dynamic evaluation; add --dynamic."
+            )
+        if self.dynamic_rule == "rms" and not in_memory:
+            raise UserError("--dynamic-rule rms needs the training text in memory; name its folder with --data.")
+        if self.entropy_samples is not None and not self.reversed_text:
+            raise UserError("--entropy-samples is for the entropy on reversed text; add --reversed.")
+        self._check_draws(recipe)
+
+    def _check_draws(self, recipe: "Recipe") -> None:
+        from bayesrnn.lab.tasks.base import is_random
+
+        random = is_random(recipe)
+        if self.test_only and not (self.samples and random):
+            raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
+        if self.drop_words and not (random and (self.samples or (self.reversed_text and self.drawn))):
+            raise UserError("--drop-words is for draws, and there are none; add --samples with their number.")
+        if self.drop_words and not recipe.model.word_dropout:
+            raise UserError("--drop-words is for models with word dropout, and this one has none; omit it.")
+
+    def rates(self, recipe: "Recipe") -> list[float]:
+        """Rates of dynamic evaluation to try."""
+        usual = RMS_LR if self.dynamic_rule == "rms" else recipe.evaluate.dynamic_lr
+        return [usual] if self.dynamic_lr is None else _numbers("--dynamic-lr", str(self.dynamic_lr))
+
+    def decays(self) -> list[float]:
+        """Decays of dynamic evaluation to try."""
+        return _numbers("--dynamic-decay", str(0 if self.dynamic_decay is None else self.dynamic_decay), below=1.0)
+
+
+def _numbers(option: str, text: str, *, below: float = math.inf) -> list[float]:
+    try:
+        found = [float(part) for part in text.split(",")]
+        if not all(0 <= number < below for number in found):
+            raise ValueError
+    except ValueError:
+        kind = "a finite number of at least 0" if below == math.inf else f"a number of at least 0 and below {below:g}"
+        raise UserError(f"{option} is {text}; it must be {kind}, or several with commas between.") from None
+    return list(dict.fromkeys(found))
