@@ -8,6 +8,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from docutils import nodes
 from docutils.nodes import SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
 
@@ -34,7 +35,6 @@ nb_execution_show_tb = True
 default_role = "code"  # docstrings mark code with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures have them
-autodoc_default_options = {"members": True}
 napoleon_use_rtype = False
 napoleon_custom_sections = [("Shapes", "notes_style")]
 
@@ -43,6 +43,8 @@ html_theme = "furo"
 html_title = f"bayesrnn {__version__}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+pygments_dark_style = "a11y-dark"
 html_copy_source = False
 html_show_sphinx = False
 
@@ -60,10 +62,17 @@ def _plain(line: str) -> str:
     return line[:start].replace(", *", ", \\*") + "".join(parts)
 
 
+_COLON = "\ue000"  # stands for a colon that napoleon would read as "type: description"
+
+
 def _docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Escape the prose of our docstrings; code and equations, the blocks after "::", stay as they are."""
     block: int | None = None
+    returns = False
     for i, line in enumerate(lines):
+        if what in ("attribute", "property") or returns:
+            lines[i] = line = re.sub(r":(?=\s)", _COLON, line)
+        returns = line.strip() == "Returns:" or (returns and line.startswith(" "))
         indent = len(line) - len(line.lstrip())
         if block is not None and line.strip() and indent <= block:
             block = None
@@ -74,9 +83,78 @@ def _docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
                 lines[i] = _plain(line)
 
 
-def _skip(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-    """scikit-learn adds these to every estimator."""
-    return True if name in ("set_fit_request", "set_predict_request", "set_score_request") else None
+def _colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
+
+
+def _signature(app: Any, what: str, name: str, obj: Any, options: Any, given: str | None, returned: Any) -> Any:
+    """Classes without an `__init__` of their own inherit one that takes anything."""
+    if given == "(*args, **kwargs)" and what == "class":
+        return ("" if getattr(obj, "__abstractmethods__", None) or obj.__module__.endswith(".base") else "()"), None
+    return None
+
+
+_ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
+_NAME = re.compile(r"(?:br|bayesrnn)\.([A-Za-z_][\w.]*)|(Forecaster(?:\.\w+)?)")
+
+
+def _free(node: Any) -> bool:
+    """Not part of a link, a heading or code."""
+    outer = node.parent
+    while outer is not None:
+        if isinstance(outer, nodes.reference | nodes.title | nodes.literal | nodes.literal_block | nodes.Inline) and (
+            not isinstance(outer, nodes.emphasis | nodes.strong)
+        ):
+            return False
+        outer = outer.parent
+    return True
+
+
+def _link_papers(doctree: Any) -> None:
+    for text in [t for t in doctree.findall(nodes.Text) if _ARXIV.search(t) and _free(t)]:
+        parts, end = [], 0
+        for found in _ARXIV.finditer(text):
+            parts.append(nodes.Text(text[end : found.start()]))
+            parts.append(nodes.reference("", found[0], refuri=f"https://arxiv.org/abs/{found[0]}"))
+            end = found.end()
+        text.parent.replace(text, [*parts, nodes.Text(text[end:])])
+
+
+def _link_names(app: Any, doctree: Any, page: str) -> None:
+    """Code such as `br.predict(x)` leads to the reference, where it is first named on a page."""
+    objects = app.env.get_domain("py").objects
+    seen: set[str] = set()
+    for literal in [node for node in doctree.findall(nodes.literal) if _free(node)]:
+        match = _NAME.match(literal.astext())
+        if match is None:
+            continue
+        name = f"bayesrnn.{match[1]}" if match[1] else f"bayesrnn.forecasting.{match[2]}"
+        while name not in objects and name.count(".") > 1:
+            name = name.rpartition(".")[0]
+        entry = objects.get(name)
+        if entry is None or name in seen or (page == entry.docname and _inside(literal, name)):
+            continue
+        if page != entry.docname:
+            seen.add(name)
+        address = app.builder.get_relative_uri(page, entry.docname) + f"#{entry.node_id}"
+        link = nodes.reference("", "", internal=True, refuri=address, reftitle=name)
+        literal.replace_self(link)
+        link += literal
+
+
+def _inside(node: Any, name: str) -> bool:
+    """Whether the node is part of the description of this name."""
+    while node is not None:
+        ids = node[0].get("ids", []) if node.tagname == "desc" else []
+        if name in ids:
+            return True
+        node = node.parent
+    return False
+
+
+def _links(app: Any, doctree: Any, page: str) -> None:
+    _link_papers(doctree)
+    _link_names(app, doctree, page)
 
 
 def _mathml(translator: Any, node: Any) -> None:
@@ -97,4 +175,6 @@ def setup(app: Any) -> None:
     app.connect("doctree-read", _unsearched)
     app.add_html_math_renderer("mathml", (_mathml, None), (_mathml, None))
     app.connect("autodoc-process-docstring", _docstring, priority=400)
-    app.connect("autodoc-skip-member", _skip)
+    app.connect("autodoc-process-docstring", _colons, priority=600)
+    app.connect("autodoc-process-signature", _signature)
+    app.connect("doctree-resolved", _links)

@@ -102,6 +102,13 @@ def test_pages_are_short():
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= 600
 
 
+@pytest.mark.parametrize("page", [p for p in [*PAGES, *NOTEBOOKS] if p.stem != "architecture"], ids=name)
+def test_code_fits_a_screen_of_1200_pixels(page):
+    """All but the map of the modules, which is wide."""
+    lines = [line for m in FENCE.finditer(read(page)) if m.group(1) for line in m.group(2).splitlines()]
+    assert not [line for line in lines if len(line) > 88]
+
+
 STILTED = re.compile(
     r"^(?:- )?Of (?:an?|the|several|some|what)\b|leave it away|\bmend(?:ed|s)?\b|of which nothing"
     r"|that the model has not|\bno such \w+ of\b"
@@ -300,6 +307,13 @@ def test_the_site_builds_without_warnings(tmp_path):
     for public in ("bayesrnn.LSTM", "bayesrnn.predict", "bayesrnn.uncertainty.calibration_error"):
         assert f'id="{public}"' in page
     assert "<math" in page
+    assert 'Type<span class="colon">' not in page
+    signatures = [re.sub(r"<[^>]*>", "", found) for found in re.findall(r'(?s)<dt class="sig.*?</dt>', page)]
+    assert len(signatures) > 100
+    assert not [found for found in signatures if "(*args, **kwargs)" in found or "exp_or_inf" in found]
+    guide = (site / "guide/prediction.html").read_text("utf-8")
+    assert 'href="../api.html#bayesrnn.predict"' in guide
+    assert 'href="https://arxiv.org/abs/1512.05287"' in (site / "index.html").read_text("utf-8")
     assert "abstain" in (site / "searchindex.js").read_text("utf-8")
     assert problems(site) == []
 

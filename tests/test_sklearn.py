@@ -20,6 +20,7 @@ from bayesrnn.sklearn import BayesianRNNClassifier, BayesianRNNRegressor
 QUICK = {"hidden_size": 16, "samples": 8, "learning_rate": 0.02, "random_state": 0}
 ESTIMATORS = {
     "regressor": BayesianRNNRegressor(epochs=40, **QUICK),
+    "varying": BayesianRNNRegressor(epochs=100, noise="varying", **QUICK),
     "classifier": BayesianRNNClassifier(epochs=25, **QUICK),
 }
 # These ask for a good score or for every class among the predictions; the others are about the interface.
@@ -285,3 +286,27 @@ def test_each_output_has_its_own_noise():
     assert noise.shape == (5, 2)
     np.testing.assert_allclose(noise[0, 1], 2.0, rtol=0.15)
     assert noise[0, 0] < 0.5  # one noise for both would be above 1
+
+
+@pytest.mark.parametrize("posterior", ["variational", "bayes_by_backprop", "plain"])
+def test_noise_that_varies_with_the_row(posterior):
+    """Rows of two kinds: the noise of the first output is three times as large for one, of the second a third."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 6))
+    X[:, 3] = rng.choice([-1.0, 1.0], 400)
+    sizes = np.where(X[:, 3:4] > 0, [1.5, 0.5], [0.5, 1.5])
+    y = X[:, :1] + sizes * rng.normal(size=(400, 2))
+    settings = {"steps": 3, "epochs": 60, "hidden_size": 16, "learning_rate": 0.01, "samples": 8, "random_state": 0}
+    model = BayesianRNNRegressor(noise="varying", posterior=posterior, **settings).fit(X, y)
+    noise, _ = model.predict_uncertainty(X)
+    high, low = noise[X[:, 3] > 0].mean(0), noise[X[:, 3] < 0].mean(0)
+    assert high[0] > 1.8 * low[0]
+    assert low[1] > 1.8 * high[1]
+    np.testing.assert_allclose([high[0], low[1]], 1.5, rtol=0.3)
+    ends = model.predict_interval(X, level=0.9)
+    covered = ((ends[0] <= y) & (y <= ends[1])).mean()
+    assert 0.8 < covered < 0.97
+    mean, std = model.predict(X, return_std=True)
+    assert mean.shape == std.shape == (400, 2)
+    same = BayesianRNNRegressor(posterior=posterior, **settings).fit(X, y).predict_uncertainty(X)[0]
+    np.testing.assert_allclose(same, same[:1].repeat(400, 0))

@@ -12,10 +12,12 @@ def table(results: Path) -> str:
     path = results / "fuzz.json"
     if not path.is_file():
         return NO_RECORD
-    rows = [{"name": name, **found} for name, found in archive.load(path, archive.Fuzz).readers.items()]
+    rows = [
+        {**found, "name": f"{name}: {found['what']}"}
+        for name, found in archive.load(path, archive.Fuzz).readers.items()
+    ]
     columns = (
-        Column("name", "reader"),
-        Column("what", "input"),
+        Column("name", "reader: input"),
         Column("inputs", "inputs", "{:,}"),
         Column("read", "read", "{:,}"),
         Column("refused", "refused", "{:,}"),

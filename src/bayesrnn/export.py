@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,40 +84,28 @@ def _make_plain(name: str, part: nn.Module) -> None:
         part.flatten_parameters()  # a copy of cuDNN's one piece of memory is many
 
 
-def _refuse_packed(inputs: Any) -> None:
-    if isinstance(inputs, PackedSequence):
-        raise TypeError(
-            "a PackedSequence cannot be exported: a graph has no type for it. Export with padded input (T, B, F), "
-            "and read each sequence's outputs up to its length"
-        )
-    if isinstance(inputs, Mapping):
-        inputs = list(inputs.values())
-    if isinstance(inputs, (tuple, list)):
-        for part in inputs:
-            _refuse_packed(part)
-
-
-def _any_size(inputs: Any) -> Any:
-    """Every axis of every tensor free, where the model lets it be."""
-    if isinstance(inputs, Tensor):
-        for axis, size in enumerate(inputs.shape):
-            if size < 2:
-                raise ValueError(
-                    f"axis {axis} of an example input has size {size}, and the exported graph would be for that size "
-                    "alone: give examples with at least 2 steps and 2 sequences, or say what is free in dynamic_shapes"
-                )
-        return dict.fromkeys(range(inputs.dim()), torch.export.Dim.AUTO)
-    if isinstance(inputs, Mapping):
-        return {key: _any_size(value) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return type(inputs)(_any_size(value) for value in inputs)
-    return None
+def _free_axes(leaf: Any) -> Any:
+    """Every axis of an input free, where the model lets it be."""
+    if not isinstance(leaf, Tensor):
+        return None
+    for axis, size in enumerate(leaf.shape):
+        if size < 2:
+            raise ValueError(
+                f"axis {axis} of an example input has size {size}, and the exported graph would be for that size "
+                "alone: give examples with at least 2 steps and 2 sequences, or say what is free in dynamic_shapes"
+            )
+    return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO)
 
 
 def _prepared(model: nn.Module, args: Any, dynamic_shapes: Any) -> tuple[nn.Module, tuple[Any, ...], Any]:
     args = args if isinstance(args, tuple) and not isinstance(args, PackedSequence) else (args,)
-    _refuse_packed(args)
-    shapes = _any_size(args) if dynamic_shapes is None else dynamic_shapes
+    leaves = torch.utils._pytree.tree_leaves(args, is_leaf=lambda part: isinstance(part, PackedSequence))
+    if any(isinstance(leaf, PackedSequence) for leaf in leaves):
+        raise TypeError(
+            "a PackedSequence cannot be exported: a graph has no type for it. Export with padded input (T, B, F), "
+            "and read each sequence's outputs up to its length"
+        )
+    shapes = torch.utils._pytree.tree_map(_free_axes, args) if dynamic_shapes is None else dynamic_shapes
     return to_torch(model).requires_grad_(False), args, shapes
 
 

@@ -158,6 +158,8 @@ def _config(path: Path) -> dict[str, Any]:
     if not (path / CONFIG).exists():
         raise UserError(f"{path} has no {CONFIG}; br.load opens folders of br.save and of bayesrnn export --hub.")
     about = read_json(path / CONFIG, most=_HEADER)
+    if isinstance(about, dict) and about.get("program") == "bayesrnn":
+        raise UserError(f"{path} is the folder of a run; export it first: bayesrnn export {path} --hub FOLDER")
     if not isinstance(about, dict) or about.get("model_type") != "bayesrnn":
         raise UserError(f"{path / CONFIG} was not written by bayesrnn; br.load opens folders of br.save.")
     _check_config(about, path)

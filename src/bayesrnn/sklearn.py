@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
+from bayesrnn.likelihoods import GaussianHeads
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -36,6 +37,7 @@ _CHOICES = {
     "posterior": ("variational", "bayes_by_backprop", "plain"),
     "cell": tuple(_CELLS),
     "layout": ("step", "feature"),
+    "noise": ("constant", "varying"),
 }
 _COUNTS = ("hidden_size", "num_layers", "epochs", "batch_size", "samples")
 _SIZES = ("prior_sigma", "learning_rate")
@@ -51,6 +53,8 @@ _PARAMETERS = """
             every weight), or "plain" (nothing; then there is no epistemic uncertainty).
         cell: "lstm", "gru" or "rnn".
         hidden_size, num_layers: of the recurrent part; its output at the last step is read.
+        noise: of a regressor's data: "constant", one standard deviation per output; or "varying", one per row and
+            output, said by the network. A classifier has none.
         dropout: rate of the recurrent connections and of what the output layer sees, for "variational".
         prior_sigma: standard deviation of the weights' prior; of dropout, 1 / length scale.
         epochs, batch_size, learning_rate: of training with Adam.
@@ -96,17 +100,24 @@ class _Noise(br.Gaussian):
 
 
 class _Network(nn.Module):
-    """Sequences (T, B, F) to outputs (B, outputs), read at the last step."""
+    """Sequences (T, B, F) to outputs (B, outputs), read at the last step; if ``varying``, (B, outputs, 2): with the log
+    of a standard deviation."""
 
-    def __init__(self, cell: str, inputs: int, hidden: int, layers: int, outputs: int, dropout: float) -> None:
+    def __init__(
+        self, cell: str, inputs: int, hidden: int, layers: int, outputs: int, dropout: float, varying: bool
+    ) -> None:
         super().__init__()
         self.rnn = _CELLS[cell](inputs, hidden, layers, recurrent_dropout=dropout)
         self.drop = br.SequenceDropout(dropout)
         self.head = nn.Linear(hidden, outputs)
+        self.spread = nn.Linear(hidden, outputs) if varying else None
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, _ = self.rnn(x)
-        return self.head(self.drop(hidden[-1:])[0])
+        last = self.drop(hidden[-1:])[0]
+        if self.spread is None:
+            return self.head(last)
+        return torch.stack([self.head(last), 6 * torch.tanh(self.spread(last) / 6)], -1)  # e^-6 to e^6
 
     def share_draws(self) -> None:
         """From now on a draw has one set of masks for all rows, so that a row's prediction is its own."""
@@ -124,6 +135,7 @@ class _Estimator(BaseEstimator):
         layout: str = "step",
         posterior: str = "variational",
         cell: str = "lstm",
+        noise: str = "constant",
         hidden_size: int = 32,
         num_layers: int = 1,
         dropout: float = 0.1,
@@ -139,6 +151,7 @@ class _Estimator(BaseEstimator):
         self.layout = layout
         self.posterior = posterior
         self.cell = cell
+        self.noise = noise
         self.hidden_size = hidden_size
         self.num_layers = num_layers
         self.dropout = dropout
@@ -177,7 +190,7 @@ class _Estimator(BaseEstimator):
             return x.unflatten(1, (steps, -1)).transpose(0, 1)
         return x.unflatten(1, (-1, steps)).permute(2, 0, 1)
 
-    def _fit(self, rows: np.ndarray, target: Tensor, outputs: int, likelihood: br.Gaussian | br.Categorical) -> None:
+    def _fit(self, rows: np.ndarray, target: Tensor, outputs: int, likelihood: Any) -> None:
         """Train on a target that fits the likelihood; sets what a fitted estimator has."""
         self._check_parameters(rows.shape[1])
         x = self._sequences(rows)
@@ -188,7 +201,7 @@ class _Estimator(BaseEstimator):
         on_cuda = torch.device(self.device).type == "cuda"
         with torch.random.fork_rng([self.device] if on_cuda else []), torch.enable_grad():
             torch.manual_seed(self.seed_)
-            network, model = self._network(x.shape[2], outputs)
+            network, model = self._network(x.shape[2], outputs, isinstance(likelihood, GaussianHeads))
             self._train(br.ELBO(
                 model, likelihood.to(self.device), num_data=target.numel(), length_scale=1 / self.prior_sigma,
             ), x, target)  # fmt: skip
@@ -196,9 +209,9 @@ class _Estimator(BaseEstimator):
         self.model_ = model.double().eval()  # so that a row's prediction does not depend on its neighbours' rounding
         self.likelihood_ = likelihood.double()
 
-    def _network(self, inputs: int, outputs: int) -> tuple[_Network, nn.Module]:
+    def _network(self, inputs: int, outputs: int, varying: bool) -> tuple[_Network, nn.Module]:
         rate = self.dropout if self.posterior == "variational" else 0.0
-        network = _Network(self.cell, inputs, self.hidden_size, self.num_layers, outputs, rate)
+        network = _Network(self.cell, inputs, self.hidden_size, self.num_layers, outputs, rate, varying)
         if self.posterior != "bayes_by_backprop":
             return network, network.to(self.device)
         prior = br.Normal(self.prior_sigma)
@@ -234,8 +247,8 @@ class _Estimator(BaseEstimator):
 class BayesianRNNRegressor(RegressorMixin, _Estimator):
     __doc__ = f"""A recurrent network for rows that are sequences, with a predictive standard deviation.
 
-    The noise of the data, one standard deviation per output, is learnt with the weights. Inputs and targets are
-    standardised inside, inputs feature by feature over all steps.
+    The noise of the data, one standard deviation per output or one per row and output, is learnt with the weights.
+    Inputs and targets are standardised inside, inputs feature by feature over all steps.
     {_PARAMETERS}
     ``y`` has shape (n,) or (n, outputs).
     """
@@ -249,7 +262,7 @@ class BayesianRNNRegressor(RegressorMixin, _Estimator):
         self.single_ = np.ndim(y) == 1
         self.target_mean_, self.target_scale_ = _standard(target, "y")
         scaled = ((target - self.target_mean_) / self.target_scale_).float()
-        self._fit(X, scaled, target.shape[1], _Noise(target.shape[1]))
+        self._fit(X, scaled, target.shape[1], GaussianHeads() if self.noise == "varying" else _Noise(target.shape[1]))
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

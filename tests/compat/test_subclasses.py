@@ -202,6 +202,7 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("layer", [nn.GRU(4, 5), br.GRU(4, 5, recurrent_dropout=0.4)], ids=["torch", "ours"])
 @pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.filterwarnings("ignore:the model has no noise")
 def test_a_model_with_a_state_of_its_own_comes_back_as_it_was(layer, bayesian):
     model, x = Remembers(copy.deepcopy(layer)), torch.randn(6, 3, 4)
     if bayesian:

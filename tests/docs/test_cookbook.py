@@ -25,6 +25,8 @@ def test_notebooks_are_committed_without_outputs(page):
     nbformat.validate(notebook)
     assert not [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)]
     assert notebook.cells[0].source.startswith("# ")
+    drawn = [cell for cell in notebook.cells if cell.cell_type == "code" and "plt.show()" in cell.source]
+    assert all(cell.metadata["mystnb"]["image"]["alt"] for cell in drawn)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
-from bayesrnn.kernels import Case, dispatch
-from bayesrnn.kernels import triton_paths as paths
+from bayesrnn.kernels import Case, dispatch, paths
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.language.model import LanguageModel
 from bayesrnn.lab.tasks.language.settings import Model

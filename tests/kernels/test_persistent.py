@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import bayesrnn as br
 from bayesrnn import kernels
-from bayesrnn.kernels import triton_paths as paths
+from bayesrnn.kernels import paths
 from bayesrnn.kernels.gpu import persistent
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

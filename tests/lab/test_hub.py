@@ -148,9 +148,14 @@ def test_the_command_writes_the_whole_posterior_or_what_pruning_left(language, t
     assert {m["type"]: m["value"] for m in results}["test_perplexity"] == record["metrics"]["test_perplexity"]
     assert "The record has no values. `bayesrnn evaluate RUN` measures them." in cards[0]
     assert str(language.parent) not in cards[0] + (tmp_path / "model0" / "config.json").read_text()
-    for option in (["--out", tmp_path / "x"], ["--format", "onnx"]):
+    for option in (["--out", tmp_path / "x"], ["--format", "onnx"], ["--format", "torch"]):
         refused = invoke("export", language, "--hub", tmp_path / "other", *option)
         assert (refused.exit_code, "omit --out and --format" in refused.stderr) == (2, True)
+
+
+def test_a_run_folder_is_not_opened_but_exported(language):
+    with pytest.raises(UserError, match=r"is the folder of a run; export it first: bayesrnn export .* --hub FOLDER"):
+        br.load(language)
 
 
 def test_the_card_has_what_the_record_says_about_uncertainty(tmp_path):

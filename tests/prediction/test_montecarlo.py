@@ -188,7 +188,7 @@ def test_chunks_keep_to_the_memory_limit():
     br.predict(model, x, samples=20, seed=0, memory_limit=1)
     assert set(rows) == {3}
     rows.clear()
-    br.predict(model, x, samples=20, seed=0, memory_limit=30_000)
+    br.predict(model, x, samples=20, seed=0, memory_limit=50_000)
     assert 3 < max(rows) < 60
 
 
@@ -408,16 +408,19 @@ def test_an_error_in_the_progress_function_leaves_the_model_clean():
 
 def test_one_sample_and_deterministic_models():
     model, x = nn.Linear(4, 3), reals(5, 4)
-    found = br.predict(model, x, samples=3)
+    with pytest.warns(UserWarning, match="the model has no noise, so all 3 draws are equal"):
+        found = br.predict(model, x, samples=3)
     torch.testing.assert_close(found.mean, model(x).softmax(-1))
     torch.testing.assert_close(found.variance, torch.zeros(5, 3), atol=1e-12, rtol=0)
     torch.testing.assert_close(found.epistemic, torch.zeros(5), atol=1e-6, rtol=0)
     assert br.predict(nn.Dropout(0.5), x, samples=1, seed=0).count == 1
+    with pytest.raises(TypeError, match=r"x is a numpy array, and the model takes tensors: pass torch.as_tensor\(x\)"):
+        br.predict(model, x.numpy())
 
 
 def test_the_likelihood_is_guessed_from_the_last_axis():
-    assert br.predict(nn.Linear(4, 3), reals(5, 4), samples=2).kind == "classifier"
-    assert br.predict(nn.Linear(4, 1), reals(5, 4), samples=2).kind == "regressor"
+    assert br.predict(nn.Linear(4, 3), reals(5, 4), samples=1).kind == "classifier"
+    assert br.predict(nn.Linear(4, 1), reals(5, 4), samples=1).kind == "regressor"
 
 
 def test_bad_input_says_what_is_wrong():
@@ -567,6 +570,7 @@ def test_samples_may_be_numpys():
 
 @pytest.mark.parametrize("rnn", [br.LSTM(4, 5, **NOISE), nn.LSTM(4, 5)])
 @pytest.mark.parametrize("bayesian", [False, True])
+@pytest.mark.filterwarnings("ignore:the model has no noise")
 def test_keyword_arguments_go_to_the_model(rnn, bayesian):
     torch.manual_seed(0)
     model, x = Tagger(rnn).eval(), tokens(6, 3)

@@ -20,7 +20,7 @@ PENALTIES = (
     np.inf,
 )  # times the number of windows; infinite: the anchor and its drift
 _CLIP = 12.0  # scaled values beyond are outliers, and learnt from as this
-_LAGS = 12  # of past covariates
+LAGS = 12  # of past columns
 
 
 def anchors(batch: Batch, shape: Shape) -> dict[str, Array]:
@@ -40,7 +40,7 @@ def features(batch: Batch) -> Array:
         return batch.features
     rows = len(batch.ends)
     parts = [np.clip(batch.context, -_CLIP, _CLIP), batch.calendar[:, 0], batch.static]
-    parts.append(batch.past[:, -_LAGS:].reshape(rows, -1))
+    parts.append(batch.past[:, -LAGS:].reshape(rows, -1))
     parts.append(batch.future.reshape(rows, -1))
     parts.append(np.ones((rows, 1)))
     batch.features = np.concatenate(parts, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bayesrnn.forecasting import grids
-from bayesrnn.forecasting.network import patch_of
+from bayesrnn.forecasting.network import patch_of, tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
@@ -100,7 +100,7 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     if known.min() < 0 or (transform == "auto" and np.quantile(known, 0.05) <= 0):
         logs = ["none"]
     shift = 0.0 if known.min() > 0 else 1.0
-    made = [(log, s) for log in logs for s in scalings if log == "none" or s == scalings[0]]
+    made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
     lowest = max(float(known.min() + shift) / 2, 1e-300)
     return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
 
@@ -176,13 +176,9 @@ def _trained(
     seconds: float, seed: int, progress: Callable[[str, float], None],
 ) -> list[Member]:  # fmt: skip
     shape = bases[0].shape
-    batch = cuts[0].batch(np.zeros(1, int), np.full(1, shape.least))
-    patch, calendar = patch_of(shape.context, shape.season), batch.calendar.shape[2]
-    sizes = (
-        patch * (2 + batch.past.shape[2]),
-        4 + batch.static.shape[1] + calendar,
-        calendar + batch.future.shape[2] + 1,
-    )
+    batch, patch = cuts[0].batch(np.zeros(1, int), np.full(1, shape.least)), patch_of(shape.context, shape.season)
+    inputs = tensors(batch, patch, batch.spread, batch.target)
+    sizes = inputs[0].shape[2], inputs[1].shape[1], inputs[2].shape[2]
     wanted = members if members is not None else max(4, 2 * len(names))
     found: list[Member] = []
     ends = time.monotonic() + seconds

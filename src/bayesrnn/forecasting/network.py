@@ -20,6 +20,7 @@ from bayesrnn.likelihoods.quantiles import solve_quantile
 Array = np.ndarray
 LIKELIHOODS = ("student", "gaussian", "quantiles", "mixture", "negative_binomial")
 _DF = 4.0  # degrees of freedom; calibration corrects the shape
+_LATEST = 12  # values that the heads read directly
 _POINTS = 48  # at which the distribution function of a mixture is known
 _KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
 
@@ -36,8 +37,8 @@ class Encoder(nn.Module):
     """From windows to the parameters of a distribution for each step ahead.
 
     The recurrent layer reads ``patch`` steps of the context at a time: values, whether they are known, and covariates.
-    Heads read its last state and what is known of each step ahead (calendar, future covariates). They start at zero,
-    so that the network starts as the base forecast.
+    Heads read its last state, the latest values, and what is known of each step ahead (calendar, future covariates).
+    They start at zero, so that the network starts as the base forecast.
 
     Shapes:
         x (T / patch, B, F), about (B, K), ahead (B, H, C) to (B, H, size).
@@ -68,12 +69,14 @@ class Encoder(nn.Module):
 
 
 class Head:
-    """What the network's outputs mean: errors of the base forecast in a unit of each window, or counts themselves."""
+    """What the network's outputs mean: errors of the base forecast in a unit of each window times the mean ``size`` of
+    errors at each step (H,), or counts themselves."""
 
     def __init__(self, name: str, horizon: int) -> None:
         self.name, self.likelihood, self.horizon = name, make_likelihood(name), horizon
         self.counts = name == "negative_binomial"
         self.start = torch.zeros(horizon, self.likelihood.size)
+        self.size = np.ones(horizon)
 
     def learn_start(self, errors: Array) -> None:
         """First parameters from errors (n, H) of the base, so that training starts from its distribution."""
@@ -84,8 +87,10 @@ class Head:
         columns = [c[~np.isnan(c)] for c in errors.T]
         pooled = np.concatenate(columns)
         columns = [c if len(c) > 20 else pooled for c in columns]
+        self.size = np.array([max(float(np.abs(c - np.median(c)).mean()), 1e-4) for c in columns])
+        columns = [c / size for c, size in zip(columns, self.size, strict=True)]
         middle = torch.tensor([float(np.median(c)) for c in columns])
-        size = torch.tensor([max(float(np.abs(c - np.median(c)).mean()), 1e-4) for c in columns])
+        size = torch.ones(horizon)
         if self.name == "quantiles":
             self.start = torch.tensor(np.stack([np.quantile(c, _KNOTS) for c in columns]), dtype=torch.float32)
         elif self.name == "mixture":
@@ -166,7 +171,12 @@ def tensors(batch: Batch, patch: int, unit: Array, point: Array) -> tuple[Tensor
     parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, batch.past]
     x = np.concatenate(parts, 2).reshape(rows, steps, -1).transpose(1, 0, 2)
     logs = [np.log(unit), np.log(batch.spread), np.arcsinh(batch.centre / batch.scale), 1 - batch.known.mean(1)]
-    about = np.concatenate([np.stack(logs, 1), batch.static, batch.calendar[:, 0]], 1)
+    latest = (
+        np.clip(batch.context[:, -_LATEST:], -12, 12),
+        batch.past[:, -1],
+        batch.past[:, -1] - batch.past[:, -_LATEST // 2],
+    )
+    about = np.concatenate([np.stack(logs, 1), batch.static, batch.calendar[:, 0], *latest], 1)
     ahead = np.concatenate([batch.calendar, batch.future, np.clip(point, -12, 12)[..., None]], 2)
     return tuple(torch.as_tensor(np.ascontiguousarray(a), dtype=torch.float32) for a in (x, about, ahead))  # type: ignore[return-value]
 

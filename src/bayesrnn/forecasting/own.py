@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesrnn.forecasting.linear import Linear
+from bayesrnn.forecasting.linear import LAGS, Linear
 from bayesrnn.forecasting.windows import Batch, Shape, Windows
 
 Array = np.ndarray
@@ -69,7 +69,7 @@ def fitted(linear: Linear, windows: Windows, series: Array, seen: Array, penalti
         part = slice(start, start + at_once)
         ends = shape.least + (np.arange(each) * np.maximum(count[part, None], 1)) // each
         some = len(ends)
-        batch = windows.batch(np.repeat(series[part], each), ends.reshape(-1))
+        batch = windows.batch(np.repeat(series[part], each), ends.reshape(-1), LAGS)
         error = np.clip((batch.target - linear(batch, shape)) / batch.spread[:, None], -_CLIP, _CLIP)
         known = ~np.isnan(error) & np.repeat(count[part] > 0, each)[:, None]
         x = np.where(known[..., None], features(batch, shape), 0.0).reshape(some, each, shape.horizon, size)

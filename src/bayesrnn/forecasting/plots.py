@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,24 +26,71 @@ def fan_chart(
     forecaster: Forecaster, series: str | None = None, *, level: Sequence[float] = (50, 80, 95),
     past: int | None = None, future: Any = None, width: float = 7.2,
 ) -> bytes:  # fmt: skip
-    """The end of a series (None: the first) and its forecast; the darker band is the model's own doubt."""
+    """The end of a series (None: the first) and its forecast; the orange band is the model's own doubt."""
     columns = forecaster.columns
     name = forecaster.ids[0] if series is None else series
     history = forecaster.history(name)
-    found = forecaster.predict(history, level=level, future=future)
+    found = forecaster.predict(history, level=level, future=future).rename(columns={columns.time: "ds"})
     history = history.tail(past or max(60, 3 * forecaster.horizon))
+    history = history.rename(columns={columns.time: "ds", columns.target: "y"})
+    return fan(history, found, name=name, width=width)
+
+
+def fan(past: Any, found: Any, *, name: str, width: float = 7.2, split: int | None = None) -> bytes:
+    """Values (columns ds and y) and what is forecast after them: ds, mean, lo-L and hi-L, epistemic_std.
+
+    The line is the median, or the mean where there is no median. ``split``: a dotted line after so many steps.
+    """
     figure, axes = _figure(width, 3.8)
-    axes.plot(_ticks(history[columns.time]), history[columns.target], color=_BLACK, linewidth=1.1, label="past")
-    x = _ticks(found[columns.time])
-    for k, percent in enumerate(sorted(level, reverse=True)):
-        ends = found[f"lo-{percent:g}"], found[f"hi-{percent:g}"]
-        axes.fill_between(x, *ends, color=_BLUE, alpha=0.15 + 0.1 * k, linewidth=0, label=f"{percent:g}%")
+    levels, x = _levels(found), _ticks(found["ds"])
+    axes.plot(_ticks(past["ds"]), past["y"], color=_BLACK, linewidth=1.3, label=_short(name))
+    for k, level in enumerate(levels[::-1]):
+        ends = found[f"lo-{level}"], found[f"hi-{level}"]
+        axes.fill_between(x, *ends, color=_BLUE, alpha=0.18 + 0.1 * k, linewidth=0, label=f"{level}%")
     mean, doubt = found["mean"].to_numpy(), found["epistemic_std"].to_numpy()
-    axes.fill_between(x, mean - 1.645 * doubt, mean + 1.645 * doubt, color=_ORANGE, alpha=0.5, linewidth=0,
-                      label="epistemic, 90%")  # fmt: skip
-    axes.plot(x, found["median"], color=_BLUE, linewidth=1.6, label="median")
+    reach = NormalDist().inv_cdf(0.5 + float(levels[-1]) / 200)
+    if (doubt > 0).any():
+        ends = mean - reach * doubt, mean + reach * doubt
+        named = f"epistemic, {levels[-1]}%"
+        axes.fill_between(x, *ends, color=_ORANGE, alpha=0.5, linewidth=0, label=named)
+    middle = "median" if "median" in found else "mean"
+    axes.plot(x, found[middle], color=_BLUE, linewidth=1.6, label=middle)
+    if split is not None and 0 < split < len(x):
+        axes.axvline(x[split - 1], color=_GREY, linewidth=1, linestyle=":")
     axes.set_ylabel(_short(name))
     return _png(figure, axes, x, columns=6 if width > 6 else 3)
+
+
+def walk_chart(table: Any, *, name: str, width: float = 7.2) -> bytes:
+    """One forecast per stamp beside what came, and both uncertainties below: a table of `Forecaster.backtest` with one
+    series and one step."""
+    figure, (top, below) = _figure(width, 4.8, 2, rows=True, heights=(3, 1))
+    level, x, y = _levels(table)[-1], _ticks(table["ds"]), table["y"].to_numpy()
+    low, high = table[f"lo-{level}"].to_numpy(), table[f"hi-{level}"].to_numpy()
+    top.fill_between(x, low, high, color=_BLUE, alpha=0.22, linewidth=0, label=f"{level}%")
+    top.plot(x, table["mean"], color=_BLUE, linewidth=1.6, label="forecast")
+    inside = (low <= y) & (y <= high)
+    top.plot(x, y, color=_BLACK, linewidth=0.9, alpha=0.6)
+    top.plot(x[inside], y[inside], "o", color=_BLACK, markersize=3, label="what came, inside")
+    top.plot(x[~inside], y[~inside], "X", color="#8E3E7C", markersize=7, label="outside")
+    top.set_ylabel(_short(name))
+    for key, colour, style, named in (
+        ("aleatoric_std", _BLUE, "-", "noise (aleatoric)"), ("epistemic_std", _ORANGE, _STYLES[1], "model (epistemic)")
+    ):  # fmt: skip
+        below.plot(x, table[key], color=colour, linestyle=style, linewidth=1.4, label=named)
+    highest = np.nanmax([0.0, *table["aleatoric_std"], *table["epistemic_std"]])
+    below.set(ylim=(0, 1.9 * highest or 1), ylabel="sd")  # room for the legend
+    below.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    _dated(below, x)
+    top.tick_params(labelbottom=False)
+    handles, labels = top.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4 if width > 6 else 2, frameon=False, fontsize=8.5)
+    return _png(figure, top, x, columns=0)
+
+
+def _levels(table: Any) -> list[str]:
+    """Levels of the table's intervals in percent, the narrowest first."""
+    return sorted((str(c)[3:] for c in table if str(c).startswith("lo-")), key=float)
 
 
 def calibration(table: Any, *, width: float = 8.4) -> bytes:
@@ -86,7 +135,7 @@ def worst_series(
     """The series with the largest CRPS relative to their size: what came, medians and the widest intervals."""
     order = worst_first(table, id_col)[:count]
     figure, axes = _figure(width, 1.9 * len(order), len(order), rows=True)
-    widest = max((c for c in table if str(c).startswith("lo-")), key=lambda c: float(c[3:]))[3:]
+    widest = _levels(table)[-1]
     for one, name in zip(np.atleast_1d(axes), order, strict=True):
         rows = table[table[id_col] == name].drop_duplicates(time_col, keep="last").sort_values(time_col)
         x = _ticks(rows[time_col])
@@ -118,11 +167,11 @@ def _ticks(stamps: Any) -> Any:
         index.to_numpy())  # fmt: skip
 
 
-def _figure(width: float, height: float, parts: int = 1, *, rows: bool = False) -> Any:
+def _figure(width: float, height: float, parts: int = 1, *, rows: bool = False, heights: Any = None) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(parts if rows else 1, 1 if rows else parts)
+    return figure, figure.subplots(parts if rows else 1, 1 if rows else parts, height_ratios=heights)
 
 
 def _dated(axes: Any, x: Any) -> None:
@@ -138,7 +187,8 @@ def _dated(axes: Any, x: Any) -> None:
 
 def _png(figure: Any, axes: Any, x: Any, *, columns: int) -> bytes:
     _dated(axes, x)
-    figure.legend(loc="outside upper center", ncols=columns, frameon=False, fontsize=8.5)
+    if columns:
+        figure.legend(loc="outside upper center", ncols=columns, frameon=False, fontsize=8.5)
     return _saved(figure)
 
 
@@ -148,5 +198,7 @@ def _saved(figure: Any) -> bytes:
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a dollar sign in a name starts no formula
     made = io.BytesIO()
-    figure.savefig(made, format="png", dpi=150)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name of another script has boxes
+        figure.savefig(made, format="png", dpi=150, metadata={"Software": None})
     return made.getvalue()

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from bayesrnn.forecasting import grids, own, structure
-from bayesrnn.forecasting.linear import PENALTIES, Linear, Regression, moving
+from bayesrnn.forecasting.linear import LAGS, PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_of
@@ -18,7 +18,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, spread_
 Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
 _FEW = 300  # windows: with fewer, a structure is fitted instead of regressions and networks
-_ENOUGH = 20_000  # windows with which one fold is enough
+_ENOUGH = 20_000  # windows with which fewer folds are enough
 _BASES, _ABOUT = 2, 1.3  # bases that are kept, with and without logarithms; how much worse the second may be
 
 
@@ -32,14 +32,15 @@ class Fold:
 
 
 def folds(panel: Panel, shape: Shape) -> list[Fold]:
-    """Five blocks of the second half of short data; the last two horizons of each series where windows are many."""
+    """Five blocks of the second half, or every other of them where windows are many; of many series, the last two
+    horizons."""
     lengths, horizon = panel.lengths, shape.horizon
     windows = int(np.maximum(lengths - horizon - shape.least, 0).sum())
     if len(panel) > 1 and windows > _ENOUGH:
         size = np.clip(lengths // 5, 0, 2 * horizon)
         return [Fold(lengths - size, lengths - horizon)]
     found = []
-    for k in range(5):
+    for k in range(0, 5, 1 if windows <= _ENOUGH else 2):
         cut = lengths * (5 + k) // 10
         stop = np.minimum(lengths * (6 + k) // 10, lengths - horizon)
         if (np.minimum(cut - horizon - shape.least, stop - cut + 1) > 0).any():
@@ -109,7 +110,7 @@ class Base:
 def recent(base: Base, windows: Windows, batch: Batch) -> Array:
     """Geometric mean of the seasonal difference and of the errors that a forecast one horizon ago made."""
     shape = windows.shape
-    old = windows.batch(batch.series, np.maximum(batch.ends - shape.horizon, 1))
+    old = windows.batch(batch.series, np.maximum(batch.ends - shape.horizon, 1), LAGS)
     error = np.abs(old.target - base.point(windows, old)) * (old.scale / batch.scale)[:, None]
     count = (~np.isnan(error)).sum(1)
     size = np.where(count > 0, np.nansum(error, 1) / np.maximum(count, 1), batch.spread)
@@ -199,12 +200,12 @@ def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regre
     series, ends = origins(windows.panel, shape, low, cut - shape.horizon, _TRAIN, rng)
     if not len(ends):
         return None
-    batch = windows.batch(series, ends)
+    batch = windows.batch(series, ends, LAGS)
     if np.isnan(batch.target).all(1).any():
         some = ~np.isnan(batch.target).all(1)
         if not some.any():
             return None
-        batch = windows.batch(series[some], ends[some])
+        batch = windows.batch(series[some], ends[some], LAGS)
     return Regression(batch, shape)
 
 

@@ -15,6 +15,7 @@ import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.grids import Calibration
+from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
 from bayesrnn.forecasting.panel import Columns, Panel
@@ -23,6 +24,7 @@ from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings
 from bayesrnn.forecasting.windows import Shape
 from bayesrnn.reading import MB, read_json
+from bayesrnn.saving import WEIGHTS
 
 if TYPE_CHECKING:
     from bayesrnn.forecasting.forecaster import Forecaster
@@ -52,7 +54,8 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration)):
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
     arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
-    arrays |= {f"start_{k}": member.head.start.numpy() for k, member in enumerate(model.members)}
+    for k, member in enumerate(model.members):
+        arrays |= {f"start_{k}": member.head.start.numpy(), f"size_{k}": member.head.size}
     module = _Arrays(
         {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in arrays.items()}, [m.model for m in model.members]
     )
@@ -86,8 +89,13 @@ def _about(base: Base | Structure) -> dict[str, Any]:
 def read(kind: type[Forecaster], folder: Path) -> Forecaster:
     about = read_json(folder / _ABOUT, most=512 * MB)
     try:
-        return _built(kind, about, folder)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        check_sizes(about, (folder / WEIGHTS).stat().st_size)
+        made = _built(kind, about, folder)
+        check_fit(made)
+        return made
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, OSError) as error:
         raise UserError(f"{folder / _ABOUT} is damaged or of another version ({str(error)[:200]}).") from None
 
 
@@ -103,7 +111,7 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     br.load(folder, module)
     found = {name: value.numpy() for name, value in module.named_buffers() if "." not in name}
     for k, member in enumerate(members):
-        member.head.start = torch.as_tensor(found[f"start_{k}"])
+        member.head.start, member.head.size = torch.as_tensor(found[f"start_{k}"]), found[f"size_{k}"]
         member.model.eval()
 
     def calibration(name: str) -> Calibration:

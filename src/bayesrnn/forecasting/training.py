@@ -55,12 +55,16 @@ class Member:
     def draws(self) -> int:
         return self.settings.samples if self.settings.posterior != "none" else 1
 
-    @torch.no_grad()
     def levels(self, base: Base, windows: Windows, batch: Batch, *, seed: int, draws: int) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
-        self.model.eval()
         point, unit = base.point(windows, batch), base.unit(windows, batch)
-        inputs = tensors(batch, self.patch, unit, point)
+        return self._levels(base, batch, point, unit, tensors(batch, self.patch, unit, point), seed=seed, draws=draws)
+
+    @torch.no_grad()
+    def _levels(
+        self, base: Base, batch: Batch, point: Array, unit: Array, inputs: tuple[Tensor, ...], *, seed: int, draws: int
+    ) -> tuple[Array, Array]:  # fmt: skip
+        self.model.eval()
         if draws == 1:
             found = [self.model(*inputs)]
         else:
@@ -72,7 +76,8 @@ class Member:
         grid, share = self.head.grid(self.head.parameters(torch.stack(found), level))
         if self.head.counts:
             return grid, share
-        return batch.levels(base.shape, point[..., None] + unit[:, None, None] * grid), share
+        size = unit[:, None] * self.head.size
+        return batch.levels(base.shape, point[..., None] + size[..., None] * grid), share
 
     def train(
         self, base: Base, windows: Windows, fold: Fold, *, seconds: float, seed: int, report: Callable[..., None]
@@ -81,6 +86,8 @@ class Member:
         rng, started = np.random.default_rng(seed), time.monotonic()
         held = validation(windows, fold, _VALID, np.random.default_rng(0))
         assert held is not None
+        about = base.point(windows, held), base.unit(windows, held)
+        inputs = tensors(held, self.patch, *about[::-1])
         draw = _Sampler(base, windows, fold, rng)
         batch = draw(2048)
         self.head.learn_start((batch.target - base.point(windows, batch)) / base.unit(windows, batch)[:, None])
@@ -92,7 +99,7 @@ class Member:
         best, kept, since, steps = np.inf, deepcopy(self.model.state_dict()), 0, 0
         while True:
             if steps % _EVERY == 0:
-                found = score(self.levels(base, windows, held, seed=0, draws=1)[0], held, base.shape)
+                found = score(self._levels(base, held, *about, inputs, seed=0, draws=1)[0], held, base.shape)
                 if found < best - 1e-5:
                     best, kept, since = found, deepcopy(self.model.state_dict()), 0
                 else:
@@ -114,7 +121,7 @@ class Member:
         self.model.train()
         point, unit = base.point(windows, batch), base.unit(windows, batch)
         output = self.model(*tensors(batch, self.patch, unit, point))
-        target = batch.actual if self.head.counts else (batch.target - point) / unit[:, None]
+        target = batch.actual if self.head.counts else (batch.target - point) / (unit[:, None] * self.head.size)
         level = torch.as_tensor(batch.levels(base.shape, point), dtype=torch.float32)
         known = torch.as_tensor(~np.isnan(target))
         parameters: Tensor = self.head.parameters(output, level)

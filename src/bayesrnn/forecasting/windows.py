@@ -106,9 +106,11 @@ class Windows:
             self._start -= self._start % clock.every
         count = (int(last.max()) - self._start) // clock.every + 1
         self.logs = _logs(panel, shape)
+        self._past = np.nan_to_num(panel.past)
         self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays)
 
-    def batch(self, series: Array, ends: Array) -> Batch:
+    def batch(self, series: Array, ends: Array, lags: int | None = None) -> Batch:
+        """Windows that end before row ``ends`` of their series, with the last ``lags`` rows of past columns, or all."""
         panel, shape = self.panel, self.shape
         size, horizon = shape.context, shape.horizon
         rows = ends[:, None] + np.arange(-size, horizon)
@@ -124,19 +126,21 @@ class Windows:
         known = ~np.isnan(context)
         centre, scale = _scales(context, known, shape)
         filled = _filled((context - centre[:, None]) / scale[:, None], known, shape.seasons)
-        before = (ends[:, None] + np.arange(-size, 0)) >= 0
-        past = np.where((inside[:, :size] & before)[..., None], panel.past[at[:, :size]], np.nan)
+        late = slice(max(size - (lags or size), 0), size)
+        past = self._past[at[:, late]]
+        if not inside[:, late].all():
+            past[~inside[:, late]] = 0
         place = (panel.numbers(series[:, None], rows[:, size:]) - self._start) // panel.clock.every
         calendar = self._table[np.clip(place, 0, max(len(self._table) - 1, 0))]
         future = np.where(inside[:, size:, None], panel.future[at[:, size:]], np.nan)
         if self.ahead is not None and future.shape[2]:
             beyond = rows[:, size:] - panel.lengths[series][:, None]
-            late = self.ahead[series[:, None], np.clip(beyond, 0, horizon - 1)]
-            future = np.where((beyond >= 0)[..., None], late, future)
+            given = self.ahead[series[:, None], np.clip(beyond, 0, horizon - 1)]
+            future = np.where((beyond >= 0)[..., None], given, future)
         return Batch(
             series=series, ends=ends, centre=centre, scale=scale, spread=spread_of(filled, known, shape.season),
             context=filled, known=known, target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:],
-            past=np.nan_to_num(past), future=np.nan_to_num(future), calendar=calendar, static=panel.static[series],
+            past=past, future=np.nan_to_num(future), calendar=calendar, static=panel.static[series],
             log=log,
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ def main() -> None:
         from bayesrnn.lab.cli import app
         from bayesrnn.lab.console.errors import run
 
-        run(app)
+        run(lambda: app(prog_name="bayesrnn"))  # also as `python -m bayesrnn`
     except KeyboardInterrupt:
         sys.stderr.write("bayesrnn: interrupted.\n")
         sys.exit(130)

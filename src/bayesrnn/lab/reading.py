@@ -40,7 +40,9 @@ def load_yaml(text: str, *, where: str) -> Any:
         finally:
             loader.dispose()
     except wrong as error:  # not only YAMLError: PyYAML trusts its tags
-        raise UserError(f"{where} is not YAML as it is read here ({first_line(error)}).") from None
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f"line {mark.line + 1}: " if mark and "\n" in text.strip() else ""
+        raise UserError(f"{where} is not YAML as it is read here ({line}{problem or first_line(error)}).") from None
 
 
 @cache
@@ -51,13 +53,16 @@ def _strict_loader() -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             event: Any = self.peek_event()
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-                raise yaml.YAMLError("anchors and aliases are not read: write the value out")
+                raise refused(event, "anchors and aliases are not read: write the value out")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             made = super().construct_mapping(node, deep=deep)
             if len(made) != len(node.value):
-                raise yaml.YAMLError("a key is there twice")
+                keys = [key for key, _ in node.value]
+                twice = (k for i, k in enumerate(keys) if any(k.value == key.value for key in keys[:i]))
+                again = next(twice, keys[-1])  # else two spellings of one number
+                raise refused(again, f"the key {shown(again.value)} is there twice")
             return made
 
         def construct_yaml_int(self, node: Any) -> int:
@@ -66,11 +71,15 @@ def _strict_loader() -> Any:
         def construct_yaml_float(self, node: Any) -> float:
             return alike(node, super().construct_yaml_float(node))
 
+    def refused(at: Any, problem: str) -> yaml.YAMLError:
+        return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
     def alike(node: Any, number: Any) -> Any:
         if not _ALIKE.fullmatch(node.value):
-            raise yaml.YAMLError(
+            raise refused(
+                node,
                 f"{shown(node.value)} is {shown(number)} in YAML 1.1 and something else in 1.2: write the number meant "
-                "in plain digits, or a text in quotes"
+                "in plain digits, or a text in quotes",
             )
         return number
 

@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from bayesrnn import draws, kernels
+from bayesrnn import draws
 from bayesrnn.checks import check_choice, check_probability
 from bayesrnn.compilation import uncompiled
-from bayesrnn.kernels.shared.tensors import forward_mode, mapped
 from bayesrnn.nn import masks, recurrence
 from bayesrnn.nn.base import NoisyLayer
 
@@ -131,8 +130,9 @@ class NoisyRNN(NoisyLayer, _Base):
         source = draws.source(self)
         noise = None if source is None or not self.rates.any else self._sample_noise(input, source)
         in_weights = noise is None or all(one.in_weights for one in noise.values())
-        if not in_weights or self._prefers_our_kernels(input):
-            return recurrence.run(self, input, hx, source, noise, plain=in_weights and not self._forced())
+        forced = recurrence.forced()
+        if not in_weights or forced or recurrence.beats_torch(self, input):
+            return recurrence.run(self, input, hx, source, noise, plain=in_weights and not forced)
         if noise is None:
             plain: tuple[Any, Any] = super().forward(input, hx)
             return plain
@@ -146,13 +146,6 @@ class NoisyRNN(NoisyLayer, _Base):
     @uncompiled
     def _fused(self, input: Any, hx: Any, noise: dict[str, masks.LayerNoise]) -> tuple[Any, Any]:
         return recurrence.fused(self, input, hx, masks.noisy_weights(self, noise))
-
-    def _forced(self) -> bool:
-        """Whether torch's fused kernel cannot run: another path was asked for, or vmap or forward mode is at work."""
-        return not torch.compiler.is_dynamo_compiling() and (kernels.forced() or mapped() or forward_mode())
-
-    def _prefers_our_kernels(self, input: Any) -> bool:
-        return self._forced() or recurrence.beats_torch(self, input)
 
     def check_hidden_size(
         self, hx: Tensor, expected_hidden_size: Any, msg: str = "Expected hidden size {}, got {}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -87,8 +90,13 @@ def predict(
     base = draws.seed_or_new(seed)
     seeds = [draws.mix(base, k) for k in range(samples)]
     axis = _batch_dim(parts) if batch_dim is None else _check_batch_dim(batch_dim, x)
-    with alone(model), _Progress(progress, samples) as report, torch.no_grad(), in_eval(parts), clear_about_states():
+    random = samples == 1 or any(isinstance(m, Bayesian) for m in parts) or has_unit_noise(parts)
+    with (
+        _tensors_for(x), alone(model), _Progress(progress, samples) as report, torch.no_grad(), in_eval(parts),
+        clear_about_states(),
+    ):  # fmt: skip
         summary: Summary | None = None
+        first: Tensor | None = None
         limit = memory.default_limit(model) if memory_limit is None else int(memory_limit)
         for outputs in _outputs(Passes(model, parts, x, rest), seeds, axis, limit):
             if summary is None:
@@ -97,10 +105,27 @@ def predict(
                 else:
                     summary = Summary(_likelihood_for(outputs, likelihood), keep_samples, draws=samples)
             summary.add(outputs)
+            if not random:  # functions of torch show their noise when they run
+                first = outputs[0].clone() if first is None else first
+                random = not torch.equal(first, outputs[-1])
             del outputs  # before the next chunk is made
             report(summary.count)
     assert summary is not None
+    if not random:
+        advice = "add dropout, or wrap the model in br.BayesByBackprop"
+        warnings.warn(f"the model has no noise, so all {samples} draws are equal; {advice}", stacklevel=2)
     return summary.prediction()
+
+
+@contextmanager
+def _tensors_for(x: Any) -> Iterator[None]:
+    """Explains errors of a model that is given an array of numpy."""
+    try:
+        yield
+    except (AttributeError, TypeError) as error:
+        if not isinstance(x, np.ndarray):
+            raise
+        raise TypeError("x is a numpy array, and the model takes tensors: pass torch.as_tensor(x)") from error
 
 
 def _check_values(parts: Sequence[nn.Module], x: Any, rest: Rest) -> None:

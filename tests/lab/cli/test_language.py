@@ -427,6 +427,9 @@ def test_what_is_made_of_an_unfinished_run_is_not_kept(bayesian):
     assert result.exit_code == 0, result.output
     assert f"The run in {bayesian} is not finished. The results are shown, and not kept.\n" in result.stdout
     assert "Nothing was written." in result.stdout
+    made = invoke("export", bayesian, "--out", bayesian.parent / "model.safetensors")
+    assert "The run is not finished: these are the weights of epoch 1; export again when it is." in made.stdout
+    assert json.loads((bayesian.parent / "model.safetensors.json").read_text())["epoch"] == 1
     refused = invoke("prune", bayesian, "--retrain", 1)
     assert refused.exit_code == 2
     assert "is not finished. Only finished runs are trained again" in refused.stderr

@@ -19,6 +19,19 @@ def test_version():
     assert result.stdout == f"bayesrnn {__version__}\n"
 
 
+@pytest.mark.parametrize("words", ["train", "sweep", "reproduce"])
+def test_a_command_without_its_arguments(words):
+    result = CliRunner().invoke(app, words.split())
+    assert result.exit_code == 2
+    assert "Missing argument" in result.stderr
+
+
+def test_help_of_the_module_names_the_command():
+    command = [sys.executable, "-m", "bayesrnn", "train", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Usage: bayesrnn train" in result.stdout
+
+
 def test_help_names_the_subcommands():
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0

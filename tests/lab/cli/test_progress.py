@@ -24,6 +24,7 @@ def test_bars_in_a_terminal():
 
 def test_plain_lines_elsewhere():
     lines = shown(terminal=False).splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
+    assert lines[0] == "model A: epoch 1/10, validation perplexity 21.0"
     assert lines[-1] == "model A: epoch 10/10, validation perplexity 30.0"
     assert "\x1b" not in "".join(lines)

@@ -103,6 +103,7 @@ def test_options_about_draws_of_a_model_that_has_none(text_folder, tmp_path):
         assert refused.exit_code == 2
         said = f"bayesrnn: {name} is for draws, and this run has none: its model has no noise; omit it.\n"
         assert refused.stderr == said
+    assert "--samples is for draws, and this run has none" in invoke("predict", run, "--samples", 5).stderr
     assert not (run / "evaluation.json").exists()
     for option in ([], ["--samples", 0], ["--reversed", "--entropy-samples", 0], ["--reversed"]):
         result = invoke("evaluate", run, *option)

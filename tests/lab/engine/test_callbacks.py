@@ -67,6 +67,15 @@ def test_a_callback_hears_every_epoch_and_the_end_also_of_a_run_that_stops(line_
     assert steps == sorted(steps)
 
 
+def test_a_resumed_run_logs_as_before(line_recipe, tmp_path, monkeypatch):
+    told = Told()
+    monkeypatch.setitem(LOGS, "told", lambda: told)
+    with pytest.raises(InterruptedError):
+        train(line_recipe, tmp_path / "r", Stopping(2 * STEPS), log=["told"])
+    train(line_recipe, tmp_path / "r", resume=True)
+    assert [call[1] for call in told.calls if call[0] == "start"] == [0, 14]
+
+
 def test_a_callback_that_cannot_start_ends_those_that_have(line_recipe, tmp_path):
     class Refusing(Callback):
         def on_start(self, start):

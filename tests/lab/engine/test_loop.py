@@ -188,7 +188,7 @@ def test_resuming_needs_the_same_settings_seed_and_text(text_folder, tmp_path):
         run(text_folder, out, resume=True)
     run(text_folder, out)
     before = (out / "record.json").read_bytes()
-    with pytest.raises(UserError, match="finished run; there is nothing to resume"):
+    with pytest.raises(UserError, match="finished run; to train longer, start another"):
         run(text_folder, out, resume=True)
     assert (out / "record.json").read_bytes() == before
     (out / ".unfinished").write_text("1\n")  # as a killed run leaves it

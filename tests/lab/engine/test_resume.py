@@ -7,10 +7,11 @@ from typer.testing import CliRunner
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli import app
-from bayesrnn.lab.engine.launch import launch
+from bayesrnn.lab.engine.launch import _request, launch
 from bayesrnn.lab.engine.progress import duration
 
 TINY = ["hidden=8", "batch_size=4", "window=6", "epochs=3", "decay_after=1"]
+CHANGED = {"model.hidden": 8, "data.batch_size": 4, "data.window": 6, "train.epochs": 3, "train.decay_after": 1}
 
 
 class Told:
@@ -33,7 +34,7 @@ class Told:
 
 @pytest.fixture(scope="module")
 def runs(text_folder, tmp_path_factory):
-    options = {"data": str(text_folder), "overrides": TINY, "seed": 4, "device": "cpu"}
+    options = {"data": str(text_folder), "overrides": TINY, "seed": 4, "device": "cpu", "command": "bayesrnn first"}
     out = tmp_path_factory.mktemp("runs")
     whole = launch("variational-tied-medium", out=out / "whole", reporter=Told(), **options)
     with pytest.raises(InterruptedError):
@@ -65,6 +66,7 @@ def test_resume_alone_continues_with_the_runs_own_settings(stopped, text_folder,
     record = json.loads((run / "record.json").read_text())
     assert record["curves"] == whole.curves
     assert (record["recipe"], record["seed"], record["data"]) == ("variational-tied-medium", 4, text_folder.name)
+    assert (record["command"], record["overrides"]) == ("bayesrnn first", TINY)
     told = "Continued with the run's own settings: model.hidden=8 (recipe: 650)"
     assert (told in result.stdout) is (how != "folder")
 
@@ -86,6 +88,14 @@ def test_what_contradicts_the_run_is_refused_by_name(stopped, words, message):
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_changed_settings_of_a_run_folder_of_earlier_versions(stopped):
+    run, _ = stopped
+    config = json.loads((run / "config.json").read_text())
+    del config["start"]
+    found = _request(None, [], None, None, config, run).overrides
+    assert found == [f"{key}={value}" for key, value in CHANGED.items()]
 
 
 def test_another_recipe_is_refused_before_its_data_is_read(stopped):
@@ -110,6 +120,7 @@ def test_data_that_has_moved(stopped, text_folder, tmp_path):
 def test_folders_without_a_run(tmp_path):
     for words, message in (
         (["--resume", tmp_path], f"{tmp_path} holds no run to resume"),
+        (["--resume", tmp_path, "--out", "b"], f"{tmp_path} is a folder, and --out names another"),
         ([tmp_path], f"{tmp_path} is a folder; to continue the run in it: bayesrnn train {tmp_path} --resume"),
     ):
         result = invoke("train", *words)

@@ -161,6 +161,8 @@ def test_overrides():
         ("model: 3", "model must be a set of keys"),
         ("a: b: c", "is not YAML"),
         ("", "must be a set of keys"),
+        ("train:\n  epochs: 1\n  epochs: 2", r"\(line 3: the key 'epochs' is there twice\)"),
+        ("train:\n  epochs: [1", r"\(line 2: .*'<stream end>'\)"),
         ("train: {epochs: 1:30}", r"r.yaml is not YAML as it is read here \('1:30' is 90 in YAML 1.1"),
         ("train: {epochs: 010}", r"r.yaml is not YAML as it is read here \('010' is 8 in YAML 1.1"),
     ],

@@ -214,7 +214,7 @@ def test_what_to_do_elsewhere(tmp_path, monkeypatch):
     cases = (
         (tmp_path / "run", False, "is a file, and a folder is needed; go away."),
         (tmp_path, False, "already holds files; replace it with --force, or go away."),
-        (tmp_path, True, "has a a.txt that no run of bayesrnn wrote, and it will not be replaced; go away."),
+        (tmp_path, True, "a.txt was not written by a run of bayesrnn, and will not be replaced; go away."),
     )
     for path, force, message in cases:
         with pytest.raises(UserError, match=message):

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from bayesrnn.kernels.cpu import build
 from bayesrnn.kernels.cpu.memory import Pool, address, addresses
-from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.gaussian import plan as planning
 from bayesrnn.kernels.gaussian import reference
 from bayesrnn.kernels.gaussian.plan import Drawn, DrawSpec, Terms, View
+from bayesrnn.kernels.paths import compiled_path
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.tensors import ordinary
 
@@ -29,8 +29,6 @@ _BLOCK = 1 << 16  # weights that one thread takes at a time
 _GROUP = 64  # weights whose noise is made together: a block's borders are multiples of it
 _ROWS = 16  # of a tensor that is summed by column, at least, in a block
 _KINDS = {"none": 0, "normal": 1, "groups": 2, "weights": 3}
-_SHAPE = ("numel", "row", "columns", "rest", "kind", "groups", "first_group", "group_size", "padding", "padding_end",
-          "block", "first_block", "blocks", "first_partial")  # fmt: skip
 
 
 class _Prior(ctypes.Structure):
@@ -59,6 +57,7 @@ class _Tables(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _tables(spec: DrawSpec) -> _Tables:
+    """One line of numbers for each tensor, as C's Shape has them."""
     lines: list[int] = []
     sizes = tuple(math.prod(shape) for shape in spec.shapes)
     blocks = partials = groups = 0
@@ -72,13 +71,10 @@ def _tables(spec: DrawSpec) -> _Tables:
         count = -(-numel // block)
         first, end = (-1, -1) if padding is None else (padding * row, (padding + 1) * row)
         kept = {planning.WHOLE: 1, planning.BY_ROW: 2, planning.BY_COLUMN: view.groups}[view.kind]
-        fields = {
-            "numel": numel, "row": row, "columns": view.groups, "rest": view.rest, "kind": view.kind,
-            "groups": view.groups, "first_group": groups, "group_size": numel // view.groups if view.groups else 0,
-            "padding": first, "padding_end": end, "block": block, "first_block": blocks, "blocks": count,
-            "first_partial": partials,
-        }  # fmt: skip
-        lines += [fields[name] for name in _SHAPE]
+        lines += (
+            numel, row, view.groups, view.rest, view.kind, view.groups, groups,
+            numel // view.groups if view.groups else 0, first, end, block, blocks, count, partials,
+        )  # fmt: skip
         blocks, partials, groups = blocks + count, partials + kept * count, groups + view.groups
     priors = _prior(spec, sum(sizes), sums=False), _prior(spec, sum(sizes), sums=True)
     return _Tables(array("q", lines), priors, blocks, partials, groups)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -174,49 +175,39 @@ def plan(spec: DrawSpec) -> TilePlan:
         name = spec.names[sizes.index(max(sizes))]
         raise ValueError(f"{name} has {max(sizes):,} weights; drawn weights have at most {_LARGEST:,} in one tensor")
     offsets, size = _aligned(sizes)
-    groups = [0]
-    counters = [0]
-    for view in views:
-        groups.append(groups[-1] + view.groups)
-        counters.append(counters[-1] + view.rows * view.quads)
+    groups = list(accumulate((view.groups for view in views), initial=0))
+    counters = list(accumulate((view.rows * view.quads for view in views), initial=0))
     launches: list[Launch] = []
     sums = partials = 0
     for rows, columns, vectors, which in _batches(spec, views, sizes):
-        lines, group_lines, places, tiles, programs = [], [], [], 0, 0
+        lines, group_lines, programs = [], [], 0
+        places: list[tuple[int, int, int]] = []
         for j, k in enumerate(which):
-            view = views[k]
+            view, pad = views[k], spec.padding[k]
             down, across = -(-view.rows // rows), -(-view.columns // columns)
-            pad = spec.padding[k]
             first, end = (-1, -1) if pad is None else (pad * view.base, (pad + 1) * view.base)
-            low = int(spec.names[k] in spec.low)
             lines.append(
-                (tiles, max(across, 1), view.rows, view.columns, sizes[k], counters[k], first, end, view.kind,
-                 groups[k], view.rest, partials, offsets[k], low, view.quads, view.fold, max(view.base, 1))
+                (len(places), max(across, 1), view.rows, view.columns, sizes[k], counters[k], first, end, view.kind,
+                 groups[k], view.rest, partials, offsets[k], int(spec.names[k] in spec.low), view.quads, view.fold,
+                 max(view.base, 1))
             )  # fmt: skip
-            count, group_stride, rest, stride = {
-                WHOLE: (down * across, 0, 1, 1),
-                BY_ROW: (across, across, max(across, 1), 0),
-                BY_COLUMN: (down * view.fold * view.rest, view.rest, view.rest, view.base),
+            # sums of squares of a group: how many, from group to group, in one row, and from row to row; and of all
+            count, group_stride, rest, stride, kept = {
+                WHOLE: (down * across, 0, 1, 1, down * across),
+                BY_ROW: (across, across, across, 0, view.rows * view.fold * across),
+                BY_COLUMN: (down * view.fold * view.rest, view.rest, view.rest, view.base, down * view.columns),
             }[view.kind]
             group_size = sizes[k] // view.groups if view.groups else 0
             group_lines.append(
                 (programs, view.groups, group_size, groups[k], partials, group_stride, max(rest, 1), stride, count)
             )
-            tiles += down * across
-            places.append(
-                torch.cartesian_prod(
-                    torch.tensor([j], device="cpu"), *(torch.arange(n, device="cpu") for n in (down, across))
-                )
-            )
-            programs += -(-view.groups // GROUPS)
-            lines_of_sums = {WHOLE: down, BY_ROW: view.rows * view.fold, BY_COLUMN: down}[view.kind]
-            partials += lines_of_sums * (view.columns if view.kind == BY_COLUMN else across)
-        tables = [torch.tensor(t, dtype=torch.int64, device=spec.device) for t in (lines, group_lines)]
-        where = torch.cat(places).to(spec.device, torch.int32)
-        launches.append(
-            Launch(which, rows, columns, vectors, tiles, where, sums, tables[0], programs, sums + tiles, tables[1])
-        )
-        sums += tiles + programs
+            places += [(j, row, column) for row in range(down) for column in range(across)]
+            programs, partials = programs - (-view.groups // GROUPS), partials + kept
+        table, group_table = (torch.tensor(t, dtype=torch.int64, device=spec.device) for t in (lines, group_lines))
+        where = torch.tensor(places, dtype=torch.int32, device=spec.device)
+        tiles, later = len(places), sums + len(places)
+        launches.append(Launch(which, rows, columns, vectors, tiles, where, sums, table, programs, later, group_table))
+        sums = later + programs
     beside = torch.tensor(constant(spec.prior, sum(sizes)), dtype=torch.float64, device=spec.device)
     return TilePlan(
         tuple(launches), tuple(_buffers(spec, sizes)), tuple(offsets), size, sums, partials, groups[-1], beside

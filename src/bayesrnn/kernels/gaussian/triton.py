@@ -1,6 +1,6 @@
 """Diagonal Gaussian weights on a GPU: the code is in gpu/, equations and measurements are in README.md beside this."""
 
-from bayesrnn.kernels.triton_paths import triton_path
+from bayesrnn.kernels.paths import triton_path
 
 PATHS = (
     triton_path("gaussian", "gaussian:draw"),

@@ -105,15 +105,13 @@ def plan_of_draws(batch: int, hidden: int, *, processors: int, memory: int) -> G
     Where `plan` has something for this batch, there is room for one group at least.
     """
     fewest, rows = _units(hidden, processors), 16 if batch <= 16 else 32
-    found = None
+    found = []
     for units in (fewest, *(u for u in (16, 32) if u > fewest)):
-        programs = -(-hidden // units)
         tiles = _tiles(hidden, units, 2 * rows, 4 if units == 8 else 8, memory, (128, 64, 32))
-        groups = processors // programs
-        if tiles is not None and groups and (found is None or groups > found.groups):
-            found = GridPlan(units, programs, groups, rows, tiles, tiles)
-    assert found is not None
-    return found
+        programs = -(-hidden // units)
+        if tiles is not None:
+            found.append(GridPlan(units, programs, processors // programs, rows, tiles, tiles))
+    return max(found, key=lambda laid: laid.groups)
 
 
 def limits(device: torch.device) -> dict[str, int]:

@@ -85,8 +85,8 @@ def _step(
 
 
 class _Launch(NamedTuple):
-    first: int
-    tensors: int
+    part: slice
+    """Which of the tensors."""
     blocks: int
     first_sum: int
     places: Tensor
@@ -95,17 +95,15 @@ class _Launch(NamedTuple):
 
 @kept
 def _plan(sizes: tuple[int, ...], device: torch.device) -> tuple[tuple[_Launch, ...], int]:
-    """The launches over tensors of these sizes, with their tables on the device."""
+    """The launches over tensors of these sizes, with their tables on the device; and how many blocks there are."""
     launches, total = [], 0
     for first in range(0, len(sizes), _AT_ONCE):
-        part = sizes[first : first + _AT_ONCE]
-        lines = [torch.empty(0, 3, dtype=torch.int64, device="cpu")]
-        for k, n in enumerate(part):
-            number = torch.arange(-(-n // _BLOCK), device="cpu")
-            lines.append(torch.stack([torch.full_like(number, k), number, n - number * _BLOCK], 1))
-        places = torch.cat(lines)
-        launches.append(_Launch(first, len(part), len(places), total, places.to(device, torch.int32)))
-        total += len(places)
+        part = slice(first, first + _AT_ONCE)
+        lines = [(k, b, n - b * _BLOCK) for k, n in enumerate(sizes[part]) for b in range(-(-n // _BLOCK))]
+        if lines:
+            places = torch.tensor(lines, dtype=torch.int32, device=device)
+            launches.append(_Launch(part, len(lines), total, places))
+        total += len(lines)
     return tuple(launches), total
 
 
@@ -130,23 +128,15 @@ def clipped_step(
     dense = [g.contiguous() for g in gradients]
     sums = torch.empty(blocks, dtype=torch.float64, device=device)
     scale = torch.empty(2, dtype=torch.float32, device=device)
-    element = _ELEMENTS[params[0].dtype]
+    options = {"B": _BLOCK, "ELEMENT": _ELEMENTS[params[0].dtype], "num_warps": 8}
     with on(device):
-        for launch in launches:
-            part = dense[launch.first : launch.first + launch.tensors]
-            if launch.blocks:
-                _squares[(launch.blocks,)](
-                    tuple(part), launch.places, sums[launch.first_sum :], N=launch.tensors, B=_BLOCK, ELEMENT=element,
-                    ALIGNED=_aligned(part), num_warps=8,
-                )  # fmt: skip
+        for part, count, first, places in launches:
+            own = tuple(dense[part])
+            _squares[(count,)](own, places, sums[first:], N=len(own), ALIGNED=_aligned(own), **options)
         _scale[(1,)](sums, rate, scale, blocks, CLIP=clip, B=1024, num_warps=8)
-        for launch in launches:
-            own = [p.detach() for p in params[launch.first : launch.first + launch.tensors]]
-            part = dense[launch.first : launch.first + launch.tensors]
-            if launch.blocks:
-                _step[(launch.blocks,)](
-                    tuple(own), tuple(part), launch.places, scale, DECAY=decay, N=launch.tensors, B=_BLOCK,
-                    ELEMENT=element, ALIGNED=_aligned([*own, *part]), num_warps=8,
-                )  # fmt: skip
+        for part, count, _, places in launches:
+            weights, own = tuple(p.detach() for p in params[part]), tuple(dense[part])
+            aligned = _aligned((*weights, *own))
+            _step[(count,)](weights, own, places, scale, DECAY=decay, N=len(own), ALIGNED=aligned, **options)
     torch.autograd.graph.increment_version(list(params))
     return scale[0]

@@ -1,5 +1,5 @@
 """The GRU recurrence in one launch on a GPU: the code is gpu/gru.py, the derivation README.md beside this file."""
 
-from bayesrnn.kernels.triton_paths import persistent_path
+from bayesrnn.kernels.paths import persistent_path
 
 PATHS = (persistent_path("GRU", "gru:gru"),)

@@ -13,10 +13,10 @@ from torch import Tensor
 from bayesrnn.kernels.dispatch import Case, Path, asked_for
 from bayesrnn.kernels.lstm import loop
 from bayesrnn.kernels.lstm.reference import LSTM
+from bayesrnn.kernels.paths import cells_beat_cudnn
 from bayesrnn.kernels.shared.recurrent import Layer, Recurrence
 from bayesrnn.kernels.shared.rows import previous_rows
 from bayesrnn.kernels.shared.tensors import ordinary
-from bayesrnn.kernels.triton_paths import cells_beat_cudnn
 
 _cell = torch.ops.aten._thnn_fused_lstm_cell.default
 _cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default

@@ -1,7 +1,7 @@
 """The simple recurrence in C: the code is in cpu/, its README.md has the equations and the measurements."""
 
-from bayesrnn.kernels.cpu.paths import compiled_path
 from bayesrnn.kernels.cpu.recurrent import compiled
+from bayesrnn.kernels.paths import compiled_path
 from bayesrnn.kernels.rnn import loop
 from bayesrnn.kernels.rnn.reference import RNN
 

@@ -27,19 +27,17 @@ def kept(make: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(make)
     def call(*key: Any) -> R:
-        capturing = _capturing()
         if key in read_by_graphs:
             return read_by_graphs[key]
-        if key in known:
-            found = known.pop(key)
-            (read_by_graphs if capturing else known)[key] = found
-            return found
-        made = make(*key)
+        capturing, old = _capturing(), key in known
+        found = known.pop(key) if old else make(*key)
         if not capturing:
-            if len(known) >= _MOST:
+            known[key] = found
+            if len(known) > _MOST:
                 known.pop(next(iter(known)))
-            known[key] = made
-        return made
+        elif old:
+            read_by_graphs[key] = found
+        return found
 
     def cache_clear() -> None:
         known.clear()

@@ -64,6 +64,7 @@ def command(
     from bayesrnn.lab.runs.folder import MARKER
     from bayesrnn.lab.runs.opening import WeightsGuard, open_run
     from bayesrnn.lab.runs.record import RECORD, add_evaluation
+    from bayesrnn.lab.tasks.base import NO_DRAWS
 
     console = plain_console()
     where = device_of(device)
@@ -74,8 +75,7 @@ def command(
     task = trained.task(data, where)
     for key in task.draw_options:
         if options.get(key) and not task.random:  # 0 draws are none
-            option = f"--{key.replace('_', '-')}"
-            raise UserError(f"{option} is for draws, and this run has none: its model has no noise; omit it.")
+            raise UserError(NO_DRAWS.format(f"--{key.replace('_', '-')}"))
     other = ""
     if said := trained.other_data(task):
         other = data_name(data or trained.config["data"])

@@ -24,7 +24,7 @@ ENDINGS = {"torch": ".safetensors", "exported": ".pt2", "onnx": ".onnx"}
 @one_line
 def command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    form: Annotated[str, typer.Option("--format", help="torch, exported or onnx.")] = "torch",
+    form: Annotated[str | None, typer.Option("--format", help="torch (the default), exported or onnx.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. Default: model in the run folder.")] = None,
     pruned: Annotated[bool, typer.Option("--pruned", help="The weights that `bayesrnn prune` left.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files.")] = False,
@@ -39,15 +39,16 @@ def command(
     from bayesrnn.lab.runs.files import check_free, write_file
 
     if hub is not None:
-        if out is not None or form != "torch":
+        if out is not None or form is not None:
             raise UserError("--hub writes a folder of its own; omit --out and --format.")
         from bayesrnn.lab import hub as cards
 
         trained, removed = _opened(run, pruned)
         cards.export(trained, hub, force=force, pruned=removed)
         opened = f"Open it with br.load({str(hub)!r}); read and complete its README.md."
-        typer.echo(f"{trained.config['recipe']}: {hub}. {opened}")
+        typer.echo(f"{trained.config['recipe']}: {hub}. {opened}{_unfinished(trained)}")
         return
+    form = form or "torch"
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
     path = run / f"model{ENDINGS[form]}" if out is None else out
@@ -64,7 +65,17 @@ def command(
     write_file(beside, json.dumps({**about, "pruned": removed}, indent=2) + "\n")
     count = sum(math.prod(shape) for shape in about["parameters"].values())
     unchecked = "" if checked else " Its numbers were not checked: onnxruntime is not installed."
-    typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {path} and {beside}.{unchecked}")
+    told = f"{path} and {beside}.{unchecked}{_unfinished(trained)}"
+    typer.echo(f"{trained.config['recipe']}, {count:,} weights at the posterior mean: {told}")
+
+
+def _unfinished(run: "OpenedRun") -> str:
+    """A warning if the run goes on; empty: it has finished."""
+    from bayesrnn.lab.runs.folder import MARKER
+
+    if not (run.path / MARKER).exists():
+        return ""
+    return f" The run is not finished: these are the weights of epoch {run.epoch}; export again when it is."
 
 
 def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
@@ -142,6 +153,7 @@ def description(run: "OpenedRun", plain: "nn.Module") -> dict[str, Any]:
     return {
         "written_by": f"bayesrnn {__version__}",
         "recipe": run.config["recipe"],
+        "epoch": run.epoch,
         "task": run.recipe.task,
         "layers": {n: _layer(m) for n, m in plain.named_modules() if not list(m.children())},
         "parameters": {n: list(p.shape) for n, p in plain.state_dict().items() if n not in tied},

@@ -24,7 +24,7 @@ class WithSettings(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {option for p in self.params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
-        for word, after in zip(args, [*args[1:], ""], strict=True):
+        for word, after in zip(args, [*args[1:], ""], strict=False):
             option, equals, value = word.partition("=")
             if option == "--":
                 break

@@ -17,7 +17,7 @@ def reporter(console: "Console", models: Mapping[str, str]) -> Iterator[Told]:
     """Show progress on ``console`` for the models, by key the name shown."""
 
     def line(model: str, epoch: int, epochs: int, perplexity: float) -> None:
-        if epoch % max(1, epochs // _LINES) == 0 or epoch == epochs:
+        if epoch in (1, epochs) or epoch % max(1, epochs // _LINES) == 0:
             console.print(f"{models[model]}: epoch {epoch}/{epochs}, validation perplexity {perplexity:.1f}")
             console.file.flush()
 

@@ -48,21 +48,19 @@ def command(
     """Train a recipe on data of its task. Writes checkpoints, metrics and the record of the run."""
     from bayesrnn.lab.console.lines import Lines, reporter
     from bayesrnn.lab.console.output import command_line, plain_console
-    from bayesrnn.lab.engine.callbacks import logs
     from bayesrnn.lab.engine.launch import launch, run_folder
     from bayesrnn.lab.engine.ranks import join
     from bayesrnn.lab.runs.folder import MARKER
 
     console = plain_console()
     name, where = run_folder(recipe, out, seed, resume=resume)
-    callbacks = logs(log or [])
     ranks = join(device, devices)
     with reporter(console) if ranks.first else nullcontext(Lines(console)) as told:
         try:
             record = launch(
                 name, out=where, reporter=told, data=data, overrides=[*(overrides or []), *(settings or [])], seed=seed,
                 device=device, resume=resume, force=force, graph=graph, ranks=ranks,
-                command=command_line(), callbacks=callbacks,
+                command=command_line(), log=log or [],
             )  # fmt: skip
         except KeyboardInterrupt:
             if ranks.first and (where / MARKER).exists():

@@ -14,11 +14,11 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
-from bayesrnn.lab.engine.callbacks import Callback, Calls
+from bayesrnn.lab.engine.callbacks import Callback, Calls, logs
 from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
 from bayesrnn.lab.engine.resume import check_same, continues, go_on
-from bayesrnn.lab.reading import counted, lack_of_memory, read_json
+from bayesrnn.lab.reading import as_given, counted, lack_of_memory, read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
@@ -60,6 +60,7 @@ def launch(
     command: str = "",
     ranks: Ranks | None = None,
     callbacks: Sequence[Callback] = (),
+    log: Sequence[str] = (),
 ) -> Record:
     """Train a recipe on its data into a run folder; returns the record.
 
@@ -75,17 +76,21 @@ def launch(
         force: replace the run in ``out``.
         measure: False: do not evaluate on the test data.
         callbacks: receive the run's values while it trains.
+        log: names of further callbacks, those of ``bayesrnn train --log``; with ``resume`` those of the run.
     """
     ranks = ranks or Ranks()
-    reporter = calls = Calls(reporter, callbacks) if ranks.first else Calls(Silent(), ())
     where = device_of(ranks.device or device)
     before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
     wanted = _request(name, overrides or [], data, seed, before, out)
+    start = _start(before, {"command": command, "overrides": wanted.overrides, "log": list(log)})
+    callbacks = (*callbacks, *logs(log or start["log"]))
+    reporter = calls = Calls(reporter, callbacks) if ranks.first else Calls(Silent(), ())
     task, digest = ranks.together(lambda: _task(wanted, where, ranks))
     source = wanted.data or task.default_data
     ranks.check_data(digest, source)
     files = task.files()
     config = config_of(task.recipe, name=wanted.name, data=source, seed=wanted.seed, files=files, digest=digest)
+    config["start"] = start
     starters = sorted(set(ranks.everyone(ranks.launch)) - {""})
     again = any(ranks.everyone(ranks.restarted))
     done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out, starters) if again else None)
@@ -121,7 +126,7 @@ def launch(
         if folder is None:
             return Record()
         record = provenance.record_of(
-            run, config, overrides=overrides or [], command=command, started=began, measure=measure
+            run, config, overrides=start["overrides"], command=start["command"], started=began, measure=measure
         )
         if starters:
             record = record.model_copy(update={_STARTERS: " ".join(starters)})
@@ -150,19 +155,20 @@ class Request:
     recipe: Recipe
     data: str | None
     seed: int
+    overrides: list[str]
     note: str = ""
     moved_data: bool = False
 
 
 def run_folder(recipe: str, out: Path | None, seed: int | None, *, resume: bool) -> tuple[str | None, Path]:
     """The recipe's name and the folder of its run; the name is None where a run's folder was given instead of one."""
-    if out is not None:
-        return recipe, out
     if recipe not in recipes.names() and Path(recipe).is_dir():
+        if out is not None:
+            raise UserError(f"{recipe} is a folder, and --out names another; omit --out, or name the recipe.")
         if not resume:
             raise UserError(f"{recipe} is a folder; to continue the run in it: bayesrnn train {recipe} --resume")
         return None, Path(recipe)
-    return recipe, Path("runs") / Path(recipe).stem / str(1 if seed is None else seed)
+    return recipe, out or Path("runs") / Path(recipe).stem / str(1 if seed is None else seed)
 
 
 def _before(out: Path, *, resume: bool, force: bool) -> dict[str, Any] | None:
@@ -187,32 +193,42 @@ def _request(
         if name is None:
             raise UserError(f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`.")
         recipe = recipes.override(recipes.load(name), overrides)
-        return Request(Path(name).stem, recipe, data, 1 if seed is None else seed)
+        return Request(Path(name).stem, recipe, data, 1 if seed is None else seed, overrides)
     check_format(before, out)
     recipe = recipes.from_dict(before["settings"], where=str(out / "config.json"))
     recipe_name, first_seed = before["recipe"], before["seed"]
     given = {"recipe": Path(name).stem if name else recipe_name, "seed": first_seed if seed is None else seed}
     check_same(before, given, out)
     moved = data is None and before["data"] != task_class(recipe.task).default_data
+    theirs = _settings_of(name or recipe_name)
+    changed = {key: value for key, value in recipes.flatten(recipe).items() if value != theirs.get(key, value)}
+    told = [f"{key}={value} (recipe: {theirs[key]})" for key, value in changed.items()]
+    more = f" and {len(told) - 5} more" if len(told) > 5 else ""
     return Request(
         recipe_name,
         recipes.override(recipe, overrides),
         before["data"] if moved else data,
         first_seed,
-        note=_differences(name, recipe) if name else "",
+        [f"{key}={as_given(value)}" for key, value in changed.items()],
+        note=f"Continued with the run's own settings: {', '.join(told[:5])}{more}." if name and told else "",
         moved_data=moved,
     )
 
 
-def _differences(name: str, recipe: Recipe) -> str:
-    """A line on the settings of a run that are not those of its recipe."""
-    with suppress(UserError):  # the file may be gone; the run has all that it needs
-        own, theirs = recipes.flatten(recipe), recipes.flatten(recipes.load(name))
-        changed = [f"{key}={own[key]} (recipe: {theirs.get(key)})" for key in own if own[key] != theirs.get(key)]
-        if changed:
-            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-            return f"Continued with the run's own settings: {', '.join(changed[:5])}{more}."
-    return ""
+def _settings_of(name: str) -> dict[str, Any]:
+    """The settings of a recipe that can be changed; none if its file is gone, as the run has all that it needs."""
+    with suppress(UserError):
+        known = recipes.flatten(recipes.load(name))
+        return {key: value for key, value in known.items() if "." in key and not key.startswith("paper.")}
+    return {}
+
+
+def _start(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """How the run was first started: what its config.json says, and ``now`` for the rest."""
+    kept = (before or {}).get("start")
+    found = {**now, **kept} if isinstance(kept, dict) else now
+    lists = {key: found[key] if isinstance(found[key], list) else [] for key in ("overrides", "log")}
+    return {"command": str(found["command"]), **{key: [*map(str, value)] for key, value in lists.items()}}
 
 
 def _task(wanted: Request, device: torch.device, ranks: Ranks) -> "tuple[Task, str]":

@@ -45,7 +45,7 @@ def build(
 
 def sources(paths: Sequence[str]) -> str:
     """A digest of what a report is made of, to know its next version by; it does not show the paths."""
-    return hashlib.sha256("\n".join(sorted(str(Path(path).resolve()) for path in paths)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(sorted({str(Path(path).resolve()) for path in paths})).encode()).hexdigest()[:16]
 
 
 def heading(groups: Sequence[SeedGroup]) -> str:

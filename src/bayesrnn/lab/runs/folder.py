@@ -40,8 +40,11 @@ EXPORTS = ("model.safetensors", "model.pt2", "model.onnx")
 LOCK = ".lock"
 FORMAT = 2
 """The format of a run folder, in config.json. 1 (no number): checkpoints without a checksum. 2: with one."""
-KEYS = ("program", "format", "recipe", "data", "seed", "data_digest", "pruned", "files", "file_digests", "settings")
-"""The keys of config.json; ``pruned`` only where pruned weights are trained again."""
+KEYS = (
+    *("program", "format", "recipe", "data", "seed", "start"),
+    *("data_digest", "pruned", "files", "file_digests", "settings"),
+)
+"""The keys of config.json; ``pruned`` only where pruned weights are trained again, ``start``: its command."""
 KINDS = ("recipe", "quickstart", "fast")
 """Keys of config.json that tell kinds of runs apart: of `train`, of `quickstart`, and of its earlier version."""
 Files = Mapping[str, bytes]
@@ -101,7 +104,7 @@ class RunFolder:
         torn = {name for name in found if name.endswith(".tmp") and name.startswith(written)}
         present = found - torn
         if resume and not (self.path / MARKER).exists():
-            nothing = "holds a finished run; there is nothing to resume."
+            nothing = "holds a finished run; to train longer, start another with more train.epochs and another --out."
             raise UserError(f"{self.path} {nothing if is_own(self.path / RECORD) else _NO_RUN}")
         if present and not resume:
             self._check(present, own, force)
@@ -182,7 +185,7 @@ class RunFolder:
         foreign = sorted(present & set(own))
         if foreign and not (unfinished or finished):
             raise UserError(
-                f"{self.path} has a {foreign[0]} that no run of bayesrnn wrote, and it will not be replaced; "
+                f"{self.path / foreign[0]} was not written by a run of bayesrnn, and will not be replaced; "
                 f"{self._elsewhere}."
             )
 

@@ -32,6 +32,8 @@ class OpenedRun:
     recipe: recipes.Recipe
     files: Files
     model: nn.Module
+    epoch: int | None = None
+    """The epoch of the weights; None: the checkpoint does not say."""
 
     def task(self, data: str | None, device: torch.device, *, advice: str = "name it with --data") -> "Task":
         """The run's task with the trained model; ``data`` is where its data is now, None: where config.json says."""
@@ -161,13 +163,13 @@ def open_run(path: str | Path, device: torch.device) -> OpenedRun:
     weights = folder / checkpoint.BEST
     if not weights.is_file():
         raise UserError(f"There is no checkpoint {weights}; {_why_missing(folder, config)}")
-    tensors, _ = checkpoint.load_of(folder, checkpoint.BEST, "put the run's own file back")
+    tensors, about = checkpoint.load_of(folder, checkpoint.BEST, "put the run's own file back")
     outlined = sizes.outline(cls, recipe, files, where=str(folder))
     if outlined is not None:
         sizes.check_fits(sizes.shapes(outlined), tensors, str(weights))
     model = cls.build(recipe, files)
     checkpoint.load_model(model, tensors, weights)
-    return OpenedRun(folder, config, recipe, files, model.to(device).eval())
+    return OpenedRun(folder, config, recipe, files, model.to(device).eval(), about.get("epoch"))
 
 
 def _why_missing(folder: Path, config: dict[str, Any]) -> str:

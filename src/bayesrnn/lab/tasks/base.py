@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 State = tuple[Tensor, ...]
+NO_DRAWS = "{} is for draws, and this run has none: its model has no noise; omit it."
+"""What commands say to an option about draws."""
 
 
 def merge_draws(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import struct
 
-from bayesrnn.lab.tasks.forecast.plots import _ticks, forecast_plot, walked
+from bayesrnn.lab.tasks.forecast.plots import _stamps, forecast_plot, walked
 
 
 def size(png):
@@ -35,19 +35,12 @@ def test_a_walk_is_drawn_alike_every_time():
     assert walked(rows, dates, name="level", level=0.9, last=20) == first
 
 
-def test_labels_of_months_divide_the_year():
-    months = [f"{2000 + i // 12}-{i % 12 + 1:02}" for i in range(5, 77)]
-    assert [months[i] for i in _ticks(months, 7)] == ["2001-01", "2002-01", "2003-01", "2004-01", "2005-01", "2006-01"]
-    assert [months[i] for i in _ticks(months[:20], 7)] == [
-        "2000-07",
-        "2000-10",
-        "2001-01",
-        "2001-04",
-        "2001-07",
-        "2001-10",
-        "2002-01",
-    ]
-    assert [months[i] for i in _ticks(months[:3], 7)] == months[:3]
-    days = [f"2020-01-{i + 1:02}" for i in range(30)]
-    assert list(_ticks(days, 7)) == [0, 5, 10, 15, 20, 25]
-    assert list(_ticks([], 7)) == []
+def test_dates_of_records():
+    for labels, first, kind in (
+        (["2001-11", "2001-12"], "2001-11-01", "M"), (["2001Q3", "2001Q4"], "2001-07-01", "M"),
+        (["2024-05-01 00:00:00", "2024-05-01 01:00:00"], "2024-05-01", "M"), (["1998", "1999"], "1998", "i"),
+        (["17", "18"], "17", "i"), (["soon", "later"], "0", "i"), (["0001-01", "0001-02"], "0", "i"),
+    ):  # fmt: skip
+        found = _stamps(labels)
+        assert found.dtype.kind == kind
+        assert str(found[0]).startswith(first)

@@ -57,7 +57,7 @@ def ahead(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analys
             "ahead",
             "Forecasts",
             html.paragraphs(
-                "What comes after the end of the series. Dark: how much of the interval comes from not knowing the "
+                "What comes after the end of the series. Orange: how much of the interval comes from not knowing the "
                 "model's weights. After the dotted line a forecast is made of forecasts."
             ),
             html.pictures(shown),
@@ -102,6 +102,11 @@ def by_step(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Anal
         if shares:
             bars[group.label] = ([k / len(shares) for k in range(len(shares) + 1)], shares)
     order, parts = [g.label for g in groups], []
+    held = {
+        group.label: [(float(step), share) for step, share in enumerate(shares, 1)]
+        for group in groups
+        if (shares := _numbers(part(group.first.metrics, "by_horizon").get("coverage")))
+    }
     if named:
         said = "; ".join(
             f"{label}: {number(points[0][1])} one step ahead" +
@@ -115,6 +120,19 @@ def by_step(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Anal
         parts.append(
             page.figure("by-step", png, alt=alt, caption=f"The score by steps ahead, lower is better. {said}.")
         )
+    if held:
+        levels = {
+            f"{_level(group.first):.0%} intervals": _level(group.first) for group in groups if group.label in held
+        }
+        said = "; ".join(
+            f"{label}: {points[0][1]:.1%} one step ahead, {points[-1][1]:.1%} at step {points[-1][0]:g}"
+            for label, points in held.items()
+        )
+        longest = max(map(len, held.values()))
+        ticks = range(1, longest + 1, math.ceil(longest / 12))
+        png = drawing.lines(held, order=order, across="steps ahead", up="share inside", ticks=ticks, levels=levels)
+        alt = f"Share of values inside their intervals by steps ahead. {said}."
+        parts.append(page.figure("coverage-by-step", png, alt=alt, caption=f"Coverage by steps ahead. {said}."))
     if bars:
         png = drawing.histogram(bars, order=order, across="P(forecast ≤ what came)", up="share of values")
         text = "Where values fell in their forecasts: flat is right, a hill is too unsure, a valley is too sure."

@@ -157,6 +157,7 @@ def _as_options(message: str, data: Path, stamps: str, table: Any) -> str:
     message = re.sub(r"""\bresample=['"](\w+)['"]""", r"--resample \1", message)
     for name, option in (("time_col", "date"), ("target_col", "target"), ("freq", "freq")):
         message = re.sub(rf"(?<![-\w]){name}\b", f"--{option}", message)
+    message = message.replace(", and predict(df) then takes short ones", "")
     if "y" not in table:  # a wide file: the series is the column
         message = message.replace(" in column 'y'", "")
     message = message.replace("column 'ds' and no DatetimeIndex", "column of dates").replace("'ds'", repr(stamps))

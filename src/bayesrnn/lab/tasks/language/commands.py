@@ -23,8 +23,9 @@ def predict(
         Path | None, typer.Argument(help="UTF-8 text, one sentence per line. Default, or -: stdin.")
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Draws to average over; 0: the posterior mean.")
-    ] = 10,
+        int | None,
+        typer.Option(min=0, max=100_000, help="Draws to average over; 0: the posterior mean. Default: 10."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: _Device = None,
     colour: Annotated[bool, typer.Option("--colour", help="Coloured words instead of JSON lines.")] = False,
@@ -32,11 +33,15 @@ def predict(
     """Score a text: per word its surprisal, and entropy and mutual information of the prediction, all in nats."""
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.opening import check_task, open_run
+    from bayesrnn.lab.tasks.base import NO_DRAWS, is_random
     from bayesrnn.lab.tasks.language import words
 
     check_task(run, "language")
     trained = open_run(run, device_of(device))
-    lines = words.scored(trained, words.tokens(file), samples=samples, seed=seed)
+    if not (random := is_random(trained.recipe)) and samples:
+        raise UserError(NO_DRAWS.format("--samples"))
+    draws = samples if samples is not None else 10 * random
+    lines = words.scored(trained, words.tokens(file), samples=draws, seed=seed)
     (words.print_coloured if colour else words.print_json)(lines)
 
 

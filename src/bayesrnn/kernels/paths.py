@@ -1,20 +1,40 @@
-"""When the Triton kernels can run, without an import of Triton."""
+"""When the kernels in C and in Triton can run, without an import of Triton."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
+from bayesrnn.kernels.cpu.build import why_not
 from bayesrnn.kernels.dispatch import Case, Path, asked_for, forced
 from bayesrnn.kernels.shared.precision import tf32
 from bayesrnn.kernels.shared.recurrent import GATES
 
 _FOLDER = f"{__package__}.gpu"
 _absent: dict[str, str] = {}  # modules that are not installed; other failures are tried again
+
+
+def _compiled_refuses(case: Case) -> str | None:
+    if case.device != "cpu":
+        return f"it runs on a CPU, and this is {case.device}"
+    if case.dtype != torch.float32:
+        return f"it has no kernel for {case.dtype}"
+    if case.projection:
+        return "it has no projection"
+    if case.noise not in (None, "compiled"):
+        return "this draw's noise was made elsewhere"
+    return why_not()
+
+
+def compiled_path(kernel: str, function: Callable[..., Any], *, mapped: bool = False) -> Path:
+    """A path in C."""
+    what = "C, compiled at first use: all steps of a layer in one call, all weights in one pass each way"
+    return Path("compiled", kernel, function, what, rank=40, refuses=_compiled_refuses, mapped=mapped)
 
 
 def missing(module: str) -> str | None:
@@ -57,14 +77,9 @@ def _triton_refuses(case: Case, *, module: str) -> str | None:
 
 def triton_path(kernel: str, place: str) -> Path:
     """A path of a few launches over all weights; `place` is "module:function" in kernels/gpu."""
-    return Path(
-        "triton",
-        kernel,
-        f"{_FOLDER}.{place}",
-        "a few launches over all weights at once, noise made inside them",
-        rank=30,
-        refuses=partial(_triton_refuses, module=place.split(":")[0]),
-    )
+    what = "a few launches over all weights at once, noise made inside them"
+    refuses = partial(_triton_refuses, module=place.split(":")[0])
+    return Path("triton", kernel, f"{_FOLDER}.{place}", what, rank=30, refuses=refuses)
 
 
 def _persistent_refuses(case: Case) -> str | None:
@@ -89,15 +104,8 @@ def _persistent_refuses(case: Case) -> str | None:
 
 def persistent_path(kernel: str, place: str) -> Path:
     """A path of one launch for all steps of a layer; `place` is "module:function" in kernels/gpu."""
-    return Path(
-        "persistent",
-        kernel,
-        f"{_FOLDER}.{place}",
-        "one launch for all steps of a layer",
-        rank=10,
-        refuses=_persistent_refuses,
-        mapped=True,
-    )
+    what, refuses = "one launch for all steps of a layer", _persistent_refuses
+    return Path("persistent", kernel, f"{_FOLDER}.{place}", what, rank=10, refuses=refuses, mapped=True)
 
 
 def cells_beat_cudnn(case: Case) -> bool:
