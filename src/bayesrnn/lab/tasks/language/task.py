@@ -214,11 +214,12 @@ class Language(Task):
         )
 
     def describe(self) -> str:
-        s, train = self.streams, len(self.streams.train) * self.batch_size
+        s, train, rows = self.streams, len(self.streams.train) * self.batch_size, self.valid_streams.shape[1]
+        how = f" Validated in {rows} parallel streams after each epoch, as one stream at the end." if rows > 1 else ""
         return (
             f"{counted(train, 'word')} to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
             f"{len(s.vocabulary):,} word types; unknown words: {each_split(s.unknown)}. "
-            f"{counted(self.steps, 'window')} of {s.window} per epoch on {self.device}."
+            f"{counted(self.steps, 'window')} of {s.window} per epoch on {self.device}.{how}"
         )
 
     def about(self) -> dict[str, Any]:
