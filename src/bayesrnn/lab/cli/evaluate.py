@@ -44,7 +44,7 @@ def command(
             min=0, help="Draws to average over; 0: the posterior mean (not for forecasts). Default: the recipe's."
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The data, if it has moved since.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data, if it has moved since, or other data.")] = None,
     device: Device = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     **of_tasks: Any,
