@@ -274,7 +274,7 @@ class _Watch:
     def _lost(self) -> bool:
         (nll, kl), (nll_now, kl_now) = self.start, self.now
         ruled = kl > 0.5 * abs(nll)
-        return ruled and kl_now < 0.7 * kl and nll - nll_now < 0.03 * abs(nll)
+        return ruled and kl_now < 0.5 * kl and nll - nll_now < 0.03 * abs(nll)  # at 0.7 some learn later
 
 
 def parts(model: nn.Module, kind: type) -> list[Any]:

@@ -142,6 +142,11 @@ class TestMetaAndFake:
         assert isinstance(out, FakeTensor)
         assert first(q(torch.randn(5, 2, 3))).isfinite().all()
 
+    @pytest.mark.parametrize("make", [br.BayesByBackprop, br.DropConnect])
+    def test_fake_modules_are_refused_by_posteriors(self, make):
+        with FakeTensorMode(), pytest.raises(TypeError, match=r"has fake parameters, .* make the real module Bayesian"):
+            make(nn.Linear(2, 2))
+
     def test_real_layers_among_fake_inputs(self, layer):
         with FakeTensorMode(allow_non_fake_inputs=True):
             out = first(layer(torch.randn(5, 2, 3)))

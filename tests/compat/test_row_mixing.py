@@ -26,6 +26,7 @@ MIXTURES = {
     "rows far after": lambda h: h + F.pad(h, (0, 0, 0, 20))[-len(h) :],
     "pairs": lambda h: h + h.view(-1, 2, h.shape[-1]).flip(1).view_as(h),
     "attention": lambda h: (h @ h.T).softmax(-1) @ h,
+    "the largest entry": lambda h: h / h.abs().max(),
     "batch norm": lambda h: F.batch_norm(h, None, None, training=True),
     "nothing": lambda h: h,
 }
@@ -70,3 +71,16 @@ def test_any_number_of_draws(samples):
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), torch.randn(5, 3)
     all_of_them = br.predict(model, x, samples=9, seed=1, memory_limit=1).samples
     assert_close(br.predict(model, x, samples=samples, seed=1).samples, all_of_them[:samples])
+
+
+def test_a_model_that_refuses_other_numbers_is_folded_all_the_same():
+    """Folding is checked on parts with another input. Numbers that are not in the data must not stop it."""
+    rows = []
+
+    class Picky(nn.Module):
+        def forward(self, x):
+            rows.append(len(x))
+            return F.dropout(torch.eye(4)[x[:, 0].long()], 0.5, self.training)
+
+    br.predict(Picky(), torch.tensor([[0.0], [3.0]]), samples=8, likelihood=br.Gaussian(1.0))
+    assert rows == [2, 20, 20]  # alone, refused, folded

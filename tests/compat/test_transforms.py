@@ -62,6 +62,16 @@ def test_jvp_of_a_held_draw(cell):
     assert_close(found, near, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("wrap", [br.BayesByBackprop, br.DropConnect])
+def test_vmap_of_drawn_weights_in_torch_s_layers(cell, wrap):
+    """torch.nn's own layers have no rule for vmap. Inside a posterior they run in our kernels."""
+    q, x = wrap(cell(4, 5)), torch.randn(2, 6, 3, 4)
+    with br.draw(q, seed=1):
+        found = torch.vmap(lambda x: q(x)[0])(x)
+        assert_close(found, torch.stack([q(one)[0] for one in x]))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("make", [*CELLS, lambda *sizes, **_: br.BayesByBackprop(nn.LSTM(*sizes))])
 @pytest.mark.parametrize("rates", [{}, *NOISE], ids=str)

@@ -61,3 +61,55 @@ def read_saved(given: tuple[bytes, bytes, bytes], folder: Path) -> object:
     for name, content in {**contents, CONFIG: config}.items():
         write(folder, name, content)
     return br.load(folder)
+
+
+FORECASTER = "forecaster.json"
+
+
+@cache
+def forecaster() -> dict[str, bytes]:
+    """The files of a small saved forecaster, made here."""
+    import numpy as np
+    import pandas as pd
+
+    from bayesrnn.forecasting import Forecaster
+
+    rng, days = np.random.default_rng(0), pd.date_range("2024-01-01", periods=40)
+    parts = [
+        pd.DataFrame({"unique_id": n, "ds": days, "y": rng.normal(size=40), "x": rng.normal(size=40)}) for n in "ab"
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        Forecaster(2, members=0, context=8).fit(pd.concat(parts)).save(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def forecaster_inputs() -> Any:
+    whole = forecaster()
+    about = json.loads(whole[FORECASTER])
+    described = mixed(
+        st.just(whole[FORECASTER]),
+        altered(about).map(as_json),
+        altered(about).map(as_json),
+        *(altered(about[key]).map(lambda part, key=key: as_json({**about, key: part}))
+          for key in ("settings", "clock", "columns", "arrays")),
+        changed(st.just(whole[FORECASTER])),
+        values().map(as_json),
+    )  # fmt: skip
+    return st.tuples(
+        described, mixed(st.just(whole[WEIGHTS]), st.just(whole[WEIGHTS]), changed(st.just(whole[WEIGHTS])))
+    )
+
+
+def read_forecaster(given: tuple[bytes, bytes], folder: Path) -> object:
+    """The forecaster, its first history and its forecast."""
+    from bayesrnn.forecasting import Forecaster
+
+    described, weights = given
+    about = json.loads(forecaster()[CONFIG])
+    contents = {WEIGHTS: weights, FORECASTER: described}
+    about["files"] |= {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    for name, content in {**contents, CONFIG: as_json(about)}.items():
+        write(folder, name, content)
+    made = Forecaster.load(folder)
+    made.history(made.ids[0])
+    return made.predict()

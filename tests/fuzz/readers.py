@@ -24,6 +24,9 @@ READERS = {
     "saved": Reader(
         saved.saved_inputs, saved.read_saved, "a saved model: config.json, model.safetensors and vocabulary.txt"
     ),
+    "forecaster": Reader(
+        saved.forecaster_inputs, saved.read_forecaster, "a saved forecaster: forecaster.json and model.safetensors"
+    ),
     "text": Reader(data.text_inputs, data.read_text, "train, valid and test text"),
     "record": Reader(runs.record_inputs, runs.read_record, "records and metrics, then the report's page of them"),
     "forecast": Reader(

@@ -188,7 +188,7 @@ def test_chunks_keep_to_the_memory_limit():
     br.predict(model, x, samples=20, seed=0, memory_limit=1)
     assert set(rows) == {3}
     rows.clear()
-    br.predict(model, x, samples=20, seed=0, memory_limit=30_000)
+    br.predict(model, x, samples=20, seed=0, memory_limit=50_000)
     assert 3 < max(rows) < 60
 
 

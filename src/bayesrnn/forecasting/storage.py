@@ -15,6 +15,7 @@ import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.grids import Calibration
+from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
 from bayesrnn.forecasting.panel import Columns, Panel
@@ -23,6 +24,7 @@ from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings
 from bayesrnn.forecasting.windows import Shape
 from bayesrnn.reading import MB, read_json
+from bayesrnn.saving import WEIGHTS
 
 if TYPE_CHECKING:
     from bayesrnn.forecasting.forecaster import Forecaster
@@ -87,8 +89,13 @@ def _about(base: Base | Structure) -> dict[str, Any]:
 def read(kind: type[Forecaster], folder: Path) -> Forecaster:
     about = read_json(folder / _ABOUT, most=512 * MB)
     try:
-        return _built(kind, about, folder)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        check_sizes(about, (folder / WEIGHTS).stat().st_size)
+        made = _built(kind, about, folder)
+        check_fit(made)
+        return made
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, OSError) as error:
         raise UserError(f"{folder / _ABOUT} is damaged or of another version ({str(error)[:200]}).") from None
 
 

@@ -14,7 +14,7 @@ from bayesrnn import kernels
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source
 from bayesrnn.kernels.shared.precision import lowered
-from bayesrnn.kernels.shared.tensors import forward_mode, unwatched
+from bayesrnn.kernels.shared.tensors import forward_mode, mapped, unwatched
 from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
 
 STATE_OF_ANOTHER_BATCH = "a state goes with the batch it came from; pass no state to start a new batch from zero"
@@ -365,6 +365,11 @@ def _in_full(device: str) -> AbstractContextManager[Any]:
 def _dtype(given: torch.dtype, device: str) -> torch.dtype:
     """What a recurrence computes in: under autocast float32, since only products outside of it are lowered."""
     return torch.float32 if given == _autocast(device) else given
+
+
+def forced() -> bool:
+    """Whether torch's fused kernels cannot run: another path was asked for, or vmap or forward mode is at work."""
+    return not torch.compiler.is_dynamo_compiling() and (kernels.forced() or mapped() or forward_mode())
 
 
 def call_beats_torch(mode: str, weight: Tensor, x: Any, *, rows: int, steps: int, hidden: int, proj: int) -> bool:

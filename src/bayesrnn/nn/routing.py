@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from bayesrnn import draws, kernels
 from bayesrnn.kernels.shared import alignment
 from bayesrnn.kernels.shared.precision import lowered
-from bayesrnn.kernels.shared.tensors import forward_mode, in_one_piece, silence_advice
+from bayesrnn.kernels.shared.tensors import in_one_piece, silence_advice
 from bayesrnn.nn import recurrence
 
 
@@ -25,18 +25,14 @@ class FastRecurrence(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in recurrence.MODES and _taken(func, args):
-            return recurrence.run_function(func, args, _source(args), plain=not _forced())
+            return recurrence.run_function(func, args, _source(args), plain=not recurrence.forced())
         return func(*args, **(kwargs or {}))
 
 
 def fast_recurrence(layers: Sequence[nn.RNNBase]) -> AbstractContextManager[Any]:
     """`FastRecurrence`, where it can make a difference to these layers."""
     known = not torch.compiler.is_compiling() and layers
-    return FastRecurrence() if known and (_forced() or _on_gpu(layers[0])) else nullcontext()
-
-
-def _forced() -> bool:
-    return kernels.forced() or forward_mode()  # torch's fused kernels have no derivative in forward mode
+    return FastRecurrence() if known and (recurrence.forced() or _on_gpu(layers[0])) else nullcontext()
 
 
 def _on_gpu(layer: nn.RNNBase) -> bool:
@@ -47,7 +43,7 @@ def _on_gpu(layer: nn.RNNBase) -> bool:
 def _taken(function: Any, args: Sequence[Any]) -> bool:
     if torch.compiler.is_dynamo_compiling():
         return False
-    if _forced():
+    if recurrence.forced():
         return True
     x, packed = args[0], isinstance(args[3], (list, tuple))
     if not x.is_cuda:

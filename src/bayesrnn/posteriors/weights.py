@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from bayesrnn.kernels.gaussian.plan import Recurrent
 from bayesrnn.nn import GRU, LSTM, RNN
@@ -76,6 +77,8 @@ def refuse_unconvertible(module: nn.Module, bayesian: tuple[type, ...]) -> None:
             raise TypeError(f"{where} is a {kind}: wrap the module inside it first, then apply {kind} to the result")
         if any(isinstance(p, nn.UninitializedParameter) for p in part.parameters(recurse=False)):
             raise TypeError(f"{where} has lazy parameters: run it once on real input before making it Bayesian")
+        if any(isinstance(p, FakeTensor) for p in part.parameters(recurse=False)):
+            raise TypeError(f"{where} has fake parameters, which torch cannot copy: make the real module Bayesian")
 
 
 def _checked(name: str, owner: nn.Module, parameter: nn.Parameter, prefix: str) -> Weight:

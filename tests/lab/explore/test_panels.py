@@ -222,6 +222,23 @@ class TestSavedForecaster:
         assert {worst["name"] for worst in found["worst"]} == {"north", "south"}
         assert sum(found["pit"]) == pytest.approx(1)
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"origin": -1}, {"origin": 10**9}, {"origin": 140, "series": -1}, {"origin": 140, "series": 999},
+            {"origin": 140, "level": 1.0}, {"origin": 140, "draws": 10**6}, {"origin": 140, "file": "/etc/passwd"},
+            {"origin": "140"}, {"origin": 140, "edits": [{"step": 140, "column": 3, "value": 1.0}]},
+            {"origin": 140, "edits": [{"step": 140, "column": 1, "value": 1.0}] * 201}, {"origin": True}, {},
+        ],
+    )  # fmt: skip
+    def test_questions_out_of_range_are_refused(self, forecaster, client_of, body):
+        client = client_of([forecaster])
+        answer = client.post("/ask/0/task/fan", json=body)
+        assert answer.status_code == 422 or "error" in answer.text
+        assert "mean" not in answer.text
+        huge = {"origin": 140, "edits": [{"step": 141, "column": 2, "value": 1e12}]}
+        assert len(client.ask("fan", huge)["mean"]) == 6
+
     def test_a_forecaster_and_a_run_are_not_compared(self, forecaster, forecast, client_of):
         with pytest.raises(UserError, match="Only runs of one task can be compared"):
             client_of([forecaster, forecast])

@@ -423,6 +423,17 @@ class TestCommand:
         other = json.loads(self.forecast(runs["forecast"][0], "--steps", 10, "--json", "--seed", 5)[1])
         assert other["rows"][0]["mean"] != found["rows"][0]["mean"]
 
+    def test_files(self, runs, tmp_path):
+        whole = json.loads(self.forecast(runs["forecast"][0], "--json")[1])
+        for name in ("a.csv", "a.json"):
+            assert self.forecast(runs["forecast"][0], "--out", tmp_path / name) == (0, "")
+        assert json.loads((tmp_path / "a.json").read_text()) == whole
+        rows = pd.read_csv(tmp_path / "a.csv")
+        assert rows["mean"].tolist() == pytest.approx([row["mean"] for row in whole["rows"]])
+        status, text = self.forecast(runs["forecast"][0], "--out", tmp_path / "a.txt")
+        assert status == 2
+        assert "--out names a .csv or .json file" in text.replace("\n", " ")
+
     def test_a_plot(self, runs, tmp_path):
         status, _ = self.forecast(runs["forecast"][0], "--steps", 6, "--plot", tmp_path / "a.png")
         assert status == 0
@@ -463,7 +474,10 @@ class TestCommand:
             ([out, "--plot", tmp_path / "pipe.png"], "pipe.png is not a regular file; choose another --plot."),
             ([out, "--level", 100], "--level is 100; it must be between 0 and 100%, such as 80 or 0.8."),
             ([out, "--level", 80, "--level", 95], "A run's forecast has one interval; give --level once."),
-            ([out, "--out", "f.csv"], "--out: for a file, not for a run; omit it."),
+            (
+                [out, "--walk", 3],
+                "--walk: for a file, not for a run; omit it (bayesrnn evaluate RUN --table walks a run).",
+            ),
             ([out, "--horizon", 3], "omit it (--steps sets the steps of a run)."),
             ([out, "--samples", 10**12], "Input should be less than or equal to 100000"),
             ([out, "--plot", tmp_path / "no" / "a.png"], "--plot names a .png file in a folder that exists"),

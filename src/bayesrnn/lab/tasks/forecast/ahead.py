@@ -26,17 +26,24 @@ if TYPE_CHECKING:
 
 def command(
     run: Path, data: str | None, level: float, steps: int | None, samples: int | None, seed: int, device: str | None,
-    picture: Path | None, *, as_json: bool,
+    picture: Path | None, out: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Forecast a run's series, or one that continues it, and print a table or JSON."""
+    """Forecast a run's series, or one that continues it, and print or write a table or JSON."""
+    import pandas as pd
+
     check_task(run, "forecast")
     check_file(picture, (".png",), "--plot")
+    check_file(out, (".csv", ".json"), "--out")
     trained = open_run(run, device_of(device))
     found = forecast(trained, data, steps=steps, level=level, samples=samples, seed=seed)
     if picture is not None:
         plot(found, picture)
-    if as_json:
-        typer.echo(json.dumps({key: value for key, value in found.items() if key != "past"}, indent=2))
+    text = json.dumps({key: value for key, value in found.items() if key != "past"}, indent=2)
+    if out is not None:
+        rows = pd.DataFrame(found["rows"]).to_csv(index=False)
+        write_file(out, rows if out.suffix.lower() == ".csv" else f"{text}\n")
+    elif as_json:
+        typer.echo(text)
     else:
         show(found)
 

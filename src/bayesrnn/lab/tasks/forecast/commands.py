@@ -10,7 +10,7 @@ from bayesrnn.lab.console.errors import one_line
 
 _FILE, _RUN, _DECISION = "For a file", "For a run", "Decisions, for a file or a saved forecaster"
 _FOR_FILES = ("horizon", "minutes", "freq", "resample", "target", "date", "save")
-_FOR_FORECASTERS = ("walk", "table", "future", "above", "below", "over", "under", "anomalies", "false_alarms", "out")
+_FOR_FORECASTERS = ("walk", "table", "future", "above", "below", "over", "under", "anomalies", "false_alarms")
 _FOR_RUNS = ("samples", "device", "steps")
 
 
@@ -31,7 +31,7 @@ def command(
     data: Annotated[
         str | None, typer.Option(help="For a run or a saved forecaster: a file with newer rows of its series.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write .csv or .json. Default: CSV on stdout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write .csv or .json. Default: stdout.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG with bands to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of training and of draws.")] = 1,
@@ -104,7 +104,7 @@ def command(
         chances = tables.percentages(level or [95])
         if len(chances) > 1:
             raise UserError("A run's forecast has one interval; give --level once.")
-        ahead.command(source, data, chances[0] / 100, steps, samples, seed, device, plot, as_json=as_json)
+        ahead.command(source, data, chances[0] / 100, steps, samples, seed, device, plot, out, as_json=as_json)
         return
     if is_file:
         _refuse(given & {*_FOR_RUNS, "data"} - {"steps"}, "a file", "a run")
