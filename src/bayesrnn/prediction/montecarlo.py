@@ -52,7 +52,7 @@ def predict(
     Draws of dropout layers, ours and torch's, are folded into the batch; draws of whole weights are batched where
     the device gains from it. The result depends on the seed, not on how the work is cut. The model runs in eval mode
     (batch norm and the like change nothing and mix nothing) and comes back in the mode it was in. State that it keeps
-    in attributes is what it was: every draw starts from it.
+    in attributes is restored: every draw starts from it.
 
     Averages are made in float32 or better, whatever the model's dtype: averaging adds a relative error of at most
     `samples` * 2**-24 to that of one draw's output (2**-53 in place of 2**-24 for a model in float64).
