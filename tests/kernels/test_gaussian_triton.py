@@ -30,7 +30,7 @@ from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
 from bayesrnn.kernels.gpu import gaussian as triton
 from bayesrnn.kernels.gpu import launches
 from bayesrnn.kernels.gpu import tiles as device
-from tests.kernels.philox import normals
+from tests.kernels.philox import box_muller, normals
 
 CPU = torch.device("cpu")
 LARGE = ((256, 256), (512, 16))
