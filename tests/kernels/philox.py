@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,3 +23,10 @@ def normals(seed: int, counters: Tensor) -> Tensor:
             ((second >> 32) & word) ^ b ^ keys[0], second & word, ((first >> 32) & word) ^ d ^ keys[1], first & word
         )  # fmt: skip
     return torch.cat([box_muller(a, b), box_muller(c, d)], dim=-1)
+
+
+def box_muller(a: Tensor, b: Tensor) -> Tensor:
+    """Two normal numbers, (..., 2), of two 32-bit words: the radius from a, the angle from b."""
+    radius = (-2 * ((a.double() + 0.5) / 2**32).log()).sqrt()
+    angle = b.double() * (2 * math.pi / 2**32)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)

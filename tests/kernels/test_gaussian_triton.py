@@ -11,7 +11,7 @@ import os
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -30,7 +30,7 @@ from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
 from bayesrnn.kernels.gpu import gaussian as triton
 from bayesrnn.kernels.gpu import launches
 from bayesrnn.kernels.gpu import tiles as device
-from tests.kernels.philox import normals
+from tests.kernels.philox import box_muller, normals
 
 CPU = torch.device("cpu")
 LARGE = ((256, 256), (512, 16))
@@ -189,13 +189,6 @@ def test_softplus_and_its_slopes_are_exact_at_both_ends(dtype):
     log_sigma = sum(math.log(s) if r > -700 else r for r, s in zip(exact, sigma.tolist(), strict=True))
     wanted = -log_sigma - float(noise.square().sum()) / 2 - 5 * math.log(2 * math.pi)
     assert_close(found.kl.item(), wanted, rtol=1e-6, atol=1e-5)
-
-
-def box_muller(a: Tensor, b: Tensor) -> Tensor:
-    """Two normal numbers, (..., 2), of two 32-bit words: the radius from a, the angle from b."""
-    radius = (-2 * ((a.double() + 0.5) / 2**32).log()).sqrt()
-    angle = b.double() * (2 * math.pi / 2**32)
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
 
 
 def test_the_plain_noise_is_philox_and_box_muller():
