@@ -12,7 +12,7 @@ import numpy as np
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import decisions, grids, paths
-from bayesrnn.forecasting.checks import check_counts, check_future, check_levels, check_trainable
+from bayesrnn.forecasting.checks import check_columns, check_counts, check_future, check_levels, check_trainable
 from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.model import Model, fit_model, shapes_of
 from bayesrnn.forecasting.network import LIKELIHOODS
@@ -118,8 +118,9 @@ class Forecaster:
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
         frame = long_frame(data, self.columns)
-        columns = self._chosen(frame).learnt(frame)
-        panel = panel_of(frame, columns, freq=self.settings["freq"], resample=self.settings["resample"])
+        columns = self._chosen(frame)
+        check_columns(frame, columns)
+        panel = panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
         return self._fit(panel)
 
     def _fit(self, panel: Panel) -> Forecaster:
@@ -243,7 +244,8 @@ class Forecaster:
             A DataFrame like that of `predict` with cutoff, step (1 to H), y and crps, as `scores` takes it.
         """
         level, quantiles = check_levels(level, quantiles)
-        count, apart = check_whole("windows", windows, least=1, what="cutoffs"), step or self.horizon
+        count, apart = check_whole("windows", windows, least=1, what="cutoffs"), check_whole(
+            "step", self.horizon if step is None else step, least=1, what="steps")  # fmt: skip
         panel = self._data(data)
         first = panel.lengths - self.horizon - (count - 1) * apart
         short = np.flatnonzero(first < 1)
