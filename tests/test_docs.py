@@ -5,7 +5,6 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 import types
@@ -21,7 +20,6 @@ import bayesrnn as br
 from bayesrnn import forecasting
 from bayesrnn.lab.cli import app
 from bayesrnn.posteriors import base
-from docs.build.site import problems
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -291,44 +289,6 @@ def test_the_citation_is_of_this_version_and_of_the_papers():
         assert f"version = {{{br.__version__}}}" in (ROOT / page).read_text("utf-8")
     shown = set(re.findall(r"eprint = \{([\d.]+)\}", (ROOT / "docs/index.md").read_text("utf-8")))
     assert shown == {reference["url"].rsplit("/", 1)[1] for reference in found["references"]}
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_warnings(tmp_path):
-    pytest.importorskip("sphinx")
-    pytest.importorskip("myst_nb")
-    pytest.importorskip("furo")
-    site = tmp_path / "site"
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
-    command += ["-D", "nb_execution_mode=off"]  # tests/docs/test_cookbook.py runs the notebooks
-    done = subprocess.run([*command, str(ROOT / "docs"), str(site)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    page = (site / "api.html").read_text("utf-8")
-    for public in ("bayesrnn.LSTM", "bayesrnn.predict", "bayesrnn.uncertainty.calibration_error"):
-        assert f'id="{public}"' in page
-    assert "<math" in page
-    assert 'Type<span class="colon">' not in page
-    signatures = [re.sub(r"<[^>]*>", "", found) for found in re.findall(r'(?s)<dt class="sig.*?</dt>', page)]
-    assert len(signatures) > 100
-    assert not [found for found in signatures if "(*args, **kwargs)" in found or "exp_or_inf" in found]
-    guide = (site / "guide/prediction.html").read_text("utf-8")
-    assert 'href="../api.html#bayesrnn.predict"' in guide
-    assert 'href="https://arxiv.org/abs/1512.05287"' in (site / "index.html").read_text("utf-8")
-    assert "abstain" in (site / "searchindex.js").read_text("utf-8")
-    assert problems(site) == []
-
-
-def test_a_site_with_dead_links_or_remote_parts_is_refused(tmp_path):
-    assert problems(tmp_path) == [f"{tmp_path} has no pages"]
-    (tmp_path / "b.html").write_text('<p id="here"></p>')
-    links = ["b.html", "b.html#here", "#top", "https://example.org", "c.html", "b.html#there"]
-    body = "".join(f'<a href="{link}"></a>' for link in links)
-    (tmp_path / "a.html").write_text(f'<p id="top"></p>{body}<script src="https://example.org/x.js"></script>')
-    assert problems(tmp_path) == [
-        "a.html: c.html does not exist",
-        "a.html: b.html#there has no such anchor",
-        "a.html: https://example.org/x.js is loaded from the network",
-    ]
 
 
 def test_the_map_names_files_that_exist():

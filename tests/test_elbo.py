@@ -290,6 +290,19 @@ class TestWeightOfTheKL:
             plain = nn.Linear(3, 2)
             br.ELBO(plain, br.Categorical(), num_data=1)(plain(self.x), self.y)  # without a KL it does not matter
 
+    @pytest.mark.parametrize("learns_at", [140, None])
+    def test_a_model_that_learns_late_is_not_warned_about(self, learns_at):
+        """-log p stays at log 3 while the KL falls by a third in 100 steps, as it does for waves and br.Normal(0.3)."""
+        _, elbo = self.made()
+        model = elbo.model = nn.Linear(1, 3)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for step in range(250):
+                learnt = 0.0 if learns_at is None else max(0.0, step - learns_at) / 20
+                logits = model(torch.ones(4, 1)) * 0 + torch.tensor([learnt, 0.0, 0.0])
+                elbo(logits, torch.zeros(4, dtype=torch.long), kl=torch.tensor(72 * (1 - step / 300)))
+        assert ["the KL outweighs the data" in str(one.message) for one in seen] == [True] * (learns_at is None)
+
     def test_a_model_that_learns_is_not_warned_about(self):
         q, elbo = self.made()
         x, optimizer = torch.eye(3)[[0, 1, 2, 0]], torch.optim.Adam(q.parameters(), lr=0.05)

@@ -68,3 +68,38 @@ def test_a_narrow_prior_on_small_data_is_warned_about_with_the_remedy():
 
 def test_a_warm_up_lets_a_narrower_prior_learn():
     assert accuracy(500, epochs=25, prior=br.Normal(0.3), warmup=250) > 0.8
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, words=12, hidden=16):
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(words, hidden), nn.LSTM(hidden, hidden), nn.Linear(hidden, words)
+
+    def forward(self, x):
+        return self.head(self.rnn(self.embed(x))[0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("words", [1_000, 1_000_000])
+def test_a_language_model_of_a_markov_chain_learns_with_the_defaults(words, seed):
+    """Between the entropy of the words and that of the chain, most of the way. `words` counts in the KL alone."""
+    torch.manual_seed(seed)
+    chain = (3 * torch.randn(12, 12)).softmax(-1)
+    text = [torch.zeros(64, dtype=torch.long)]
+    for _ in range(47):
+        text.append(torch.multinomial(chain[text[-1]], 1)[:, 0])
+    train, test = torch.stack(text).split(48, dim=1)
+    q = br.BayesByBackprop(LanguageModel())
+    elbo, optimizer = br.ELBO(q, br.Categorical(), num_data=words), torch.optim.Adam(q.parameters(), lr=0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for k in range(150):
+            window = train[16 * (k % 3) :][:16]
+            optimizer.zero_grad()
+            elbo(q(window[:-1]), window[1:]).loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        nll = nn.functional.cross_entropy(q.eval()(test[:-1]).flatten(0, 1), test[1:].flatten())
+    common = torch.matrix_power(chain, 50)[0]
+    most, least = torch.special.entr(common).sum(), (common[:, None] * torch.special.entr(chain)).sum()
+    assert (most - nll) / (most - least) > 0.5

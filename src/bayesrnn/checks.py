@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any
+
+from torch.nn.utils.rnn import PackedSequence
 
 
 def is_number(value: Any) -> bool:
@@ -15,6 +18,20 @@ def is_number(value: Any) -> bool:
 def is_whole(value: Any) -> bool:
     """A whole number of Python or numpy; True and False are not numbers."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def first_tensor(value: Any) -> Any:
+    """The tensor in what a model returned: itself, the first of a tuple, or the data of a packed sequence."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence):
+        value = value[0] if value else value
+    return value.data if isinstance(value, PackedSequence) else value
+
+
+def entries(value: Any) -> list[str]:
+    """The entries of a dict, as `['key']`, or of a dataclass, as `.name`."""
+    if isinstance(value, Mapping):
+        return [f"[{key!r}]" for key in value]
+    return [f".{field.name}" for field in fields(value)] if is_dataclass(value) else []
 
 
 def check_probability(name: str, p: float) -> float:

@@ -25,7 +25,7 @@ class Conformal:
     - ``"split"``: :math:`s = |y - mean(x)|`, so all intervals are equally wide.
     - ``"cqr"``: :math:`s = \max(low(x) - y, y - high(x))`: the predictor's own interval, widened or narrowed by one
       amount everywhere (conformalised quantile regression, arXiv 1905.03222, Eq. 6 to 8).
-    - ``"adaptive"``: the scores of ``"split"``, and after each value that came about
+    - ``"adaptive"``: the scores of ``"split"``, and after each observed value
       :math:`\alpha_{t+1} = \alpha_t + \gamma (\alpha - err_t)`, with :math:`err_t` 1 where the interval missed and
       :math:`\alpha = 1 - level` (Gibbs and Candes, arXiv 2106.00170, Eq. 2). The share of misses over T steps is within
       :math:`(1 + \gamma) / (\gamma T)` of :math:`\alpha` also where the data drift; intervals may be infinite on the
@@ -109,7 +109,7 @@ class Conformal:
         return inside.cpu().numpy() if isinstance(x, np.ndarray) else inside
 
     def update(self, y: Any) -> None:
-        """Tell the values (N, ...) that came about at the rows of the last call of `interval`, in their order."""
+        """Report the observed values (N, ...) of the rows of the last call of `interval`, in their order."""
         if self.method != "adaptive":
             raise RuntimeError(f'update is for method="adaptive"; with {self.method!r} calibrate again')
         if self._asked is None or self._alpha is None:

@@ -153,7 +153,7 @@ def dynamic_evaluation(
             (output, after), kl = sharpening(x, before, dict(zip(map(id, moving), gradients, strict=True)))
             value = scored.nll(output, y) + kl
         learning.step(gradients[: len(weights)], clip)
-        return value, output, detach(after)
+        return value, output.detach(), detach(after)
 
     windows = list(zip(inputs.split(int(window)), targets.split(int(window)), strict=True))
     changed = [*adapted.parameters(), *adapted.buffers()]
@@ -361,7 +361,7 @@ def mean_squared_gradients(
         if known:
             totals, found = map(list, zip(*known, strict=True))
             torch._foreach_addcmul_(totals, found, found)
-        return loss.detach(), output, detach(after)
+        return loss.detach(), output.detach(), detach(after)
 
     windows = list(zip(inputs.split(int(window)), targets.split(int(window)), strict=True))
     changed = [*mean.buffers(), *sums.values()]

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.rnn import PackedSequence
 from torch.nn.utils.weight_norm import WeightNorm
 
-from bayesrnn.checks import is_number, is_whole
+from bayesrnn.checks import entries, first_tensor, is_number, is_whole
 from bayesrnn.likelihoods import Categorical, Likelihood
 from bayesrnn.nn.base import NoisyLayer
 from bayesrnn.posteriors.base import RandomWeights, TwoLevel
@@ -274,7 +273,7 @@ class _Watch:
     def _lost(self) -> bool:
         (nll, kl), (nll_now, kl_now) = self.start, self.now
         ruled = kl > 0.5 * abs(nll)
-        return ruled and kl_now < 0.7 * kl and nll - nll_now < 0.03 * abs(nll)
+        return ruled and kl_now < 0.5 * kl and nll - nll_now < 0.03 * abs(nll)  # at 0.7 some learn later
 
 
 def parts(model: nn.Module, kind: type) -> list[Any]:
@@ -296,17 +295,10 @@ def _levels(model: nn.Module) -> list[TwoLevel]:
 
 def _tensor(value: Any, what: str) -> Any:
     """The tensor in what a model returned."""
-    if isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence):
-        value = value[0] if value else value
-    if isinstance(value, PackedSequence):
-        value = value.data
+    value = first_tensor(value)
     if isinstance(value, Tensor):
         return value
-    kind, names = type(value).__name__, []
-    if isinstance(value, Mapping):
-        names = [f"output[{key!r}]" for key in value]
-    elif is_dataclass(value):
-        names = [f"output.{field.name}" for field in fields(value)]
+    kind, names = type(value).__name__, [f"output{entry}" for entry in entries(value)]
     way = f": pass one of its tensors ({', '.join(names[:5])})" if names else ""
     raise TypeError(f"{what} must be a tensor, or a tuple that starts with one, got {kind}{way}")
 

@@ -52,12 +52,15 @@ _PARAMETERS = """
         posterior: what is random: "variational" (dropout masks, one per sequence), "bayes_by_backprop" (a Gaussian for
             every weight), or "plain" (nothing; then there is no epistemic uncertainty).
         cell: "lstm", "gru" or "rnn".
-        hidden_size, num_layers: of the recurrent part; its output at the last step is read.
+        hidden_size: units of a recurrent layer. The output layer reads its last step.
+        num_layers: recurrent layers.
         noise: of a regressor's data: "constant", one standard deviation per output; or "varying", one per row and
-            output, said by the network. A classifier has none.
+            output, predicted by the network. A classifier has none.
         dropout: rate of the recurrent connections and of what the output layer sees, for "variational".
         prior_sigma: standard deviation of the weights' prior; of dropout, 1 / length scale.
-        epochs, batch_size, learning_rate: of training with Adam.
+        epochs: passes over the training rows.
+        batch_size: rows in one step of training.
+        learning_rate: of Adam.
         samples: draws of the weights for a prediction.
         device: "cpu", "cuda", ….
         random_state: seed of weights, order, noise and draws; a number gives the same model and predictions each time.

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import bayesrnn as br
 from bayesrnn.kernels.gaussian import plan, reference
 from bayesrnn.kernels.gaussian.plan import DrawSpec, KernelPrior
+from tests.kernels.philox import normals
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -265,7 +266,7 @@ def test_noise_is_the_plain_one_by_place_up_to_the_rounding_of_the_instructions(
     for noise, (rows, columns) in zip(found, [(512, 1024), (5, 140), (5, 37)], strict=True):
         quads = -(-columns // 4)
         counters = first + torch.arange(rows * quads, device="cuda")
-        plain = reference.normals(seed, counters).view(rows, 4 * quads)[:, :columns]
+        plain = normals(seed, counters).view(rows, 4 * quads)[:, :columns]
         error = (noise.flatten().double() - plain.flatten()).abs()
         assert float(error.max()) < 1e-3  # one in a million, where the radius is close to 0
         assert float(error.mean()) < 1e-6

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from bayesrnn.kernels.lstm import compiled, loop, reference
+from bayesrnn.kernels.lstm import cells, compiled, loop, reference
 
 MASKS = ("none", "tied", "untied")
 RAGGED = [3, 3, 2, 1, 1]
@@ -130,3 +130,30 @@ def test_without_masks_it_is_torch_s_lstm(problem, recurrence):
     out, h_n, c_n = recurrence(gx, h[0], c[0], theirs.weight_hh_l0, batch_sizes=[2] * 6)
     expected, (h_t, c_t) = theirs(x, (h, c))
     assert_close((out.view(6, 2, 5), h_n, c_n), (expected, h_t[0], c_t[0]))
+
+
+def cell(x, product, c):
+    """torch's fused cell, which has no kernel on a CPU: the new states, and the gates for its backward."""
+    i, f, g, o = (x + product).chunk(4, dim=1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    new = f * c + i * g
+    return o * new.tanh(), new, torch.cat([i, f, g, o], dim=1)
+
+
+def cell_backward(dh, dc, c, new, gates, bias):
+    (i, f, g, o), q = gates.chunk(4, dim=1), new.tanh()
+    dq = dc + dh * o * (1 - q * q)
+    parts = [dq * g * i * (1 - i), dq * c * f * (1 - f), dq * i * (1 - g * g), dh * q * o * (1 - o)]
+    return torch.cat(parts, dim=1), dq * f, None
+
+
+@pytest.mark.parametrize("sizes", [[3] * 4, [4, 3, 1]], ids=["equal", "ragged"])
+@pytest.mark.parametrize("masks", ["none", "tied", "untied"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_fused_cells_step_by_step(problem, monkeypatch, sizes, masks, reverse):
+    monkeypatch.setattr(cells, "_cell", cell)
+    monkeypatch.setattr(cells, "_cell_backward", cell_backward)
+    monkeypatch.setattr(cells.lstm, "serves", None)  # on a CPU too
+    case = problem("LSTM", sizes, 5, masks=masks, reverse=reverse)
+    for used in (None, (0,), (1,), (2,)):
+        assert_close(case.outcome(cells.lstm, used), case.outcome(reference.lstm, used), rtol=1e-10, atol=1e-12)

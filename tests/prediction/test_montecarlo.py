@@ -527,7 +527,7 @@ def test_draws_of_whole_weights_are_cut_into_few_batches_of_one_size(monkeypatch
     monkeypatch.setattr(
         montecarlo,
         "batched_weight_draws",
-        lambda q, x, rest, part, name: (sizes.append(len(part)), real(q, x, rest, part, name))[1],
+        lambda q, x, rest, part: (sizes.append(len(part)), real(q, x, rest, part))[1],
     )
     whole = br.predict(q, x, samples=30, seed=1)
     assert sizes == [4, 26]

@@ -78,11 +78,12 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     for i, name in enumerate(new.ids):
         series = place[name]
         begin = (int(new.first[i]) - int(both.first[series])) // clock.every
-        begin = max(
-            begin, min(known.get(name, 0), int(both.lengths[series])) if begin == 0 and name in known else begin
-        )
-        start = max(begin, windows[0].shape.least)
         end = begin + int(new.lengths[i])
+        if begin == 0 and name in known:  # rows of fit, repeated
+            begin = known[name]
+            if begin >= end:
+                raise UserError(f"Series {name!r} has no rows after those of fit; give newer ones.")
+        start = max(begin, windows[0].shape.least)
         if start >= end:
             raise UserError(
                 f"Series {name!r} has {new.lengths[i]} rows and none before them; at least "

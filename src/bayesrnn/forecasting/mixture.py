@@ -88,6 +88,12 @@ class Mixture:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
+    def summary(self, level: float) -> dict[str, Tensor]:
+        """Mean, interval and both standard deviations, by name."""
+        low, high = self.interval(level)
+        spreads = {"aleatoric_std": self.aleatoric.sqrt(), "epistemic_std": self.epistemic.sqrt()}
+        return {"mean": self.mean, "low": low, "high": high, **spreads}
+
     def crps(self, y: Tensor) -> Tensor:
         """Continuous ranked probability score, E|Y - y| - E|Y - Y'| / 2, in closed form, in the quantity's unit.
 

@@ -12,7 +12,7 @@ from bayesrnn import draws
 from bayesrnn.checks import check_probability
 from bayesrnn.nn.base import NoisyLayer
 
-_MANY = 1 << 15  # word types: above this, a mask over all of them costs more than the tokens that occur
+_MANY = 1 << 14  # word types: above this, a mask over all of them costs more than the tokens that occur
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as a signed number
 
 

@@ -283,17 +283,12 @@ def _layers(
                 last.append(tuple(state))
             x = outs[0] if directions == 1 else torch.cat(outs, dim=-1)
             if stack.dropout > 0 and layer < stack.num_layers - 1 and source is not None:
-                x = _between_layers(stack, x, sizes, packed, source, layer)
+                # torch's `dropout` argument: new noise at every step
+                noise_shape = x.shape if packed else (len(sizes), sizes[0], x.shape[-1])
+                batch_dim, dropout = None if packed else 1, Noise(stack.dropout)
+                made = source.steps(f"between_l{layer}", dropout, noise_shape, x, batch_dim=batch_dim)
+                x = x * made.reshape(x.shape)
     return x, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
-
-
-def _between_layers(stack: Stack, x: Tensor, sizes: list[int], packed: bool, source: Source, layer: int) -> Tensor:
-    """torch's `dropout` argument: new noise at every step, on the output of every layer but the last."""
-    noise, key = Noise(stack.dropout), f"between_l{layer}"
-    if packed:
-        return x * source.steps(key, noise, x.shape, x, batch_dim=None)
-    shape = (len(sizes), sizes[0], x.shape[-1])
-    return x * source.steps(key, noise, shape, x, batch_dim=1).reshape(x.shape)
 
 
 def _direction(

@@ -89,14 +89,33 @@ class NoisyRNN(NoisyLayer, _Base):
     noise = _setting("noise")
     share = _setting("share")
 
-    def _set_rates(self, *, cell_dropout: float = 0.0, **rates: Any) -> None:
-        for name in ("input_dropout", "recurrent_dropout", "weight_dropout"):
+    def __init__(
+        self,
+        *args: Any,
+        input_dropout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        weight_dropout: float = 0.0,
+        cell_dropout: float = 0.0,
+        tied: bool = True,
+        noise: str = "bernoulli",
+        share: str = "sequence",
+        **kwargs: Any,
+    ) -> None:
+        if cell_dropout and not isinstance(self, torch.nn.LSTM):
+            raise TypeError(f"{type(self).__name__} has no cell state, and takes no cell_dropout: use br.LSTM")
+        super().__init__(*args, **kwargs)
+        self._set_rates(
+            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
+            cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,
+        )  # fmt: skip
+
+    def _set_rates(self, **rates: Any) -> None:
+        for name in ("input_dropout", "recurrent_dropout", "weight_dropout", "cell_dropout"):
             rates[name] = check_probability(name, rates[name])
         check_choice("noise", rates["noise"], ("bernoulli", "gaussian"))
         check_choice("share", rates["share"], ("sequence", "batch"))
         check_choice("tied", rates["tied"], (True, False))
-        rates["cell_dropout"] = check_probability("cell_dropout", cell_dropout)
-        if cell_dropout and self.mode != "LSTM":
+        if rates["cell_dropout"] and self.mode != "LSTM":
             raise ValueError(f"cell_dropout is an option of br.LSTM: a {masks.cell_of(self)} has no cell state")
         self.rates = masks.Rates(**rates)
 
@@ -181,96 +200,15 @@ class NoisyRNN(NoisyLayer, _Base):
 
 
 class RNN(NoisyRNN, torch.nn.RNN):
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        nonlinearity: str = "tanh",
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-    ) -> None:
-        torch.nn.RNN.__init__(
-            self, input_size, hidden_size, num_layers, nonlinearity, bias, batch_first, dropout, bidirectional,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            tied=tied, noise=noise, share=share,
-        )  # fmt: skip
+    pass
 
 
 class GRU(NoisyRNN, torch.nn.GRU):
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-    ) -> None:
-        torch.nn.GRU.__init__(
-            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            tied=tied, noise=noise, share=share,
-        )  # fmt: skip
+    pass
 
 
 class LSTM(NoisyRNN, torch.nn.LSTM):
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        input_dropout: float = 0.0,
-        recurrent_dropout: float = 0.0,
-        weight_dropout: float = 0.0,
-        cell_dropout: float = 0.0,
-        tied: bool = True,
-        noise: str = "bernoulli",
-        share: str = "sequence",
-    ) -> None:
-        torch.nn.LSTM.__init__(
-            self, input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-        self._set_rates(
-            input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
-            cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,
-        )  # fmt: skip
+    pass
 
 
 RNN.__doc__ = "Elman RNN with noise held for the sequence.\n" + _NOISE_DOC.format(name="RNN", cell="")

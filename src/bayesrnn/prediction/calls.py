@@ -9,15 +9,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, is_dataclass
 from operator import is_
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
+from bayesrnn.checks import entries, first_tensor
 from bayesrnn.draws import Draw, Stacked, Unfoldable, using
 
 _PATIENCE = 60.0  # seconds that a fork waits for predictions of other threads
@@ -129,22 +128,14 @@ def _repeat_states(args: Any, count: int) -> Any:
 
 def first_of(output: Any) -> Tensor:
     """The output that a prediction is about: a tensor, or the first of a tuple."""
-    if isinstance(output, (tuple, list)) and output:
-        output = output[0]
-    if isinstance(output, PackedSequence):
-        output = output.data
-    if not isinstance(output, Tensor):
-        kind, names = type(output).__name__, None
-        if isinstance(output, Mapping):
-            names = [repr(key) for key in output]
-        elif is_dataclass(output):
-            names = [field.name for field in fields(output)]
-        inside = "" if names is None else f" of {', '.join(names) or 'nothing'}"
-        raise TypeError(
-            f"the model must return a tensor or a tuple that starts with one, got {kind}{inside}: "
-            "wrap it in a module whose forward returns the tensor to predict"
-        )
-    return output
+    found = first_tensor(output)
+    if isinstance(found, Tensor):
+        return found
+    inside = ", ".join(entry.strip("[].") for entry in entries(found))
+    raise TypeError(
+        f"the model must return a tensor or a tuple that starts with one, got {type(found).__name__}"
+        f"{f' of {inside}' if inside else ''}: wrap it in a module whose forward returns the tensor to predict"
+    )
 
 
 _NOT_STATE = frozenset(nn.Module().__dict__) - {"_buffers"} | {"_flat_weights", "_flat_weight_refs"}

@@ -52,7 +52,7 @@ def predict(
     Draws of dropout layers, ours and torch's, are folded into the batch; draws of whole weights are batched where
     the device gains from it. The result depends on the seed, not on how the work is cut. The model runs in eval mode
     (batch norm and the like change nothing and mix nothing) and comes back in the mode it was in. State that it keeps
-    in attributes is what it was: every draw starts from it.
+    in attributes is restored: every draw starts from it.
 
     Averages are made in float32 or better, whatever the model's dtype: averaging adds a relative error of at most
     `samples` * 2**-24 to that of one draw's output (2**-53 in place of 2**-24 for a model in float64).
@@ -92,7 +92,7 @@ def predict(
     axis = _batch_dim(parts) if batch_dim is None else _check_batch_dim(batch_dim, x)
     random = samples == 1 or any(isinstance(m, Bayesian) for m in parts) or has_unit_noise(parts)
     with (
-        _tensors_for(x), alone(model), _Progress(progress, samples) as report, torch.no_grad(), in_eval(parts),
+        _tensors_for(x), alone(model), _reports(progress, samples) as report, torch.no_grad(), in_eval(parts),
         clear_about_states(),
     ):  # fmt: skip
         summary: Summary | None = None
@@ -190,7 +190,7 @@ def _outputs(passes: Passes, seeds: list[int], axis: int, memory_limit: int) -> 
 
 def _weight_draws(passes: Passes, seeds: list[int], memory_limit: int) -> Iterator[Tensor]:
     """Draws of whole weights: batched by vmap on an accelerator and for small models on a CPU, else one by one."""
-    q, name = posterior_of(passes.model)
+    q, _ = posterior_of(passes.model)
     vectorised = q is not None and not has_unit_noise(passes.parts) and gains_from_batches(q)
     weights = 0 if q is None else memory.size(list(q.means.values()))
     roomy = vectorised and memory_limit > _ROOMY * weights
@@ -200,7 +200,7 @@ def _weight_draws(passes: Passes, seeds: list[int], memory_limit: int) -> Iterat
         with memory.watch(passes.parts if vectorised and not known else ()) as found:
             if vectorised and q is not None and len(part) > 1:
                 try:
-                    outputs = batched_weight_draws(q, passes.x, passes.rest, part, name)
+                    outputs = batched_weight_draws(passes.model, passes.x, passes.rest, part)
                 except torch.OutOfMemoryError:
                     raise
                 except Exception:  # alone each draw may run: the model has something that vmap does not know
@@ -220,29 +220,17 @@ def _weight_draws(passes: Passes, seeds: list[int], memory_limit: int) -> Iterat
             chunk, known = -(-left // -(-left // most)), True  # chunks of one size
 
 
-class _Progress:
+@contextmanager
+def _reports(progress: bool | Callable[[int, int], None], total: int) -> Iterator[Callable[[int], None]]:
     """Calls the user's function, or moves a bar, as draws are done."""
+    if progress is True:
+        from rich.progress import Progress
 
-    def __init__(self, progress: bool | Callable[[int, int], None], total: int) -> None:
-        self.total, self.bar, self.task = total, None, None
-        self.call = progress if callable(progress) else None
-        if progress is True:
-            from rich.progress import Progress
-
-            self.bar = Progress(transient=True)
-            self.task = self.bar.add_task("draws", total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        if self.bar is not None:
-            self.bar.start()
-        return self.report
-
-    def report(self, done: int) -> None:
-        if self.call is not None:
-            self.call(done, self.total)
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=done)
-
-    def __exit__(self, *exc: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        with Progress(transient=True) as bar:
+            task = bar.add_task("draws", total=total)
+            yield lambda done: bar.update(task, completed=done)
+    elif callable(progress):
+        call = progress
+        yield lambda done: call(done, total)
+    else:
+        yield lambda done: None

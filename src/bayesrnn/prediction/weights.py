@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -25,16 +25,9 @@ from bayesrnn.prediction.calls import Rest, State, first_of
 _SMALL = 1 << 20  # weights up to which draws are batched on a CPU
 
 
-def batched_weight_draws(q: Bayesian, x: Any, rest: Rest, part: Sequence[Draw], name: str = "") -> Tensor:
+def batched_weight_draws(model: nn.Module, x: Any, rest: Rest, part: Sequence[Draw]) -> Tensor:
     """All draws of `part` at once: the module mapped over a stack of weights."""
-
-    def run(weights: dict[str, Tensor]) -> Tensor:
-        with q.placed(weights):
-            return first_of(q.module(x, *rest.args, **rest.kwargs))
-
-    stacked = _stacked_weights(q, part, name)
-    with _mapped(q, x):
-        return torch.vmap(run)(stacked)
+    return HeldDraws(model, part).run(lambda module: first_of(module(x, *rest.args, **rest.kwargs)), x)  # type: ignore[no-any-return]
 
 
 class HeldDraws:
@@ -50,7 +43,8 @@ class HeldDraws:
     def __init__(self, model: nn.Module, part: Sequence[Draw]) -> None:
         q, name = posterior_of(model)
         assert q is not None
-        self._q, self._weights = q, _stacked_weights(q, part, name)
+        self._q = q
+        self._weights = q.draw_many([draws.Bound(name, draw) for draw in part])  # the noise that q itself would ask for
 
     @staticmethod
     def serve(model: nn.Module) -> bool:
@@ -59,14 +53,19 @@ class HeldDraws:
         return q is not None and not has_unit_noise(model.modules()) and gains_from_batches(q)
 
     def __call__(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        def run(weights: dict[str, Tensor], own: Any = None) -> Any:
+        if state is None:
+            return self.run(lambda module: module(x), x)  # type: ignore[no-any-return]
+        return self.run(lambda module, own: module(x, own), x, state)  # type: ignore[no-any-return]
+
+    def run(self, call: Callable[..., Any], x: Any, *mapped: Any) -> Any:
+        """`call(module, *mapped)` for each draw, with its weights in the module, and its part of what is mapped."""
+
+        def one(weights: dict[str, Tensor], *own: Any) -> Any:
             with self._q.placed(weights):
-                return self._q.module(x) if own is None else self._q.module(x, own)
+                return call(self._q.module, *own)
 
         with _mapped(self._q, x):
-            arguments = (self._weights,) if state is None else (self._weights, state)
-            output, after = torch.vmap(run)(*arguments)
-            return output, after
+            return torch.vmap(one)(self._weights, *mapped)
 
 
 def posterior_of(model: nn.Module) -> tuple[Bayesian | None, str]:
@@ -88,11 +87,6 @@ def gains_from_batches(q: Bayesian) -> bool:
 def has_unit_noise(parts: Iterable[nn.Module]) -> bool:
     """Whether layers have noise besides that of the weights; functions of torch show theirs when they run."""
     return any((isinstance(m, NoisyLayer) and m.noisy) or has_torch_noise(m) for m in parts)
-
-
-def _stacked_weights(q: Bayesian, part: Sequence[Draw], name: str) -> dict[str, Tensor]:
-    """The weights of all draws, (draws, *shape) each."""
-    return q.draw_many([draws.Bound(name, draw) for draw in part])  # the noise that q itself would ask for
 
 
 @contextmanager

@@ -705,7 +705,11 @@ def test_bad_runs_and_text(runs, bayesian, tmp_path, text_folder):
     assert "is not a run of bayesrnn train" in invoke("evaluate", tmp_path / "none").stderr
     other = shutil.copytree(text_folder, tmp_path / "text")
     (other / "train.txt").write_text("quite other words here\n" * 50)
-    assert "vocabulary of this text" in invoke("evaluate", bayesian, "--data", other).stderr
+    (other / "test.txt").write_text("w1 w2 quite w3\n" * 50)
+    result = invoke("evaluate", bayesian, "--data", other, "--samples", 0)
+    assert "Words that the run does not know: 200 in train, 0 in valid, 50 in test." in result.stdout
+    (file,) = bayesian.glob("evaluation-text-*.json")
+    assert json.loads(file.read_text())["metrics"]["test_perplexity"] > 1
     words = (bayesian / "vocabulary.txt").read_text()
     (bayesian / "vocabulary.txt").write_text(words + "more\n")
     assert "vocabulary.txt is not the file that the run was trained with" in invoke("evaluate", bayesian).stderr
@@ -761,7 +765,8 @@ def test_a_folder_by_the_name_of_the_own_text(text_folder, tmp_path, monkeypatch
     result = invoke("evaluate", "docs", "--samples", 0)
     assert result.exit_code == 0, result.output
     assert "digest" not in result.stdout
-    assert "vocabulary of this text" in invoke("evaluate", "docs", "--data", "python-docs").stderr
+    result = invoke("evaluate", "docs", "--data", "python-docs", "--samples", 0)
+    assert "The text given is not that of the run in docs" in result.stdout
 
 
 def test_another_vocabulary_of_the_same_size(bayesian, tmp_path):

@@ -162,4 +162,7 @@ def test_figures_in_words():
         "valid_streams": 10,
         "x": 1234.5,
     }
-    assert in_words(named) == "perplexity 81.20 train, 9.5 validation, x 1,234.50, 10 streams"
+    assert in_words(named) == "perplexity 81.20 train, 9.5 validation, x 1,234.50"
+    mc = {"valid_rmse": 1.5, "valid_rmse_mc": 1.25, "test_rmse_mc_all_words": 1.0}
+    said = "RMSE 1.5 validation, RMSE averaged over draws 1.25 validation, RMSE averaged over draws all words 1 test"
+    assert in_words(mc) == said

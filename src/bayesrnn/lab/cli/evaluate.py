@@ -44,7 +44,7 @@ def command(
             min=0, help="Draws to average over; 0: the posterior mean (not for forecasts). Default: the recipe's."
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The data, if it has moved since.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data, if it has moved since, or other data.")] = None,
     device: Device = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     **of_tasks: Any,
@@ -58,6 +58,7 @@ def command(
     from bayesrnn.lab.console.output import plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.engine.loop import set_precision
+    from bayesrnn.lab.engine.progress import heartbeat
     from bayesrnn.lab.reading import data_name
     from bayesrnn.lab.report.tables import Column, rich_table
     from bayesrnn.lab.runs.files import as_json, write_file
@@ -82,9 +83,14 @@ def command(
         task.folder = None  # its files belong to the run's own data
         kept = "" if unfinished else f" The metrics go to {_other_file(run, other, task)}, not to the record."
         console.print(f"{said}{kept}", soft_wrap=True, markup=False)
-    with kernels.float32_precision():  # as it was, after the evaluation
+
+    def say(text: str) -> None:
+        console.print(text, style="dim")
+        console.file.flush()
+
+    with kernels.float32_precision(), heartbeat(say, "Evaluation"):  # precision as it was, after the evaluation
         set_precision(trained.recipe.train.precision, where)
-        metrics = task.evaluate(**options, say=lambda text: console.print(text, style="dim"))
+        metrics = task.evaluate(**options, say=say)
     if unfinished:
         console.print("The run is not finished: these are metrics of its best epoch so far, and they are not kept.")
     elif other:

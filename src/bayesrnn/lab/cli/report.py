@@ -64,8 +64,9 @@ def _check(out: Path, source: str, *, replace: bool) -> None:
     """Replace nothing but an earlier report of the same runs, or any report if that is asked for."""
     from bayesrnn.lab.report.page import GENERATOR
 
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; choose a folder with --out.")
+    above = next(folder for folder in (out, *out.parents) if folder.exists())
+    if not above.is_dir():
+        raise UserError(f"{above} is a file; choose a folder with --out.")
     page = out / "index.html"
     if not page.exists():
         return

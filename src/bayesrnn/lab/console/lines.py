@@ -1,5 +1,6 @@
 """Progress of one run: a line per epoch, and in a terminal a bar."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,14 +41,14 @@ class Lines:
     def __init__(self, console: "Console", bar: "Bar | None" = None) -> None:
         self.console, self.bar = console, bar
         self.task = None if bar is None else bar.add_task("starting", total=None)
-        self.left = 0.0
+        self.reported = time.monotonic()  # the last step, before the validation
 
     def say(self, text: str) -> None:
         self.console.print(text, soft_wrap=True, markup=False)
         self.console.file.flush()
 
     def step(self, progress: "Progress") -> None:
-        self.left = progress.seconds_left
+        self.reported = time.monotonic()
         if self.bar is not None and self.task is not None:
             text = (
                 f"epoch {progress.epoch}/{progress.epochs}  {in_words(progress.metrics)}  "
@@ -57,27 +58,31 @@ class Lines:
 
     def epoch(self, line: dict[str, Any], epochs: int) -> None:
         speed = next(key for key in line if key.endswith("_per_second"))
+        left = (epochs - line["epoch"]) * (line["seconds"] + time.monotonic() - self.reported)
         told = {k: v for k, v in line.items() if k not in ("epoch", "lr", "loss", "gradient_norm", "seconds", speed)}
         self.say(
             f"epoch {line['epoch']}/{epochs}: lr {line['lr']:.3g}, {in_words(told)}, "
-            f"{line[speed]:,.0f} {speed.removesuffix('_per_second')}/s, {_duration(self.left)} left"
+            f"{line[speed]:,.0f} {speed.removesuffix('_per_second')}/s, {_duration(left)} left"
         )
 
 
 def in_words(named: dict[str, Any]) -> str:
-    """Results in words, one metric at a time: "perplexity 81.20 train, 90.31 validation". Zeros are omitted."""
+    """Results in words, one metric at a time: "perplexity 81.20 train, 90.31 validation". Only floats, no zeros."""
     measures: dict[str, list[str]] = {}
-    counts = []
     for key, value in named.items():
         split, _, measure = key.partition("_")
         if split not in SPLITS:
             split, measure = "", key
-        if isinstance(value, int) and value:
-            counts.append(f"{value:,} {measure.replace('_', ' ')}")
-        elif isinstance(value, float) and value:
+        if isinstance(value, float) and value:
             measures.setdefault(measure, []).append(f"{number(value)} {SPLITS.get(split, '')}".strip())
-    texts = [f"{NAMES.get(m, m.replace('_', ' '))} {', '.join(values)}" for m, values in measures.items()]
-    return ", ".join([*texts, *counts])
+    return ", ".join(f"{_name(measure)} {', '.join(values)}" for measure, values in measures.items())
+
+
+def _name(measure: str) -> str:
+    """In words; ``_mc`` marks averages over draws."""
+    first, draws, rest = measure.partition("_mc")
+    words = [NAMES.get(first, first.replace("_", " ")), "averaged over draws" * bool(draws), rest.replace("_", " ")]
+    return " ".join(filter(None, map(str.strip, words)))
 
 
 def number(value: float) -> str:

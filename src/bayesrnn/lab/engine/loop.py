@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import schedule
-from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration
+from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration, heartbeat
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.modules import evaluating
@@ -176,7 +176,7 @@ class Run:
                 self.start_epoch()
             self._epoch()
             began = time.perf_counter()
-            with self.step.averaged():
+            with self.step.averaged(), heartbeat(self.reporter.say, f"Validation after epoch {self.epoch}"):
                 line = self.validated()
                 improved = self.counts(line) and (best is None or line[metric] < best[metric])
             self.pace.validation = time.perf_counter() - began

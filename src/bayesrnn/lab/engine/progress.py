@@ -1,7 +1,10 @@
 """What a run reports while it trains: lines, results of epochs, its speed and the time that is left."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
 from typing import Any, Protocol
 
 
@@ -72,6 +75,24 @@ class Pace:
     def steps_per_second(self, done: int) -> float:
         """In this epoch, by this process."""
         return (done - self._first) / max(time.perf_counter() - self._began, 1e-9)
+
+
+@contextmanager
+def heartbeat(say: Callable[[str], None], what: str, *, every: float = 30.0) -> Iterator[None]:
+    """Say every ``every`` seconds that the work inside the block goes on."""
+    began, ended = time.monotonic(), Event()
+
+    def beat() -> None:
+        while not ended.wait(every):
+            say(f"{what}: {duration(time.monotonic() - began)} so far.")
+
+    thread = Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def duration(seconds: float) -> str:

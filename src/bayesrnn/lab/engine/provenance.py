@@ -13,6 +13,7 @@ import torch
 from bayesrnn import kernels
 from bayesrnn._version import __version__
 from bayesrnn.lab.engine.loop import Run
+from bayesrnn.lab.engine.progress import heartbeat
 from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import data_name
 from bayesrnn.lab.runs.record import Record
@@ -52,7 +53,7 @@ def final_metrics(run: Run, *, measure: bool = True) -> dict[str, Any]:
     speeds = sorted(line[speed] for line in run.history)
     values = {key: best[key] for key in (run.task.metric, "valid_streams") if key in best}
     if measure:
-        with evaluating(run.model):
+        with evaluating(run.model), heartbeat(run.reporter.say, f"Evaluation of epoch {best['epoch']}, the best"):
             values = run.task.final()
     return {
         "best_epoch": best["epoch"],

@@ -279,18 +279,14 @@ def patterns(kept: Mapping[str, Any], gates: Mapping[str, Sequence[str]]) -> byt
     rows = math.ceil(len(kept) / columns)
     made = canvas((4.6, 2.1 * rows + 0.3))
     for index, (name, mask) in enumerate(kept.items()):
-        draw_pattern(made.add_subplot(rows, columns, index + 1), name, mask, gates.get(name, ()))
+        axes, parts = made.add_subplot(rows, columns, index + 1), gates.get(name, ())
+        axes.imshow(mask.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title(f"{name}: {mask.float().mean().item():.0%} left", fontsize=8.5)
+        axes.set_xticks([])
+        axes.set_xlabel("input unit", fontsize=8)
+        height = mask.shape[0] / max(len(parts), 1)
+        axes.set_yticks([height * (k + 0.5) - 0.5 for k in range(len(parts))], parts, fontsize=8)
     return png(made)
-
-
-def draw_pattern(axes: "Axes", name: str, mask: Any, gates: Sequence[str]) -> None:
-    """One weight matrix, (rows, columns): what is left is dark; ``gates`` label equal parts of the rows."""
-    axes.imshow(mask.numpy(), aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-    axes.set_title(f"{name}: {mask.float().mean().item():.0%} left", fontsize=8.5)
-    axes.set_xticks([])
-    axes.set_xlabel("input unit", fontsize=8)
-    height = mask.shape[0] / max(len(gates), 1)
-    axes.set_yticks([height * (k + 0.5) - 0.5 for k in range(len(gates))], gates, fontsize=8)
 
 
 def heat_map(

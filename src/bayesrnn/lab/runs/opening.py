@@ -40,7 +40,8 @@ class OpenedRun:
         cls = task_class(self.recipe.task)
         place = self.place(data, device)
         try:
-            task = cls(self.recipe, place, device)
+            known = data and "data_digest" in self.config  # else other data could not be told from the run's own
+            task = cls.for_run(self.recipe, place, device, self.files) if known else cls(self.recipe, place, device)
         except UserError as error:
             if data or place is None:
                 raise
@@ -79,7 +80,8 @@ class OpenedRun:
         known = self.config.get("data_digest")
         if known is None or task.digest() == known:
             return ""
-        return f"The {task.source} given is not that of the run in {self.path}: config.json has another digest."
+        said = f"The {task.source} given is not that of the run in {self.path}: config.json has another digest."
+        return f"{said} {task.unknown_words()}".strip()
 
 
 def check_files(task: "Task", before: Files, *, advice: str) -> None:

@@ -136,6 +136,15 @@ class Task:
         self.recipe, self.device = recipe, device
 
     @classmethod
+    def for_run(cls, recipe: Recipe, data: str | None, device: torch.device, files: Files) -> "Task":
+        """The task on data that need not be the run's own; override to read them with the run's :meth:`files`."""
+        return cls(recipe, data, device)
+
+    def unknown_words(self) -> str:
+        """A sentence on what the run's files lack of this data; empty: nothing."""
+        return ""
+
+    @classmethod
     def compared(cls, recipe: Recipe) -> str:
         """The metric of :meth:`validate`, at the best epoch, that a sweep compares."""
         return cls.metric

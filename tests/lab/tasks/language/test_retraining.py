@@ -47,7 +47,7 @@ class Quiet:
         self.said.append(text)
 
     def step(self, progress):
-        if progress.epoch == self.within:
+        if progress.epoch == self.within and progress.step == progress.steps:
             raise InterruptedError
 
     def epoch(self, line, epochs):

@@ -279,6 +279,23 @@ class TestTask:
         assert task.predictions(3)[1:].std(0).min() > 0, "and with dropped words they differ"
         assert len(task_of(folder, "sentiment-lstm-bbb").with_all_words(3)) == 0
 
+    def test_draws_of_the_last_epoch_serve_all_that_needs_them(self, folder, monkeypatch):
+        task, asked = task_of(folder, "sentiment-lstm-variational", "evaluate.samples=4", "epoch_samples=2"), []
+        task.model.eval()
+        made = task.predictions
+        monkeypatch.setattr(
+            task, "predictions", lambda samples, seed=1: (asked.append(samples), made(samples, seed))[1]
+        )
+        task.epoch.fill_(task.recipe.train.epochs)
+        found = task.validate()
+        best = task.final()
+        assert asked == [4, 4, 0]  # draws that drop words, draws that keep them, and no draw of the same weights again
+        assert best["end"]["test_rmse_mc"] == best["test_rmse_mc"] != found["test_rmse_mc"]
+        with torch.no_grad():
+            task.model.head.bias.add_(1.0)
+        assert task.final()["test_rmse_mc"] != best["test_rmse_mc"]
+        assert asked[3:] == [0, 4, 4]
+
     def test_evaluate_shows_the_coverage(self, folder):
         task = task_of(folder)
         task.model.eval()

@@ -190,9 +190,7 @@ class Forecaster:
             )
         walk = self.walk(samples=samples, seed=seed, recent=True)
         last = walk.forecast[len(walk.origins) - 1 :]
-        low, high = last.interval(level)
-        parts = [last.mean, low, high, last.aleatoric.sqrt(), last.epistemic.sqrt()]
-        found = [p[0][:steps] for p in parts]
+        found = [column[0][:steps] for column in last.summary(level).values()]
         if steps > horizon:
             futures = self._futures(steps, samples=samples, seed=seed, mirrored=mirrored)[..., horizon:]
             rolled = summary_of_paths(futures, walk.scale[-1, -1], level, self.frame.log)

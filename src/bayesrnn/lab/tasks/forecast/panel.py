@@ -83,9 +83,11 @@ class FanPanel(Panel):
         """Shares of the work that are done, then the table of forecasts beside what came."""
 
     def about(self) -> dict[str, Any]:
+        count = len(self.names)
+        few = f" Of {count:,} series the first {_NAMES:,} can be chosen." if count > _NAMES else ""
         return {
             "names": [str(name)[:80] for name in self.names[:_NAMES]], "horizon": self.horizon,
-            "random": self.random, "note": self.note, "shown": self.shown(0),
+            "random": self.random, "note": self.note + few, "shown": self.shown(0),
         }  # fmt: skip
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -227,11 +229,8 @@ class ForecastPanel(FanPanel):
             range(asked.origin, asked.origin + 1), samples=asked.draws, seed=1
         )
         found = raw.scaled(self.walk.scale[asked.origin - self.walk.origins.start])
-        low, high = found.interval(asked.level)
-        columns = {"mean": found.mean, "low": low, "high": high}
-        columns |= {"aleatoric_std": found.aleatoric.sqrt(), "epistemic_std": found.epistemic.sqrt()}
         paths = _paths(found.means[:, 0], found.sigmas[:, 0], log=found.log)
-        return {**{key: column[0].tolist() for key, column in columns.items()}, "paths": paths}
+        return {**{key: column[0].tolist() for key, column in found.summary(asked.level).items()}, "paths": paths}
 
     def walked(self) -> Iterator[Any]:
         yield 0.1

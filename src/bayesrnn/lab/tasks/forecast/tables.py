@@ -149,7 +149,16 @@ def from_folder(folder: Path, asked: Asked, data: str | None) -> None:
     """Open a saved forecaster, append newer rows, and answer."""
     made = Forecaster.load(folder)
     made.settings["verbose"] = True
-    asked.write(made.update(data) if data is not None else made)
+    try:
+        asked.write(made.update(data) if data is not None else made)
+    except UserError as error:
+        raise UserError(_future(str(error))) from None
+
+
+def _future(message: str) -> str:
+    return message.replace("give predict(future=...) a frame", "give --future a file").replace(
+        ": future has", ": --future has"
+    )
 
 
 def _as_options(message: str, data: Path, stamps: str, table: Any) -> str:
@@ -157,7 +166,7 @@ def _as_options(message: str, data: Path, stamps: str, table: Any) -> str:
     message = re.sub(r"""\bresample=['"](\w+)['"]""", r"--resample \1", message)
     for name, option in (("time_col", "date"), ("target_col", "target"), ("freq", "freq")):
         message = re.sub(rf"(?<![-\w]){name}\b", f"--{option}", message)
-    message = message.replace(", and predict(df) then takes short ones", "")
+    message = _future(message).replace(", and predict(df) then takes short ones", "")
     if "y" not in table:  # a wide file: the series is the column
         message = message.replace(" in column 'y'", "")
     message = message.replace("column 'ds' and no DatetimeIndex", "column of dates").replace("'ds'", repr(stamps))

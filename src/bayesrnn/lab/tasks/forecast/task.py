@@ -226,10 +226,7 @@ class Forecast(Task):
         """The last forecasts of the test part one step ahead, beside what came, for plots."""
         origins = self._origins("test")[-_SHOWN:]
         rows = walk.rows(origins)
-        found = walk.forecast[rows]
-        low, high = found.interval(level)
-        spreads = {"aleatoric_std": found.aleatoric.sqrt(), "epistemic_std": found.epistemic.sqrt()}
-        columns = {"mean": found.mean, "low": low, "high": high, **spreads, "actual": walk.actual[rows]}
+        columns = {**walk.forecast[rows].summary(level), "actual": walk.actual[rows]}
         dates = [self.series.label(t + 1) for t in origins]
         return {"date": dates, **{key: _short(column[:, 0]) for key, column in columns.items()}}
 

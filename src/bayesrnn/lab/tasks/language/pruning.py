@@ -15,6 +15,7 @@ from bayesrnn.lab.console.output import command_line
 from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.engine.provenance import commit, environment
 from bayesrnn.lab.reading import counted, data_name
+from bayesrnn.lab.report import plots
 from bayesrnn.lab.report.tables import Column, rich_table
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.files import as_json, read_own, write_file
@@ -22,7 +23,6 @@ from bayesrnn.lab.runs.folder import MARKER
 from bayesrnn.lab.runs.opening import OpenedRun, WeightsGuard, open_run
 from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.language import streams
-from bayesrnn.lab.tasks.language.pruning_plot import picture
 from bayesrnn.lab.tasks.language.retraining import SIGMA, Schedule, retrain, schedule
 from bayesrnn.pruning import count_of, gaussian_of, removed, share_of
 
@@ -228,7 +228,11 @@ class Retrained:
 def _write(run: Path, guard: WeightsGuard, q: Any, summary: Row) -> None:
     again = summary.get("retrained", {"epochs": 0, "curve": []})
     about = {"run": guard.run, "weights": guard.weights, "fraction": summary["fraction"], "retrained": again["epochs"]}
-    drawn = picture(summary["curve"], {name: ~mask.cpu() for name, mask in removed(q).items()}, again["curve"])
+    lines = {"removed": summary["curve"], "removed, the rest trained again": again["curve"]}
+    drawn = plots.lines(
+        {name: [(row["fraction"], row["valid_perplexity"]) for row in rows] for name, rows in lines.items() if rows},
+        across="share of weights removed, lowest |mean| / sigma first", up="validation perplexity", log_y=True,
+    )  # fmt: skip
     with guard.unchanged():
         tensors = {f"model.{key}": value for key, value in q.state_dict().items()}
         checkpoint.save_file(run / "pruned.safetensors", tensors, about)

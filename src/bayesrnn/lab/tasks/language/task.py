@@ -23,7 +23,7 @@ from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluatio
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
 from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import VOCABULARY, each_split, vocabulary_of
+from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
@@ -81,13 +81,15 @@ class Language(Task):
     )
     table, remarks = staticmethod(table), staticmethod(remarks)
 
-    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, data: str | None, device: torch.device, vocabulary: Vocabulary | None = None
+    ) -> None:
         super().__init__(recipe, data, device)
         self.random = is_random(recipe)
         if data is not None and TokenFolder.is_at(data):
             found = disk_streams(TokenFolder(data), recipe)
         else:
-            found = streams(python_docs() if data is None else read_folder(data), recipe)
+            found = streams(python_docs() if data is None else read_folder(data), recipe, vocabulary)
         self.streams = found.to(device)
         window = recipe.data.window
         self.batch_size = recipe.data.batch_size
@@ -98,6 +100,14 @@ class Language(Task):
         self.valid_streams = self.streams.valid_streams
         self._rows = torch.arange(window + 1, device=device)
         self._use(self.streams)
+
+    @classmethod
+    def for_run(cls, recipe: Recipe, data: str | None, device: torch.device, files: Files) -> "Language":
+        return cls(recipe, data, device, vocabulary_of(files))
+
+    def unknown_words(self) -> str:
+        found = self.streams.unknown
+        return f"Words that the run does not know: {each_split(found)}." if any(found.values()) else ""
 
     def _use(self, streams: Streams) -> None:
         self.streams, rows = streams, streams.train.shape[1]
@@ -214,11 +224,12 @@ class Language(Task):
         )
 
     def describe(self) -> str:
-        s, train = self.streams, len(self.streams.train) * self.batch_size
+        s, train, rows = self.streams, len(self.streams.train) * self.batch_size, self.valid_streams.shape[1]
+        how = f" Validated in {rows} parallel streams after each epoch, as one stream at the end." if rows > 1 else ""
         return (
             f"{counted(train, 'word')} to train on, {len(s.valid):,} to validate, {len(s.test):,} to test; "
             f"{len(s.vocabulary):,} word types; unknown words: {each_split(s.unknown)}. "
-            f"{counted(self.steps, 'window')} of {s.window} per epoch on {self.device}."
+            f"{counted(self.steps, 'window')} of {s.window} per epoch on {self.device}.{how}"
         )
 
     def about(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -177,17 +178,21 @@ class Sentiment(Task):
         """Draws like those of :meth:`predictions` that keep all words, (samples, N); (0, N) without word dropout."""
         if not (samples and self.recipe.model.word_dropout):
             return self.at_end[:0]
-        with word_dropout(self.model, on=False):
+        with word_dropout(self.model, on=False), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the model has no noise")  # it may have word dropout alone
             return self.predictions(samples, seed)[1:]
 
     def validate(self) -> dict[str, Any]:
-        recipe = self.recipe
-        found = self.predictions(recipe.evaluate.epoch_samples if self.random else 0)
-        if int(self.epoch) == recipe.train.epochs:
-            self.at_end.copy_(self.predictions(len(self.at_end) - 1))
+        recipe, at_end = self.recipe, len(self.at_end) - 1
+        draws, last = recipe.evaluate.epoch_samples if self.random else 0, int(self.epoch) == recipe.train.epochs
+        found = self.predictions(max(draws, at_end) if last else draws)  # the first draws are the same
+        if last:
+            self.at_end.copy_(found[: 1 + at_end])
             self.at_end_all_words.copy_(self.with_all_words(len(self.at_end_all_words)))
         errors = {
-            key: value for way, each in _averages(found).items() for key, value in self._errors(each, way).items()
+            key: value
+            for way, each in _averages(found[: 1 + draws]).items()
+            for key, value in self._errors(each, way).items()
         }
         return {key: value for key, value in errors.items() if "rmse" in key}
 
@@ -205,9 +210,8 @@ class Sentiment(Task):
 
         ``all_words`` are draws without word dropout, (0, N) if there are none; only their errors are measured.
         """
-        found: dict[str, Any] = self._errors(all_words.mean(0), "_mc_all_words") if len(all_words) else {}
-        for way, predicted in _averages(predictions).items():
-            found |= self._errors(predicted, way)
+        averages = _averages(predictions) | ({"_mc_all_words": all_words.mean(0)} if len(all_words) else {})
+        found = {key: value for way, each in averages.items() for key, value in self._errors(each, way).items()}
         n, draws = len(self.parts.valid), predictions[1:] if len(predictions) > 1 else predictions
         valid, test, ratings = draws[:, :n], draws[:, n:], self.ratings[n:]
         review = self.parts.test.review.to(self.device)
@@ -242,10 +246,11 @@ class Sentiment(Task):
 
     def final(self) -> dict[str, Any]:
         """Metrics of the best epoch's weights and, under ``end``, the last epoch's: the paper does not stop early."""
-        samples = len(self.at_end) - 1
-        best = self.measures(self.predictions(samples), self.with_all_words(samples))
         end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
-        return {**best, "end": end}
+        if end is not None and torch.equal(self.predictions(0)[0], self.at_end[0]):  # the best epoch was the last one
+            return {**end, "end": end}
+        samples = len(self.at_end) - 1
+        return {**self.measures(self.predictions(samples), self.with_all_words(samples)), "end": end}
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
         count = (self.recipe.evaluate.samples if samples is None else samples) if self.random else 0
