@@ -113,6 +113,22 @@ def _others(results: Path) -> list[str]:
     return [markdown_table(rows, columns)] if rows else []
 
 
+def _scale(results: Path) -> list[str]:
+    """Time to a first answer, and what a stream of many series costs."""
+    rows = []
+    for record in archive.records(results / "forecasting/scale"):
+        first = record.metrics["first_answer"]
+        rows.append({"what": f"fit {first['rows']:,} hourly rows and predict", "seconds": first["seconds"]})
+        for part in record.metrics["stream"]:
+            each = {"each": part["milliseconds_per_series"], "memory": part["peak_mib"], "seconds": part["seconds"]}
+            rows.append({"what": f"stream {part['series']:,} series of {part['rows']} rows", **each})
+    columns = (
+        Column("what", "cost, one thread"), Column("seconds", "CPU s", "{:.0f}"),
+        Column("each", "ms per series", "{:.2f}"), Column("memory", "peak memory, MiB", "{:.0f}"),
+    )  # fmt: skip
+    return [markdown_table(rows, columns)] if rows else []
+
+
 def block(results: Path) -> str:
     """One table per task, and one of other series."""
     lines = [line for task in TASKS if records_of(results, task) for line in _table(results, task)]
@@ -125,7 +141,7 @@ def block(results: Path) -> str:
         f"One thread ({one.made_on}). CRPS of M4 is divided by the mean seasonal difference. Methods that ran out "
         "of time show how many origins, drawn at random, they forecast. Written by `python benchmarks/forecasting.py`."
     )
-    return "\n".join([*lines, *_others(results), made])
+    return "\n".join([*lines, *_others(results), *_scale(results), made])
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {"m4": block}

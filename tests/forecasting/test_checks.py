@@ -47,6 +47,15 @@ def changed(row, **values):
         ([1, 2, 3], {}, r"The data must be a DataFrame, a Series or a path, got list"),
         ("no/such.csv", {}, r"There is no file no/such.csv; give the path"),
         (frame(), {"season": 0}, r"season is 0; it is a number of steps"),
+        (frame(), {"past": ["p"]}, r"The frame has no column 'p', which past= names; add it"),
+        (frame(), {"future": ["p"]}, r"The frame has no column 'p', which future= names; add it"),
+        (frame().assign(p=range(60)), {"static": ["p"]}, r"Series 'a': column 'p' is static and changes in row 1; "),
+        (changed(4, p=np.inf), {}, r"Series 'a': column 'p' is infinite in row 4; correct it"),
+        (frame().assign(ds=True), {}, r"The column 'ds' holds bool values, not stamps; use dates"),
+        (frame().assign(ds=range(60)).replace({"ds": {5: 4}}), {}, r"rows 4 and 5 are both at 4 .*is one unit"),
+        (pd.concat({"x": frame()}, axis=1), {}, r"The frame's columns have several levels; give each one name"),
+        (frame().set_index("ds")[["y"]].assign(z=lambda f: f["y"].where(f.index != f.index[7], np.inf))
+         .rename(columns={"y": "x"}), {}, r"Series 'z': 'inf' in column 'y', row 7, is infinite"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_sentence(data, settings, words):
@@ -79,6 +88,11 @@ def test_arguments():
         model.predict(frame(9).assign(y=np.nan))
     with pytest.raises(ValueError, match="posterior must be one of"):
         Forecaster(7, posterior="laplace")
+
+
+def test_whole_numbers_stored_as_floats_are_a_time_axis():
+    found = Forecaster(7, members=0).fit(frame().assign(ds=np.arange(60.0))).predict()
+    assert found["ds"].tolist() == list(range(60, 67))
 
 
 def test_unsorted_rows_short_and_constant_series_beside_others_are_fine():

@@ -1,4 +1,4 @@
-"""Paths, costs, thresholds and anomalies, against what is known in closed form."""
+"""Costs, thresholds and anomalies, against what is known in closed form."""
 
 import numpy as np
 import pandas as pd
@@ -6,19 +6,11 @@ import pytest
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, grids
-from bayesrnn.forecasting.decisions import orders, paths
+from bayesrnn.forecasting.decisions import orders
 
 
 def normal_grid(mean=0.0, sigma=1.0, steps=3):
     return np.broadcast_to(mean + sigma * grids.Z, (1, steps, len(grids.Z))).copy()
-
-
-def test_paths_have_the_marginals_and_the_correlation():
-    correlation = 0.8 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
-    found = paths(normal_grid(5, 2), correlation, 40_000, np.random.default_rng(0))[0]
-    np.testing.assert_allclose(found.mean(0), 5, atol=0.05)
-    np.testing.assert_allclose(found.std(0), 2, atol=0.03)
-    np.testing.assert_allclose(np.corrcoef(found.T), correlation, atol=0.02)
 
 
 def test_the_newsvendor_of_a_normal_demand():
@@ -76,3 +68,14 @@ def test_newsvendor_and_paths_of_a_fitted_model(fitted):
     assert width.between(0.7, 1.5).all()
     with pytest.raises(UserError, match="over is 0; a cost per unit is a number above 0"):
         model.newsvendor(over=0, under=1)
+
+
+def test_one_update_adapts_widths_as_several_do(fitted, tmp_path):
+    model, frame = fitted
+    model.save(tmp_path / "model")
+    once, often = (Forecaster.load(tmp_path / "model") for _ in range(2))
+    once.update(frame[500:540])
+    for begin in range(500, 540, 10):
+        often.update(frame[begin : begin + 10])
+    assert (once._width != 1).any()
+    np.testing.assert_allclose(once._width, often._width)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bayesrnn.checks import is_number
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.panel import Panel, long_frame, stamps_of
+from bayesrnn.forecasting.panel import Columns, Panel, long_frame, stamps_of
 
 Array = np.ndarray
 
@@ -25,6 +25,28 @@ def check_levels(level: Any, quantiles: Sequence[float]) -> tuple[list[float], l
         if not is_number(value) or not 0 < value < 1:
             raise UserError(f"quantiles has {value!r}; a quantile is a probability between 0 and 1, such as 0.9.")
     return levels, list(quantiles)
+
+
+def check_columns(frame: Any, columns: Columns) -> None:
+    """Refuse further columns that are missing, infinite, or static and not constant."""
+    for role in ("past", "future", "static"):
+        for name in getattr(columns, role):
+            if name not in frame:
+                raise UserError(f"The frame has no column {name!r}, which {role}= names; add it, or leave it out.")
+            cells, ids = frame[name], frame[columns.id].to_numpy()
+            if cells.dtype.kind == "f":
+                for row in np.flatnonzero(np.isinf(cells))[:1]:
+                    raise UserError(
+                        f"Series {str(ids[row])!r}: column {name!r} is infinite in row {row}; correct it or leave it "
+                        "empty."
+                    )
+            if role == "static":
+                differs = (cells.groupby(ids).transform("first") != cells) & cells.notna()
+                for row in np.flatnonzero(differs)[:1]:
+                    raise UserError(
+                        f"Series {str(ids[row])!r}: column {name!r} is static and changes in row {row}; name it in "
+                        "past= or future=."
+                    )
 
 
 def check_trainable(panel: Panel, horizon: int) -> None:

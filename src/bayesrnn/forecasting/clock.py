@@ -85,7 +85,7 @@ class Clock:
     @property
     def name(self) -> str:
         if self.unit == "number":
-            return f"{self.every}"
+            return "unit" if self.every == 1 else f"{self.every} units"
         if self.unit == "month":
             return {1: "month", 3: "quarter", 12: "year"}.get(self.every, f"{self.every} months")
         if self.unit == "weekday":
@@ -146,6 +146,20 @@ def clock_of(freq: str | int | None, stamps: Any, series: Array) -> Clock:
         last = bool(stamps.is_month_end.all())
         found = replace(found, day=0 if last and len(days) > 1 else int(days.max()))
     return replace(found, zone=zone)
+
+
+def same_kind(clock: Clock, stamps: Any) -> Clock:
+    """The clock of a fitted model, if these stamps are of its kind."""
+    import pandas as pd
+
+    dated = isinstance(stamps, pd.DatetimeIndex)
+    if dated != (clock.unit != "number"):
+        raise UserError(f"The model was fitted on steps of one {clock.name}; these stamps are of another kind.")
+    if dated and (stamps.tz is None) != (clock.zone == ""):
+        raise UserError(
+            "The model was fitted on stamps with a time zone and these have none, or the reverse; use tz_localize."
+        )
+    return clock
 
 
 def _named(freq: str | int) -> Clock:

@@ -1,4 +1,4 @@
-"""What forecasts are used for: sample paths, costs, thresholds, anomalies, and walking forward."""
+"""What forecasts are used for: costs, thresholds, anomalies, and walking forward."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ from bayesrnn.checks import is_number
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.panel import Panel, joined
+from bayesrnn.forecasting.windows import Windows
 
 if TYPE_CHECKING:
     from bayesrnn.forecasting.forecaster import Forecaster
 
 Array = np.ndarray
 _AT_ONCE = 512  # windows of a backtest
-
-
-def paths(grid: Array, correlation: Array, n: int, rng: np.random.Generator) -> Array:
-    """Futures (B, n, H) with the quantiles of a grid (B, H, Q) at each step and normal scores of this correlation."""
-    values, vectors = np.linalg.eigh(correlation)
-    root = vectors * np.sqrt(np.maximum(values, 0))
-    z = rng.standard_normal((len(grid), n, len(root))) @ root.T  # (B, n, H)
-    return grids.at(grid, z.transpose(0, 2, 1)).transpose(0, 2, 1)
+_BLOCKS = 50  # of new rows from which widths learn
 
 
 def check_costs(over: float, under: float) -> None:
@@ -112,14 +106,30 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     return table
 
 
-def missed(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
-    """Which values (n, H) after these rows were outside of their 90% intervals; NaN where nothing has come."""
+def widths_after(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
+    """Widths (H,) after the values that follow rows ``ends`` of these series, forecast a horizon's block at a time."""
+    horizon, width = forecaster.horizon, forecaster._width
     seen = panel.lengths.copy()
     seen[series] = ends
+    ends = np.maximum(ends, panel.lengths[series] - _BLOCKS * horizon)
+    count = -(-(panel.lengths[series] - ends) // horizon)
+    block = np.concatenate([np.arange(c) for c in count])
+    series, ends = np.repeat(series, count), np.repeat(ends, count) + block * horizon
     windows = forecaster._windows(panel, seen=seen)
     grid, _ = forecaster._grid(windows, series, ends)
-    actual = windows[0].batch(series, ends).actual
-    return grids.outside(grid, actual)
+    actual, middle = _actual(windows[0], series, ends), grid[..., grids.MEDIAN : grids.MEDIAN + 1]
+    for k in range(int(count.max())):
+        rows = block == k
+        factor = (width / forecaster._width)[:, None]
+        found = middle[rows] + factor * (grid[rows] - middle[rows])
+        width = grids.adapted(width, grids.outside(found, actual[rows]))
+    return width
+
+
+def _actual(windows: Windows, series: Array, ends: Array) -> Array:
+    """What came (n, H) after these rows, NaN where nothing has."""
+    parts = [windows.batch(series[i : i + 4096], ends[i : i + 4096]).actual for i in range(0, len(ends), 4096)]
+    return np.concatenate(parts)
 
 
 def walk_forward(
@@ -139,9 +149,7 @@ def walk_forward(
         block = np.arange(start, min(start + together, count))
         series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
         grid, share = forecaster._grid(windows, series, ends)
-        actual = np.concatenate([
-            windows[0].batch(series[i : i + 4096], ends[i : i + 4096]).actual for i in range(0, len(ends), 4096)
-        ])  # fmt: skip
+        actual = _actual(windows[0], series, ends)
         for j, k in enumerate(block):
             rows = slice(j * total, (j + 1) * total)
             if adaptive:

@@ -11,8 +11,8 @@ import numpy as np
 
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting import decisions, grids
-from bayesrnn.forecasting.checks import check_counts, check_future, check_levels, check_trainable
+from bayesrnn.forecasting import decisions, grids, paths
+from bayesrnn.forecasting.checks import check_columns, check_counts, check_future, check_levels, check_trainable
 from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.model import Model, fit_model, shapes_of
 from bayesrnn.forecasting.network import LIKELIHOODS
@@ -118,8 +118,9 @@ class Forecaster:
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
         frame = long_frame(data, self.columns)
-        columns = self._chosen(frame).learnt(frame)
-        panel = panel_of(frame, columns, freq=self.settings["freq"], resample=self.settings["resample"])
+        columns = self._chosen(frame)
+        check_columns(frame, columns)
+        panel = panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
         return self._fit(panel)
 
     def _fit(self, panel: Panel) -> Forecaster:
@@ -180,7 +181,7 @@ class Forecaster:
             A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
         """
         level, quantiles = check_levels(level, quantiles)
-        return self._table(lambda grid, share: _summary(grid, share, level, quantiles), data, future)
+        return self._table(lambda grid, share: grids.summary(grid, share, level, quantiles), data, future)
 
     @property
     def ids(self) -> list[str]:
@@ -196,21 +197,30 @@ class Forecaster:
         for part in parts:
             yield self.predict(part, **options)
 
-    def sample_paths(self, n: int = 100, data: Any = None, *, future: Any = None, seed: int = 0) -> Any:
+    def sample_paths(self, n: int = 100, data: Any = None, *, future: Any = None, seed: int = 0,
+                     method: str = "copula") -> Any:  # fmt: skip
         """Coherent futures: a DataFrame with unique_id, ds, path (0 to n - 1) and y.
 
-        A Gaussian copula joins the steps: its correlations are those of the normal scores of validation windows. Each
-        step has the distribution of `predict`.
+        Args:
+            method: "copula": each step has the distribution of `predict`; a Gaussian copula joins them, with the
+                correlations of errors on validation. "autoregressive": each value is drawn from the forecast one step
+                ahead of the drawn values before it. That takes H times as long, is not calibrated beyond the first
+                step, and keeps past columns at their last values.
         """
         n = check_whole("n", n, least=1, what="paths")
-        rng = np.random.default_rng(seed)
-        names = np.arange(n)
+        check_choice("method", method, ("copula", "autoregressive"))
+        rng, names = np.random.default_rng(seed), np.arange(n)
 
         def rows(grid: Array, share: Array) -> dict[str, Array]:
-            paths = decisions.paths(grid, self._fitted.correlation, n, rng)  # (B, n, H)
-            return {"path": np.broadcast_to(names[:, None], paths.shape), "y": paths}
+            made = paths.copula(grid, self._fitted.correlation, n, rng)  # (B, n, H)
+            return {"path": np.broadcast_to(names[:, None], made.shape), "y": made}
 
-        return self._table(rows, data, future, copies=n)
+        table = self._table(rows, data, future, copies=n)
+        if method == "autoregressive":
+            panel = self._data(data)
+            drawn = paths.autoregressive(self, panel, check_future(panel, future, self.horizon), n, rng)
+            table["y"] = drawn.reshape(-1)
+        return table
 
     def backtest(
         self,
@@ -234,7 +244,8 @@ class Forecaster:
             A DataFrame like that of `predict` with cutoff, step (1 to H), y and crps, as `scores` takes it.
         """
         level, quantiles = check_levels(level, quantiles)
-        count, apart = check_whole("windows", windows, least=1, what="cutoffs"), step or self.horizon
+        count, apart = check_whole("windows", windows, least=1, what="cutoffs"), check_whole(
+            "step", self.horizon if step is None else step, least=1, what="steps")  # fmt: skip
         panel = self._data(data)
         first = panel.lengths - self.horizon - (count - 1) * apart
         short = np.flatnonzero(first < 1)
@@ -252,7 +263,7 @@ class Forecaster:
             return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
         return decisions.walk_forward(
             self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
-            summary=lambda grid, share: _summary(grid, share, level, quantiles),
+            summary=lambda grid, share: grids.summary(grid, share, level, quantiles),
         )  # fmt: skip
 
     def update(self, data: Any) -> Forecaster:
@@ -268,8 +279,7 @@ class Forecaster:
         series = np.array([place[name] for name in old.ids])
         later = both.lengths[series] > old.lengths
         if later.any() and len(old) <= _POOLED:
-            missed = decisions.missed(self, both, series[later], old.lengths[later])
-            self._width = grids.adapted(self._width, missed)
+            self._width = decisions.widths_after(self, both, series[later], old.lengths[later])
         self.panel = both
         return self
 
@@ -388,13 +398,3 @@ class Forecaster:
 
 def _last(panel: Panel) -> Array:
     return panel.first + (panel.lengths - 1) * panel.clock.every
-
-
-def _summary(grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float]) -> dict[str, Array]:
-    found = {"mean": grids.mean(grid), "median": grid[..., grids.MEDIAN]}
-    for percent in level:
-        found[f"lo-{percent:g}"] = grids.quantile(grid, 0.5 - percent / 200)
-        found[f"hi-{percent:g}"] = grids.quantile(grid, 0.5 + percent / 200)
-    found |= {f"q-{q:g}": grids.quantile(grid, q) for q in quantiles}
-    total = grids.deviation(grid)
-    return found | {"aleatoric_std": total * np.sqrt(1 - share), "epistemic_std": total * np.sqrt(share)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +84,17 @@ def fine(grid: Array, count: int = 200) -> Array:
     """Equally likely values (..., count), for expectations."""
     z = normal_quantile((np.arange(count) + 0.5) / count)
     return at(grid, np.broadcast_to(z, (*grid.shape[:-1], count)))
+
+
+def summary(grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float]) -> dict[str, Array]:
+    """Columns of a forecast: grids (B, H, Q), epistemic shares (B, H), intervals in percent and probabilities."""
+    found = {"mean": mean(grid), "median": grid[..., MEDIAN]}
+    for percent in level:
+        found[f"lo-{percent:g}"] = quantile(grid, 0.5 - percent / 200)
+        found[f"hi-{percent:g}"] = quantile(grid, 0.5 + percent / 200)
+    found |= {f"q-{q:g}": quantile(grid, q) for q in quantiles}
+    total = deviation(grid)
+    return found | {"aleatoric_std": total * np.sqrt(1 - share), "epistemic_std": total * np.sqrt(share)}
 
 
 @dataclass(frozen=True)

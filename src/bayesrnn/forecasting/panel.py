@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.clock import Clock, clock_of
+from bayesrnn.forecasting.clock import Clock, clock_of, same_kind
 
 Array = np.ndarray
 _CATEGORIES = 64  # the most frequent ones have a column each
@@ -167,8 +167,7 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
     if not isinstance(data, pd.DataFrame):
         raise UserError(f"The data must be a DataFrame, a Series or a path, got {type(data).__name__}.")
     frame = data
-    if frame.columns.duplicated().any():
-        raise UserError(f"Two columns are called {frame.columns[frame.columns.duplicated()][0]!r}; rename one.")
+    _check_names(frame)
     if columns.time not in frame:
         dated = isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)) or frame.index.name == columns.time
         if not dated:
@@ -189,7 +188,9 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
                 f"The frame has no column {columns.target!r} and no column of numbers; its columns are "
                 f"{_listed(frame.columns)}: name the one to forecast with target_col."
             )
+        rows = len(frame)
         frame = frame.melt([columns.time], values, columns.id, columns.target)
+        frame.attrs["rows"] = rows  # of the wide frame: messages count these
     if columns.id not in frame:
         frame = frame.assign(**{columns.id: unnamed})
     if not len(frame):
@@ -200,6 +201,13 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
         if np.iscomplexobj(frame[name]) or isinstance(frame[name].iloc[0], (list, dict, set, np.ndarray)):
             raise UserError(f"Column {name!r} holds neither numbers nor text; drop it, or make it one value per row.")
     return frame
+
+
+def _check_names(frame: Any) -> None:
+    if frame.columns.nlevels > 1:
+        raise UserError("The frame's columns have several levels; give each one name, for example by droplevel.")
+    if frame.columns.duplicated().any():
+        raise UserError(f"Two columns are called {frame.columns[frame.columns.duplicated()][0]!r}; rename one.")
 
 
 def _listed(names: Any) -> str:
@@ -218,8 +226,10 @@ def stamps_of(cells: Any, name: str) -> Any:
             return cells.to_numpy(dtype=np.int64)
     elif not pd.api.types.is_datetime64_any_dtype(cells):
         text = cells
-        if pd.api.types.is_float_dtype(cells):
-            raise UserError(f"The column {name!r} holds fractions, not stamps; use dates or whole numbers.")
+        if pd.api.types.is_float_dtype(cells) and (cells % 1 == 0).all():
+            return cells.to_numpy(dtype=np.int64)
+        if pd.api.types.is_float_dtype(cells) or pd.api.types.is_bool_dtype(cells):
+            raise UserError(f"The column {name!r} holds {cells.dtype} values, not stamps; use dates or whole numbers.")
         cells = _dates(text, name)
     missing = cells.isna().to_numpy().nonzero()[0]
     if len(missing):
@@ -259,8 +269,8 @@ def _values(frame: Any, ids: Array, columns: Columns) -> Array:
     for what, rows in wrong.items():
         for row in np.flatnonzero(rows)[:1]:
             raise UserError(
-                f"Series {str(ids[row])!r}: {str(cells.iloc[row])[:60]!r} in column {columns.target!r}, row {row}, "
-                f"is {what}."
+                f"Series {str(ids[row])!r}: {str(cells.iloc[row])[:60]!r} in column {columns.target!r}, row "
+                f"{row % frame.attrs.get('rows', len(frame))}, is {what}."
             )
     return values
 
@@ -278,11 +288,11 @@ def panel_of(
     names = frame[columns.id].astype(str).to_numpy()
     values, stamps = _values(frame, names, columns), stamps_of(frame[columns.time], columns.time)
     codes, ids = pd.factorize(names)
-    rows = np.arange(len(frame))
+    rows = np.arange(len(frame)) % frame.attrs.get("rows", len(frame))
     raw = stamps if not isinstance(stamps, pd.DatetimeIndex) else stamps.asi8
     order = np.lexsort((raw, codes))
     codes, values, rows, stamps = codes[order], values[order], rows[order], stamps[order]
-    clock = clock_of(freq, stamps, codes) if clock is None else _same_kind(clock, stamps)
+    clock = clock_of(freq, stamps, codes) if clock is None else same_kind(clock, stamps)
     numbers = clock.numbers(stamps)
     ends = np.flatnonzero(np.diff(codes, append=len(ids)) > 0)
     starts = np.concatenate([[0], ends[:-1] + 1])
@@ -356,17 +366,6 @@ def joined(old: Panel, new: Panel) -> Panel:
             f"{kept[row]:g}; pass only new rows, or fit again to correct old ones."
         )
     return both
-
-
-def _same_kind(clock: Clock, stamps: Any) -> Clock:
-    import pandas as pd
-
-    dated = isinstance(stamps, pd.DatetimeIndex)
-    if dated != (clock.unit != "number"):
-        raise UserError(f"The model was fitted on steps of one {clock.name}; these stamps are of another kind.")
-    if dated and (stamps.tz is None) != (clock.zone == ""):
-        raise UserError("The model was fitted on stamps with a time zone and these have none, or the reverse.")
-    return clock
 
 
 def _check_density(ids: Any, starts: Array, ends: Array, lengths: Array, numbers: Array, clock: Clock) -> None:

@@ -1,0 +1,67 @@
+"""Sample paths: their marginals and how their steps hang together."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesrnn.forecasting import Forecaster, grids
+from bayesrnn.forecasting.paths import copula
+
+
+def test_a_copula_has_the_marginals_and_the_correlation():
+    grid = np.broadcast_to(5 + 2 * grids.Z, (1, 3, len(grids.Z)))
+    correlation = 0.8 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
+    found = copula(grid, correlation, 40_000, np.random.default_rng(0))[0]
+    np.testing.assert_allclose(found.mean(0), 5, atol=0.05)
+    np.testing.assert_allclose(found.std(0), 2, atol=0.03)
+    np.testing.assert_allclose(np.corrcoef(found.T), correlation, atol=0.02)
+
+
+def walk(rows, seed=0):
+    """y_t = 0.9 y_{t-1} + noise: errors h and k steps ahead are correlated, and grow with h."""
+    rng, y = np.random.default_rng(seed), np.zeros(rows)
+    for t in range(1, rows):
+        y[t] = 0.9 * y[t - 1] + rng.normal()
+    return pd.DataFrame({"ds": np.arange(rows), "y": y})
+
+
+@pytest.fixture(scope="module", params=[160, 900], ids=["structure", "linear"])
+def model(request):
+    return Forecaster(6, members=0, season=1).fit(walk(request.param))
+
+
+@pytest.mark.parametrize("method", ["copula", "autoregressive"])
+def test_paths_of_an_autoregression(model, method):
+    found = model.sample_paths(2000, method=method)
+    assert list(found) == ["unique_id", "ds", "path", "y"]
+    y = found["y"].to_numpy().reshape(2000, 6)
+    table = model.predict(level=[80])
+    inside = (y > table["lo-80"].to_numpy()) & (y < table["hi-80"].to_numpy())
+    np.testing.assert_allclose(inside[:, 0].mean(), 0.8, atol=0.03)
+    np.testing.assert_allclose(inside.mean(0), 0.8, atol=0.03 if method == "copula" else 0.12)
+    # Truth: steps 5 and 6 are correlated by 0.9 sqrt(var_5 / var_6) = 0.85.
+    assert np.corrcoef(y[:, 4], y[:, 5])[0, 1] == pytest.approx(0.85, abs=0.1)
+
+
+def test_autoregressive_paths_read_columns_known_ahead():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"ds": np.arange(400), "sale": rng.integers(0, 2, 400), "x": rng.normal(size=400)})
+    frame["y"] = 10 * frame["sale"] + rng.normal(size=400)
+    model = Forecaster(4, members=0, season=1, future=["sale"], past=["x"]).fit(frame)
+    future = pd.DataFrame({"ds": np.arange(400, 404), "sale": [0, 1, 0, 1]})
+    found = model.sample_paths(50, future=future, method="autoregressive")
+    mean = found.groupby("ds")["y"].mean().to_numpy()
+    np.testing.assert_allclose(mean, [0, 10, 0, 10], atol=2)
+    pd.testing.assert_frame_equal(found, model.sample_paths(50, future=future, method="autoregressive"))
+
+
+def test_two_series_keep_their_own_paths():
+    frame = pd.concat(
+        [walk(200).assign(unique_id="low"), walk(300, 1).assign(unique_id="high", y=lambda f: f["y"] + 100)]
+    )
+    model = Forecaster(3, members=0, season=1).fit(frame)
+    means = model.sample_paths(40, method="autoregressive").groupby("unique_id")["y"].mean()
+    assert abs(means["low"]) < 10
+    assert abs(means["high"] - 100) < 10
+    with pytest.raises(ValueError, match="method must be one of"):
+        model.sample_paths(2, method="bootstrap")
