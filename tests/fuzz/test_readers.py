@@ -368,4 +368,4 @@ def test_the_record_as_a_table(tmp_path):
     counts = {"inputs": 100_000, "read": 1, "refused": 99_999, "extra_memory_mb": 20}
     found = {"what": "x", **counts, "versions": {"a": "1"}}
     (tmp_path / "fuzz.json").write_text(json.dumps({"readers": {"recipe": found}}))
-    assert "| recipe | x | 100,000 | 1 | 99,999 | 20 |" in fuzz.table(tmp_path)
+    assert "| recipe: x | 100,000 | 1 | 99,999 | 20 |" in fuzz.table(tmp_path)
