@@ -45,7 +45,10 @@ class Conformal:
 
     Example::
 
-        c = br.Conformal(lambda x: br.predict(model, x, likelihood=likelihood), level=0.9, method="cqr")
+        def predict(x):
+            return br.predict(model, x, likelihood=likelihood)
+
+        c = br.Conformal(predict, level=0.9, method="cqr")
         c.calibrate(x_held_out, y_held_out)
         low, high = c.interval(x_new)
     """

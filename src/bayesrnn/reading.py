@@ -40,7 +40,14 @@ def read_text(path: str | Path, *, most: int) -> str:
 
 def read_json(path: str | Path, *, most: int = 64 * MB) -> Any:
     """The content of a JSON file."""
-    return parse_json(read_text(path, most=most), where=str(path))
+    data = read_bytes(path, most=most)
+    try:
+        return parse_json(data.decode("utf-8-sig"), where=str(path))
+    except UnicodeDecodeError as error:
+        wrong = f"{path} is not JSON (byte {error.start} is not UTF-8)"
+    except UserError as error:
+        wrong = str(error).removesuffix(".")
+    raise UserError(f"{wrong}: it is damaged; restore it from a backup.")
 
 
 def parse_json(text: str | bytes, *, where: str) -> Any:

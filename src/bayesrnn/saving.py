@@ -58,7 +58,7 @@ def save(
 
     Example::
 
-        br.save(model, "saved")                                              # model: br.BayesByBackprop(Net())
+        br.save(model, "saved")  # model: br.BayesByBackprop(Net())
         same = br.load("saved", br.BayesByBackprop(Net()))
     """
     check_module(model)

@@ -86,7 +86,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "said"),
     [
         (BOMB, "anchors and aliases are not read"),
-        ("a: 1\na: 2\n", "a key is there twice"),
+        ("a: 1\na: 2\n", "the key 'a' is there twice"),
         ("[" * 60_000, "nested more than 100 deep"),
         ("- " * 20_000, "recursion"),
         ("a: " + "9" * 5000, "4300 digits"),

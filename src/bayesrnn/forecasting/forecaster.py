@@ -64,10 +64,10 @@ class Forecaster:
 
     Example::
 
-        f = Forecaster(horizon=24, freq="h").fit(df)            # long frame: unique_id, ds, y
-        f.predict(level=[80, 95])                               # unique_id, ds, mean, median, lo-80, hi-80, ...
-        f = Forecaster(horizon=24, freq="h", future=["price"]).fit(df)       # df has a column price
-        f.predict(future=prices)                                # prices: unique_id, ds, price of the next 24 hours
+        f = Forecaster(horizon=24, freq="h").fit(df)  # long frame: unique_id, ds, y
+        f.predict(level=[80, 95])  # unique_id, ds, mean, median, lo-80, hi-80, ...
+        f = Forecaster(horizon=24, freq="h", future=["price"]).fit(df)  # df has a column price
+        f.predict(future=prices)  # unique_id, ds, price of the next 24 hours
     """
 
     def __init__(

@@ -40,9 +40,12 @@ def load_yaml(text: str, *, where: str) -> Any:
         finally:
             loader.dispose()
     except wrong as error:  # not only YAMLError: PyYAML trusts its tags
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        line = f"line {mark.line + 1}: " if mark and "\n" in text.strip() else ""
-        raise UserError(f"{where} is not YAML as it is read here ({line}{problem or first_line(error)}).") from None
+        reason = first_line(error)
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+            words = [error.context, error.problem] if str(error.problem).startswith("but ") else [error.problem]
+            line = f"line {error.problem_mark.line + 1}: " if "\n" in text.strip() else ""
+            reason = line + ", ".join(filter(None, words))
+        raise UserError(f"{where} is not YAML as it is read here ({reason}).") from None
 
 
 @cache

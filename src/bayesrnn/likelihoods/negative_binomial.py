@@ -24,7 +24,7 @@ class NegativeBinomial(Distribution):
     Example::
 
         elbo = br.ELBO(model, br.NegativeBinomial(), num_data=len(counts))
-        br.predict(model, x, likelihood=br.NegativeBinomial()).quantile(0.95)     # a whole number to be prepared for
+        br.predict(model, x, likelihood=br.NegativeBinomial()).quantile(0.95)  # a whole number
     """
 
     size, discrete = 2, True

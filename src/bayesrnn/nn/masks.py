@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bayesrnn.draws import Noise, Source
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_noise = cache(Noise)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _direction_noise(
     def units(key: str, p: float, shape: tuple[int, ...]) -> tuple[Tensor, bool]:
         """Masks, and whether every sequence has its own."""
         shared = rates.share == "batch"
-        z = source.units(key + suffix, Noise(p, rates.noise), shape, out.w_hh, rows=rows, shared=shared)
+        z = source.units(key + suffix, _noise(p, rates.noise), shape, out.w_hh, rows=rows, shared=shared)
         if z.ndim == len(shape):
             return z, False
         return z if order is None else z.index_select(0, order), True

@@ -149,12 +149,12 @@ class NoisyRNN(NoisyLayer, _Base):
         source = draws.source(self)
         noise = None if source is None or not self.rates.any else self._sample_noise(input, source)
         in_weights = noise is None or all(one.in_weights for one in noise.values())
-        forced = recurrence.forced()
-        if not in_weights or forced or recurrence.beats_torch(self, input):
-            return recurrence.run(self, input, hx, source, noise, plain=in_weights and not forced)
+        plain = in_weights and not recurrence.forced()
+        if not plain or recurrence.beats_torch(self, input):
+            return recurrence.run(self, input, hx, source, noise, plain=plain)
         if noise is None:
-            plain: tuple[Any, Any] = super().forward(input, hx)
-            return plain
+            result: tuple[Any, Any] = super().forward(input, hx)
+            return result
         return self._fused(input, hx, noise)
 
     @uncompiled

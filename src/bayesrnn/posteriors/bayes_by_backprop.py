@@ -31,7 +31,8 @@ class BayesByBackprop(Bayesian, HasSigma):
 
     Example::
 
-        q = br.BayesByBackprop(model, prior=br.ScaleMixture(0.25, math.exp(-1), math.exp(-7)), exclude="head.bias")
+        prior = br.ScaleMixture(0.25, math.exp(-1), math.exp(-7))
+        q = br.BayesByBackprop(model, prior=prior, exclude="head.bias")
         elbo = br.ELBO(q, br.Categorical(), num_data=929_589)
         logits, state = q(x, state)
         elbo(logits, y).loss.backward()

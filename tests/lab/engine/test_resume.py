@@ -128,6 +128,33 @@ def test_folders_without_a_run(tmp_path):
         assert message in result.stderr
 
 
+@pytest.mark.parametrize("damage", [None, b"\xff{", b"{"])
+def test_a_lost_record_is_made_again(runs, text_folder, tmp_path, damage):
+    run = shutil.copytree(runs[0].parent / "whole", tmp_path / "run")
+    before = json.loads((run / "record.json").read_text())
+    (run / "record.json").unlink() if damage is None else (run / "record.json").write_bytes(damage)
+    refused = invoke("train", "variational-tied-medium", "--out", run)
+    assert "holds a run whose record.json is missing or damaged; make the record again with --resume" in refused.stderr
+    measured = invoke("evaluate", run, "--samples", 0)
+    assert f"To make it again: bayesrnn train {run} --resume" in measured.stdout.replace("\n", " ")
+    result = invoke("train", run, "--resume", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "All epochs are done." in result.stdout
+    after = json.loads((run / "record.json").read_text())
+    changed = {key for key in before if before[key] != after.get(key)}
+    assert changed <= {"started"}
+    assert not (run / ".unfinished").exists()
+
+
+def test_a_damaged_description_is_called_damaged(stopped):
+    run, _ = stopped
+    (run / "config.json").write_bytes(b"\xff\xfe")
+    for words in (["train", run, "--resume"], ["evaluate", run]):
+        said = invoke(*words).stderr
+        assert "damaged; restore it from a backup" in said
+        assert said.count("\n") == 1
+
+
 def test_the_first_lines_say_how_long_it_will_take(text_folder, tmp_path):
     """Once per start, before the first epoch ends; a resumed run counts what is left."""
     told, pattern = Told(stop=2), r"3 epochs of \d+ steps, \S+ s each on this cpu: about .* left, plus validation\."

@@ -62,6 +62,13 @@ def test_the_mean_weights_are_beside_the_average(client):
     assert came["mean"] == pytest.approx(math.exp(-exact["surprisal"]), rel=1e-4)
 
 
+def test_the_example_is_of_the_runs_own_text(client, text_folder, monkeypatch):
+    example = client.about()["runs"][0]["panels"]["task"]["example"]
+    assert example in (text_folder / "valid.txt").read_text().splitlines()
+    own = panel.LanguagePanel(client.runs[0], panel.Options(data="/nowhere"))
+    assert set(own.example.split()) <= set(own.vocabulary.words)
+
+
 def test_a_model_without_noise_has_no_draws(language_runs, client_of):
     client = client_of(language_runs[2:])
     assert not client.about()["runs"][0]["panels"]["task"]["random"]

@@ -101,7 +101,8 @@ def command(
         with guard.unchanged():
             recorded = add_evaluation(run, metrics)
         if recorded is None:
-            told = f"{run / RECORD} is missing, or not a record: the metrics are only in evaluation.json."
+            told = f"{run / RECORD} is missing or damaged: the metrics are only in evaluation.json. "
+            told += f"To make it again: bayesrnn train {run} --resume"
             console.print(told, soft_wrap=True, markup=False)
         metrics = recorded or metrics
     rows = [{"key": key, "value": _shown(value)} for key, value in task.table(metrics).items()]

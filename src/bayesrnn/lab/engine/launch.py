@@ -22,7 +22,7 @@ from bayesrnn.lab.reading import as_given, counted, lack_of_memory, read_json
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint, sizes
-from bayesrnn.lab.runs.folder import MARKER, RunFolder, check_format, config_of
+from bayesrnn.lab.runs.folder import CONFIG, MARKER, RunFolder, check_format, config_of
 from bayesrnn.lab.runs.record import RECORD, Record, from_json, read
 
 if TYPE_CHECKING:
@@ -191,7 +191,9 @@ def _request(
     """What to train; ``before`` is the config.json of a run to resume, which keeps its settings."""
     if before is None:
         if name is None:
-            raise UserError(f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`.")
+            damaged = f"{out / CONFIG} is damaged; restore it from a backup, or train the recipe again with --force."
+            none = f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`."
+            raise UserError(damaged if (out / CONFIG).exists() else none)
         recipe = recipes.override(recipes.load(name), overrides)
         return Request(Path(name).stem, recipe, data, 1 if seed is None else seed, overrides)
     check_format(before, out)

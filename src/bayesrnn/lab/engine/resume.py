@@ -46,7 +46,8 @@ def go_on(run: engine.Run) -> None:
 
     if run.ranks.from_first(saved):
         run.resume()
-        run.reporter.say(f"Resumed in epoch {run.epoch}, after step {run.done}.")
+        ended = run.epoch > run.recipe.train.epochs
+        run.reporter.say("All epochs are done." if ended else f"Resumed in epoch {run.epoch}, after step {run.done}.")
     else:
         run.reporter.say("Nothing was saved yet: started from the beginning.")
 

@@ -105,7 +105,9 @@ class RunFolder:
         present = found - torn
         if resume and not (self.path / MARKER).exists():
             nothing = "holds a finished run; to train longer, start another with more train.epochs and another --out."
-            raise UserError(f"{self.path} {nothing if is_own(self.path / RECORD) else _NO_RUN}")
+            if not self._lacks_record:
+                raise UserError(f"{self.path} {nothing if is_own(self.path / RECORD) else _NO_RUN}")
+            self._say(f"{self.path / RECORD} is missing or damaged; it is made again.")
         if present and not resume:
             self._check(present, own, force)
         if denied is not None:  # only now: the contents of the folder matter more to the user
@@ -133,6 +135,12 @@ class RunFolder:
         gone = made + [("the run in " * p.exists()) + p.name for p in inside if p.parent == self.path]
         if gone:
             self._say(f"Removed with the earlier run in {self.path}: {', '.join(gone)}.")
+
+    @property
+    def _lacks_record(self) -> bool:
+        """Whether a run with all but its record is here."""
+        whole = is_own(self.path / CONFIG) and (self.path / "last.safetensors").is_file()
+        return whole and not is_own(self.path / RECORD)
 
     def _say(self, text: str) -> None:
         self.note = f"{self.note} {text}".lstrip()
@@ -165,13 +173,19 @@ class RunFolder:
         self.release()
 
     def _check(self, present: set[str], own: list[str], force: bool) -> None:
-        unfinished, finished = MARKER in present, is_own(self.path / RECORD)
+        lost = self._lacks_record
+        unfinished, finished = MARKER in present, is_own(self.path / RECORD) or lost
         if not force:
             if unfinished:
                 saved = {"next.safetensors", "last.safetensors", "previous.safetensors"} & present
                 resumable = "continue it with --resume, " if saved else ""
                 raise UserError(
                     f"{self.path} holds an unfinished run; {resumable}start it over with --force, or {self._elsewhere}."
+                )
+            if lost:
+                raise UserError(
+                    f"{self.path} holds a run whose {RECORD} is missing or damaged; make the record again with "
+                    f"--resume, replace the run with --force, or {self._elsewhere}."
                 )
             what = "a finished run" if finished else "files"
             raise UserError(f"{self.path} already holds {what}; replace it with --force, or {self._elsewhere}.")

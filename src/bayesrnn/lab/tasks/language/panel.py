@@ -1,6 +1,7 @@
 """The panel of language models: any text, word by word, and what was expected in the place of a word."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.language.scoring import draws_weights, log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
 from bayesrnn.lab.tasks.language.streams import evaluation_window, perplexity, reset_of
+from bayesrnn.lab.tasks.language.text import python_docs, split_files
 from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
 from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
@@ -28,7 +30,8 @@ _WORDS = 1000  # of a text
 _SCORED = 2000  # words of the validation text, to score a pruned model
 _LIKELY = 8
 _HELD = 1 << 29  # parameters of all held draws; they take half as many floats
-_EXAMPLE = "the value of the expression is the name of a class"
+_EXAMPLE = 12  # words
+_READ = 1 << 14  # characters of the validation text, for the example
 
 
 class Text(Request):
@@ -56,7 +59,7 @@ class LanguagePanel(Panel):
     def about(self) -> dict[str, Any]:
         return {
             "random": is_random(self.run.recipe),
-            "example": _EXAMPLE,
+            "example": self.example,
             "words": len(self.vocabulary),
             "levels": {"surprisal": SURPRISAL_LEVELS, "mutual_information": INFORMATION_LEVELS},
         }
@@ -67,6 +70,22 @@ class LanguagePanel(Panel):
     @cached_property
     def vocabulary(self) -> Any:
         return vocabulary_of(self.run.files)
+
+    @cached_property
+    def example(self) -> str:
+        """A line of the validation text; where there is none, the most frequent words."""
+        lines: list[list[str]] = []
+        with suppress(UserError, OSError):
+            place = self.run.place(self.options.data, self.device)
+            if place is None:
+                text = " ".join(python_docs().valid[: _EXAMPLE * 9]).replace(EOS, "\n")
+            else:
+                with open(split_files(place)["valid"], encoding="utf-8", errors="replace") as file:
+                    text = file.read(_READ)
+            lines = [line.split() for line in text.splitlines()]
+        frequent = [word for word in self.vocabulary.words if word not in (EOS, UNK)]
+        longest = max(lines[:20], key=len, default=[]) or frequent
+        return " ".join(longest[:_EXAMPLE])
 
     def _draw(self, count: int) -> Iterator[Part]:
         """Make the weights of the first draws, once: drawing a large model takes longer than running it.

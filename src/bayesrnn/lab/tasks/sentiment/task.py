@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
 _LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
-_TOKENS = {"cuda": 1 << 20, "cpu": 1 << 17}  # in one pass of a measurement
+_TOKENS = {"cuda": 1 << 20, "cpu": 1 << 13}  # in one pass of a measurement
+_BYTES = {"cuda": None, "cpu": 1 << 26}  # of draws in one pass: a CPU spends as long again on new pages for larger ones
 
 
 class RatingModel(nn.Module):
@@ -293,7 +294,8 @@ def predict(model: nn.Module, tokens: Tensor, samples: int, seed: int) -> Tensor
     mean = model(tokens)[:, 0]
     if samples == 0:
         return mean[None]
-    draws = br.predict(model, tokens, samples=samples, seed=seed, batch_dim=1).samples[:, :, 0]
+    limit = _BYTES.get(tokens.device.type)
+    draws = br.predict(model, tokens, samples=samples, seed=seed, batch_dim=1, memory_limit=limit).samples[:, :, 0]
     return torch.cat([mean[None], draws.to(mean)])
 
 
