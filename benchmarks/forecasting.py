@@ -2,7 +2,7 @@
 
     python benchmarks/forecasting.py ours TASK... --data FOLDER --seeds 1 2 3
     python benchmarks/forecasting.py peers TASK... --data FOLDER --peers-python PATH --methods auto-ets lightgbm
-    python benchmarks/forecasting.py scale --out results/forecasting/scale
+    python benchmarks/forecasting.py scale
 
 Tasks and metrics: benchmarks/forecasting_tasks.py. A forecast is 21 quantiles per step. Records go to
 ``results/forecasting/TASK/METHOD/SEED.json``; those that exist are kept unless ``--force`` is given. ``--fold valid``
@@ -169,6 +169,7 @@ def scale(options: argparse.Namespace) -> None:
         )  # fmt: skip
         print(rows[-1], flush=True)
     made = environment(torch.device("cpu"))
+    (options.out / "scale").mkdir(parents=True, exist_ok=True)
     Record(
         recipe="scale", seed=1, commit=commit(), **made, command=_command(), data="made up",
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), metrics={"first_answer": first, "stream": rows},

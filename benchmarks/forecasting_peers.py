@@ -159,7 +159,7 @@ def deepar(task: Task, seed: int, minutes: float) -> Answer:
     answer.from_frame(
         found.reset_index(), items, task.horizon, columns, "DeepAR-median" if "DeepAR-median" in columns else "DeepAR"
     )
-    answer.note = f"at most 1,000 steps of 128 windows of {context} and {minutes:g} minutes"
+    answer.note = f"at most 1,000 steps of 128 windows of {context} and {minutes:g} min"
     return answer
 
 
@@ -212,7 +212,7 @@ def darts_rnn(task: Task, seed: int, minutes: float) -> Answer:
         answer.quantiles[i] = np.quantile(draws, LEVELS, axis=1).T
         answer.point[i] = np.median(draws, axis=1)
     answer.predict_seconds = time.process_time() - started
-    answer.note = f"windows of {context}, at most 100 epochs and {minutes:g} minutes"
+    answer.note = f"windows of {context}, at most 100 epochs and {minutes:g} min"
     return answer
 
 
