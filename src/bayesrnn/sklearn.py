@@ -240,7 +240,8 @@ class _Estimator(BaseEstimator):
         x = ((self._sequences(rows) - self.input_mean_) / self.input_scale_).to(self.device)
         if not bool(torch.isfinite(x).all()):
             raise ValueError("X has values too far from those of fit: divided by their spread they exceed float64")
-        count = 1 if self.posterior == "plain" else self.samples
+        random = self.posterior == "bayes_by_backprop" or (self.posterior == "variational" and self.dropout > 0)
+        count = self.samples if random else 1
         return [
             br.predict(self.model_, block, samples=count, seed=self.seed_, likelihood=self.likelihood_, batch_dim=1)
             for block in x.split(_BLOCK, 1)

@@ -311,7 +311,7 @@ def test_what_is_refused():
     for wrong in (br.Categorical, nn.Linear(1, 1), br.Mixture()):
         with pytest.raises(TypeError, match=r"component must be br\.Gaussian or a distribution"):
             br.Mixture(wrong, components=2)
-    found = br.predict(nn.Linear(2, 2), torch.zeros(4, 2), likelihood=br.StudentT(4))
+    found = br.predict(nn.Linear(2, 2), torch.zeros(4, 2), samples=1, likelihood=br.StudentT(4))
     with pytest.raises(ValueError, match="q must be between 0 and 1"):
         found.quantile(1.0)
     with pytest.raises(ValueError, match="level must be between 0 and 1"):

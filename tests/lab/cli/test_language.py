@@ -687,7 +687,7 @@ def test_a_record_that_is_none_is_said(bayesian, content):
     file.unlink() if content is None else file.write_text(content)
     result = invoke("evaluate", bayesian, "--samples", 0)
     assert result.exit_code == 0, result.output
-    said = f"{file} is missing, or not a record: the metrics are only in evaluation.json.\n"
+    said = f"{file} is missing or damaged: the metrics are only in evaluation.json. "
     assert said in result.stdout
     assert content == (file.read_text() if file.exists() else None)
     assert "test_perplexity" in json.loads((bayesian / "evaluation.json").read_text())
