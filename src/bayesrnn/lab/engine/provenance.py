@@ -83,10 +83,11 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the source that runs, where it is a checkout: as it was when this was first asked."""
+    """The commit of the source that runs, as it was when this was first asked: BAYESRNN_COMMIT, or the checkout's."""
+    if named := os.environ.get("BAYESRNN_COMMIT"):
+        return named
     words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("BAYESRNN_COMMIT")
-    return found.stdout.strip()
+        return None
