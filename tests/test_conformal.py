@@ -221,3 +221,9 @@ def test_a_predictor_without_a_mean_is_refused():
     for made in (pandas.DataFrame({"mean": [1.0]}), (1.0, 2.0)):
         with pytest.raises(TypeError, match=r"predict_fn must return a br\.Prediction"):
             br.Conformal(lambda x, made=made: made).calibrate(torch.zeros(20), torch.zeros(20))
+
+
+def test_sets_need_probabilities():
+    c = br.Conformal(lambda x: Said(torch.randn(len(x), 3)), method="lac")
+    with pytest.raises(ValueError, match="needs class probabilities"):
+        c.calibrate(torch.zeros(30), torch.randint(3, (30,)))

@@ -315,3 +315,28 @@ class TestWeightOfTheKL:
                 losses[-1].backward()
                 optimizer.step()
         assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("padding", [0.0, 1000.0, math.nan])
+def test_padding_does_not_steer_the_sharpened_weights(padding):
+    torch.manual_seed(0)
+    s = br.PosteriorSharpening(br.BayesByBackprop(nn.Linear(4, 1)))
+    elbo = br.ELBO(s, br.Gaussian(), num_data=100)
+    x, y, mask = torch.randn(6, 4), torch.randn(6, 1), torch.arange(6) < 4
+    terms = []
+    for rows in (slice(0, 4), slice(0, 6)):
+        y[4:] = padding
+        options = {} if rows.stop == 4 else {"mask": mask}
+        with br.draw(s, seed=1):
+            terms.append(elbo.evaluate(lambda rows=rows: s(x[rows]), y[rows], **options)[0])
+    torch.testing.assert_close(terms[0].sharpening, terms[1].sharpening)
+    torch.testing.assert_close(terms[0].nll, terms[1].nll)
+
+
+def test_a_warm_up_in_epochs_under_another_default_device():
+    x, y = torch.randn(5, 4), torch.randn(5, 2)
+    q = br.BayesByBackprop(nn.Linear(4, 2))
+    elbo = br.ELBO(q, br.Gaussian(), num_data=30, warmup_epochs=2.0)
+    with torch.device("meta"):
+        elbo(q(x), y)
+    assert float(elbo.calls) == 10

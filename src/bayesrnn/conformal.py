@@ -132,6 +132,10 @@ class Conformal:
             kind = type(found).__name__
             raise TypeError(f"predict_fn must return a br.Prediction or an object with .mean, got {kind}")
         centre = _tensor(mean)
+        if self.method == "lac" and not _probabilities(centre):
+            raise ValueError(
+                'method="lac" needs class probabilities as predicted means: use likelihood=br.Categorical()'
+            )
         if self.method != "cqr":
             return centre, centre, centre
         low, high = found.interval(self.level)
@@ -184,3 +188,7 @@ def _classes(y: Any, probabilities: Tensor) -> Tensor:
     if least < 0 or most >= count:
         raise ValueError(f"y must have class numbers from 0 to {count - 1}, got {least} to {most}")
     return found.long().to(probabilities.device)
+
+
+def _probabilities(x: Tensor) -> bool:
+    return x.ndim > 1 and not bool((x < 0).any()) and bool(((x.sum(-1) - 1).abs() < 0.02).all())

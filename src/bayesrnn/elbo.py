@@ -137,9 +137,7 @@ class ELBO(nn.Module):
             share: the part of the KL that this batch has, relative to an even division over the epoch. With M batches
                 and M 2^(M-i) / (2^M - 1) for batch i it is that of arXiv 1505.05424, section 3.4.
         """
-        output, target = _tensor(output, "the output"), _tensor(target, "the target")
-        if mask is not None:
-            output, target = output[mask], target[mask]
+        output, target = _counting(output, target, mask)
         look = self.check_finite and not _without_values(output)
         if look and isinstance(self.likelihood, Categorical):
             self.likelihood.check(output, target)
@@ -174,7 +172,7 @@ class ELBO(nn.Module):
         """
 
         def nll() -> Tensor:
-            return self.likelihood.nll(_tensor(run(), "the output"), _tensor(target, "the target"))
+            return self.likelihood.nll(*_counting(run(), target, options.get("mask")))
 
         with ExitStack() as stack:
             for level in _levels(self.model):
@@ -196,7 +194,8 @@ class ELBO(nn.Module):
         if (self.warmup or self.warmup_epochs) and self.training and self.model.training:
             end = self.warmup or self.warmup_epochs * self.num_data
             divergence = (self.calls / end).clamp(max=1.0).to(divergence) * divergence
-            self.calls += 1 if self.warmup else torch.as_tensor(self.likelihood.count(target)).to(self.calls)
+            targets = self.likelihood.count(target)
+            self.calls += 1 if self.warmup else targets.to(self.calls) if isinstance(targets, Tensor) else targets
         return divergence / (self.num_data / self.kl_weight)
 
     def _look(self, terms: Terms, count: Any) -> None:
@@ -229,6 +228,12 @@ class ELBO(nn.Module):
         raise FloatingPointError(
             f"{blame} is not finite{where}: look for NaN in the inputs or targets, or lower the learning rate"
         )
+
+
+def _counting(output: Any, target: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output and target, without what the mask leaves out."""
+    output, target = _tensor(output, "the output"), _tensor(target, "the target")
+    return (output, target) if mask is None else (output[mask], target[mask])
 
 
 class _Watch:

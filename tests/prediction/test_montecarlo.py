@@ -615,3 +615,13 @@ def test_a_sharpened_model_has_the_same_draws_at_once_and_in_turns(monkeypatch):
     monkeypatch.setattr(montecarlo, "batched_weight_draws", lambda *args: (sizes.append(len(args[3])), real(*args))[1])
     torch.testing.assert_close(br.predict(s, x, samples=6, seed=1).samples, in_turns)
     assert sum(sizes) == 6
+
+
+class RareNoise(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.02, self.training)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_that_few_draws_show_is_noise(seed):
+    assert float(br.predict(RareNoise(), torch.ones(1, 8), samples=64, seed=seed).epistemic.sum()) > 0
