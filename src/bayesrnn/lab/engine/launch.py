@@ -82,7 +82,8 @@ def launch(
     where = device_of(ranks.device or device)
     before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
     wanted = _request(name, overrides or [], data, seed, before, out)
-    start = _start(before, {"command": command, "overrides": wanted.overrides, "log": list(log)})
+    now = {"command": command, "overrides": wanted.overrides, "log": list(log), "began": time.time()}
+    start = ranks.from_first(lambda: _start(before, now))
     callbacks = (*callbacks, *logs(log or start["log"]))
     reporter = calls = Calls(reporter, callbacks) if ranks.first else Calls(Silent(), ())
     task, digest = ranks.together(lambda: _task(wanted, where, ranks))
@@ -114,7 +115,6 @@ def launch(
 
         going_on = ranks.from_first(claim)
         reporter.say(task.describe())
-        began = time.time()
         run = ranks.together(
             lambda: engine.Run(task, seed=wanted.seed, folder=folder, reporter=reporter, graph=graph, ranks=ranks)
         )
@@ -126,7 +126,7 @@ def launch(
         if folder is None:
             return Record()
         record = provenance.record_of(
-            run, config, overrides=start["overrides"], command=start["command"], started=began, measure=measure
+            run, config, overrides=start["overrides"], command=start["command"], started=start["began"], measure=measure
         )
         if starters:
             record = record.model_copy(update={_STARTERS: " ".join(starters)})
@@ -230,7 +230,9 @@ def _start(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]
     kept = (before or {}).get("start")
     found = {**now, **kept} if isinstance(kept, dict) else now
     lists = {key: found[key] if isinstance(found[key], list) else [] for key in ("overrides", "log")}
-    return {"command": str(found["command"]), **{key: [*map(str, value)] for key, value in lists.items()}}
+    began = found["began"] if isinstance(found["began"], int | float) else now["began"]
+    kept_lists = {key: [*map(str, value)] for key, value in lists.items()}
+    return {"command": str(found["command"]), **kept_lists, "began": float(began)}
 
 
 def _task(wanted: Request, device: torch.device, ranks: Ranks) -> "tuple[Task, str]":

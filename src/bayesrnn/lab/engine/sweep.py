@@ -27,6 +27,7 @@ from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.progress import Silent
 from bayesrnn.lab.engine.space import Range, Space, assigned, check_doubles, read_grid, read_search, read_value
 from bayesrnn.lab.reading import as_given, data_name, read_json
+from bayesrnn.lab.recipes.keys import full_key
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.collection import flat, metrics_lines
@@ -107,6 +108,11 @@ def sweep(
         # For one point: settings such as the batch size change what is read.
         "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
     }
+    fixed = {full_key(recipe, text.partition("=")[0]) for text in overrides or []}
+    if double := sorted(fixed & space.keys()):
+        raise UserError(f"{double[0]} is tried by the sweep and set to one value as well; omit one of the two.")
+    if (out / CONFIG).exists() or (out / RECORD).exists():
+        raise UserError(f"{out} holds a run, not a sweep; choose another --out.")
     make_folder(out / "trials", "choose another --out")
     options = {"data": data, "device": str(device_of(device)), "graph": graph, "command": command}
     return _Sweep(name, recipe, about, space, out, say, trials or 0, overrides or [], prune, options).run()
