@@ -68,7 +68,10 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     if not is_number(false_alarms) or not 0 < false_alarms < 0.5:
         raise UserError(f"false_alarms is {false_alarms!r}; it is a share between 0 and 0.5, such as 0.01.")
     new = forecaster._data(data)
-    old = forecaster._panel
+    some = np.flatnonzero(np.logical_or.reduceat(~np.isnan(new.y), new.offsets[:-1]))
+    if not len(some):
+        raise UserError(f"Series {new.ids[0]!r} has no value in its new rows; give rows with values.")
+    new, old = new.part(some), forecaster._panel
     both = joined(old, new)
     place = {name: i for i, name in enumerate(both.ids)}
     known = dict(zip(old.ids, old.lengths.tolist(), strict=True))
@@ -78,7 +81,7 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     for i, name in enumerate(new.ids):
         series = place[name]
         begin = (int(new.first[i]) - int(both.first[series])) // clock.every
-        end = begin + int(new.lengths[i])
+        end = min(begin + int(new.lengths[i]), int(both.lengths[series]))  # rows without values may come last
         if begin == 0 and name in known:  # rows of fit, repeated
             begin = known[name]
             if begin >= end:
