@@ -10,6 +10,7 @@ import numpy as np
 from bayesrnn.checks import is_number
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.checks import check_threshold
 from bayesrnn.forecasting.panel import Panel, joined
 from bayesrnn.forecasting.windows import Windows
 
@@ -46,11 +47,7 @@ def crossing(
 ) -> Any:  # fmt: skip
     import pandas as pd
 
-    if isinstance(threshold, Mapping):
-        ids = forecaster._data(data).ids
-        missing = [name for name in ids if name not in threshold]
-        if missing:
-            raise UserError(f"threshold has no value for series {missing[0]!r}; give one number, or one per series.")
+    check_threshold(threshold, forecaster._data(data).ids)
     found = forecaster.sample_paths(n, data, future=future, seed=seed)
     key = forecaster.columns.id
     limit = found[key].map(threshold) if isinstance(threshold, Mapping) else threshold
