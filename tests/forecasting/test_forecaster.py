@@ -274,3 +274,33 @@ def test_shares_of_values_in_bins_of_their_forecasts():
     table = pd.DataFrame({"y": y, **{f"q-{q:g}": q for q in (0.1, 0.5)}})
     assert pit(table) == ([0.0, 0.1, 0.5, 1.0], [0.25, 0.5, 0.25])
     assert pit(table[["y"]]) == ([], [])
+
+
+def _series(values, freq):
+    return pd.Series(values, index=pd.date_range("2020-01-01", periods=len(values), freq=freq))
+
+
+@pytest.mark.parametrize(("seed", "rows"), [(2, 80), (3, 50), (5, 60)])
+def test_short_series_whose_covariance_is_all_but_singular(seed, rows):
+    values = 50 + 10 * np.sin(2 * np.pi * np.arange(rows) / 24) + np.random.default_rng(seed).normal(size=rows)
+    found = Forecaster(horizon=3, members=0).fit(_series(values, "D")).predict(level=[90])
+    assert (found["hi-90"] > found["lo-90"]).all()
+    assert found["mean"].between(30, 70).all()
+
+
+@pytest.mark.parametrize("gap", [48, 100, 300])
+def test_series_that_end_in_a_long_gap(gap):
+    values = 50 + 10 * np.sin(2 * np.pi * np.arange(480) / 24) + np.random.default_rng(1).normal(size=480)
+    values[480 - gap :] = np.nan
+    model = Forecaster(horizon=24, members=0)
+    if gap == 300:
+        with pytest.raises(UserError, match="too few values in their last rows"):
+            model.fit(_series(values, "h"))
+    else:
+        assert model.fit(_series(values, "h")).predict()["mean"].between(35, 65).all()
+
+
+def test_series_that_hardly_move():
+    values = 1e9 + np.random.default_rng(0).normal(size=60)
+    with pytest.raises(UserError, match="less than a millionth"):
+        Forecaster(horizon=6, members=0).fit(_series(values, "MS"))

@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids, own, structure
 from bayesrnn.forecasting.linear import LAGS, PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
@@ -149,7 +150,8 @@ def choose(
             named += f", own {base.penalty:g}, {base.spread}"
             say(f"{named}, validation CRPS {one[0]:.4f}")
             found.append(one)
-    assert found  # there are folds with windows to learn from
+    if not found:
+        raise UserError("The series have too few values in their last rows to choose on; leave out rows without any.")
     found.sort(key=lambda pair: pair[0])
     others = sorted(
         found[1:], key=lambda pair: ((pair[1].shape.log == "none") == (found[0][1].shape.log == "none"), pair[0])
@@ -179,6 +181,8 @@ def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calib
         if found is not None:
             say(f"structure, log {log}: log density {-found[0]:.1f}")
             tried.append((*found, windows))
+    if not tried:
+        raise UserError("The series change by less than a millionth of their size; subtract a constant first.")
     _, base, windows = min(tried, key=lambda one: one[0])
     errors, batches = [], []
     for fold in folds(panel, base.shape) if calibrate else ():

@@ -103,7 +103,14 @@ def covariance(theta: Tensor, rows: Tensor, seasons: Sequence[int]) -> Tensor:
 
 
 def _factor(k: Tensor, theta: Tensor) -> Tensor:
-    return torch.linalg.cholesky(k + (theta[_NOISE].exp() ** 2 + 1e-6) * torch.eye(len(k), dtype=k.dtype))
+    """Of the covariance with noise; with more of it where rounding leaves the matrix indefinite."""
+    eye = torch.eye(len(k), dtype=k.dtype)
+    wide = k + (theta[_NOISE].exp() ** 2 + 1e-6) * eye
+    for more in (0.0, 1e-9, 1e-7, 1e-5):
+        factor, failed = torch.linalg.cholesky_ex(wide + more * wide.diagonal().detach().mean() * eye)
+        if not int(failed):
+            break
+    return factor
 
 
 def _columns(windows: Windows, batch: Batch) -> Tensor:
@@ -158,6 +165,7 @@ def fitted(windows: Windows, cut: Array, start: Structure | None = None) -> tupl
     parts = [(torch.as_tensor(np.flatnonzero(batch.known[i])), torch.as_tensor(batch.context[i])) for i in some]
     columns = _columns(windows, batch)[some, : shape.context]
     theta = (middle if start is None else torch.as_tensor(start.theta)).clone().requires_grad_(True)
+    best: tuple[float, Tensor] = (math.inf, theta.detach().clone())
 
     def innovations(k: Tensor, i: int) -> tuple[Tensor, Tensor]:
         known, y = parts[i]
@@ -179,14 +187,20 @@ def fitted(windows: Windows, cut: Array, start: Structure | None = None) -> tupl
     )
 
     def closure() -> float:
+        nonlocal best
         optimizer.zero_grad()
         value = loss()
         value.backward()
+        if float(value.detach()) < best[0]:
+            best = float(value.detach()), theta.detach().clone()
         return float(value.detach())
 
     optimizer.step(closure)
     with torch.no_grad():
         value = float(loss())
+        if not value <= best[0]:  # the search left the numbers that can be computed
+            theta.copy_(best[1])
+            value = best[0]
         k = covariance(theta, rows, shape.seasons)
         found = [innovations(k, i)[1].numpy() for i in range(len(parts))]
     for i in some:  # densities of scaled logarithms to those of values
