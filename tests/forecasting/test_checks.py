@@ -50,7 +50,7 @@ def changed(row, **values):
         (frame(), {"past": ["p"]}, r"The frame has no column 'p', which past= names; add it"),
         (frame(), {"future": ["p"]}, r"The frame has no column 'p', which future= names; add it"),
         (frame().assign(p=range(60)), {"static": ["p"]}, r"Series 'a': column 'p' is static and changes in row 1; "),
-        (changed(4, p=np.inf), {}, r"Series 'a': column 'p' is infinite in row 4; correct it"),
+        (changed(4, p=np.inf), {}, r"Series 'a': column 'p' is infinite at 2024-01-05.*; correct it"),
         (frame().assign(ds=True), {}, r"The column 'ds' holds bool values, not stamps; use dates"),
         (frame().assign(ds=range(60)).replace({"ds": {5: 4}}), {}, r"rows 4 and 5 are both at 4 .*is one unit"),
         (pd.concat({"x": frame()}, axis=1), {}, r"The frame's columns have several levels; give each one name"),
@@ -78,16 +78,42 @@ def test_arguments():
     with pytest.raises(UserError, match="not fitted; call fit"):
         model.predict()
     model.fit(frame())
-    with pytest.raises(UserError, match=r"level has 0.8; a level is a percentage: write 80 for 0.8"):
-        model.predict(level=[0.8])
+    pd.testing.assert_frame_equal(model.predict(level=[0.8]), model.predict(level=80))
+    with pytest.raises(UserError, match=r"quantiles is 0.5; give a list of probabilities"):
+        model.predict(quantiles=0.5)
+    for threshold in (np.nan, "x", {"a": np.nan}, {"a": "x"}):
+        with pytest.raises(UserError, match=r"threshold is ('x'|nan).*; give one number, or one per series"):
+            model.crossing(threshold)
     with pytest.raises(UserError, match="quantiles has 2; a quantile is a probability"):
         model.predict(quantiles=[2])
     with pytest.raises(UserError, match=r"Series 'a' has 60 rows, and 9 windows of 7 steps, 7 apart, need 64"):
         model.backtest(windows=9)
     with pytest.raises(UserError, match=r"Series 'a' has no value in the \d+ rows before its forecast"):
         model.predict(frame(9).assign(y=np.nan))
-    with pytest.raises(ValueError, match="posterior must be one of"):
-        Forecaster(7, posterior="laplace")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("posterior", "laplace", "must be one of"), ("members", -1, "networks, at least 0"), ("minutes", -1, "from 0"),
+        ("minutes", np.nan, "from 0"), ("context", 0, "steps, at least 1"), ("context", -3, "steps, at least 1"),
+        ("samples", 0, "draws, at least 1"), ("hidden", 0, "units, at least 1"), ("dropout", 1, "number in"),
+    ],
+)  # fmt: skip
+def test_settings_out_of_range(name, value, words):
+    with pytest.raises((UserError, ValueError), match=f"^{name} .*{words}.*{value!r}|^{name} is {value!r}.*{words}"):
+        Forecaster(7, **{name: value})
+
+
+def test_columns_known_ahead():
+    both = pd.concat([frame(67), frame(67, "b")], ignore_index=True).assign(price=lambda f: f["y"] + 1)
+    late = both["ds"] >= "2024-03-01"
+    model, ahead = Forecaster(7, members=0, future="price").fit(both[~late]), both[late].drop(columns="y")
+    assert len(model.predict(future=ahead)) == 14
+    with pytest.raises(UserError, match=r"Series 'a': column 'price' is infinite at 2024-03-01.*; correct it"):
+        model.predict(future=ahead.assign(price=np.inf))
+    with pytest.raises(UserError, match=r"Series 'b': rows 7 and 14 of future are both at 2024-03-01.*; drop one"):
+        model.predict(future=pd.concat([ahead, ahead[7:8].assign(price=3.0)]))
 
 
 def test_whole_numbers_stored_as_floats_are_a_time_axis():

@@ -58,6 +58,20 @@ def test_anomalies_at_a_stated_rate(fitted):
         model.anomalies(new, false_alarms=2)
 
 
+def test_anomalies_leave_out_rows_without_values():
+    rng, level = np.random.default_rng(0), {"a": 50, "b": 1050}
+    rows = {name: pd.DataFrame({"unique_id": name, "ds": np.arange(224), "y": rng.normal(mean, 1, 224)})
+            for name, mean in level.items()}  # fmt: skip
+    model = Forecaster(12, members=0, season=1).fit(pd.concat(frame[:200] for frame in rows.values()))
+    for name, frame in rows.items():
+        new = frame[200:].assign(y=lambda f: f["y"].where(f["ds"] < 218))
+        pd.testing.assert_frame_equal(model.anomalies(new), model.anomalies(new[:18]))
+        both = pd.concat([new, frame[200:].assign(unique_id="c", y=np.nan)])
+        assert model.anomalies(both)["y"].between(level[name] - 9, level[name] + 9).sum() == 18
+    with pytest.raises(UserError, match="Series 'a' has no value in its new rows; give rows with values"):
+        model.anomalies(rows["a"][200:].assign(y=np.nan))
+
+
 def test_newsvendor_and_paths_of_a_fitted_model(fitted):
     model, _ = fitted
     table = model.newsvendor(over=1, under=4)

@@ -2,44 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bayesrnn.checks import is_number
+from bayesrnn.checks import check_choice, check_probability, check_whole, is_number
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Columns, Panel, long_frame, stamps_of
 
 Array = np.ndarray
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "posterior": ("variational", "bbb", "none"),
+    "likelihood": ("auto", *LIKELIHOODS),
+    "scaling": ("auto", "mean_abs", "standard", "robust"),
+    "transform": ("auto", "none", "log"),
+    "resample": (None, "mean", "sum", "last"),
+    "cell": ("gru", "lstm"),
+}
+_WHOLE = {"horizon": (1, "steps"), "context": (1, "steps"), "members": (0, "networks"), "hidden": (1, "units"),
+          "layers": (1, "layers"), "samples": (1, "draws")}  # fmt: skip
 
 
-def check_levels(level: Any, quantiles: Sequence[float]) -> tuple[list[float], list[float]]:
+def check_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a forecaster, as JSON can hold them; one column may be given by its name alone."""
+    for name, choices in _CHOICES.items():
+        check_choice(name, given[name], choices)
+    for name, (least, what) in _WHOLE.items():
+        if given[name] is not None or name not in ("context", "members"):
+            check_whole(name, given[name], least=least, what=what)
+    check_probability("dropout", given["dropout"])
+    if not is_number(given["minutes"]) or not 0 <= given["minutes"] < np.inf:
+        raise UserError(f"minutes is {given['minutes']!r}; it is a number from 0, such as 1.5.")
+    single = {name: [given[name]] for name in ("past", "future", "static") if isinstance(given[name], str)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in (given | single).items()}
+
+
+def check_threshold(threshold: Any, ids: Sequence[str]) -> None:
+    """Refuse what is neither a number nor a number for each series."""
+    single = not isinstance(threshold, Mapping)
+    for name in ids:
+        if not single and name not in threshold:
+            raise UserError(f"threshold has no value for series {name!r}; give one number, or one per series.")
+        value = threshold if single else threshold[name]
+        if not is_number(value) or np.isnan(value):
+            of = "" if single else f" for series {name!r}"
+            raise UserError(f"threshold is {value!r}{of}; give one number, or one per series.")
+
+
+def check_levels(level: Any, quantiles: Any) -> tuple[list[float], list[float]]:
+    """Both as lists; a level below 1 is a fraction."""
     levels = list(level) if isinstance(level, (list, tuple, np.ndarray)) else [level]
     for value in levels:
         if not is_number(value) or not 0 < value < 100:
             raise UserError(f"level has {value!r}; a level is a percentage between 0 and 100, such as 80.")
-        if value < 1:
-            raise UserError(f"level has {value!r}; a level is a percentage: write {100 * value:g} for {value:g}.")
+    if not isinstance(quantiles, (list, tuple, np.ndarray)):
+        raise UserError(f"quantiles is {quantiles!r}; give a list of probabilities, such as [0.1, 0.9].")
     for value in quantiles:
         if not is_number(value) or not 0 < value < 1:
             raise UserError(f"quantiles has {value!r}; a quantile is a probability between 0 and 1, such as 0.9.")
-    return levels, list(quantiles)
+    return [round(100 * value, 9) if value < 1 else value for value in levels], list(quantiles)
 
 
 def check_columns(frame: Any, columns: Columns) -> None:
-    """Refuse further columns that are missing, infinite, or static and not constant."""
+    """Refuse further columns that are missing, or static and not constant."""
     for role in ("past", "future", "static"):
         for name in getattr(columns, role):
             if name not in frame:
                 raise UserError(f"The frame has no column {name!r}, which {role}= names; add it, or leave it out.")
             cells, ids = frame[name], frame[columns.id].to_numpy()
-            if cells.dtype.kind == "f":
-                for row in np.flatnonzero(np.isinf(cells))[:1]:
-                    raise UserError(
-                        f"Series {str(ids[row])!r}: column {name!r} is infinite in row {row}; correct it or leave it "
-                        "empty."
-                    )
             if role == "static":
                 differs = (cells.groupby(ids).transform("first") != cells) & cells.notna()
                 for row in np.flatnonzero(differs)[:1]:
@@ -111,6 +143,14 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
         series = np.zeros_like(series)
     step = (numbers - (panel.first + panel.lengths * panel.clock.every)[series]) // panel.clock.every
     use = (series >= 0) & (step >= 0) & (step < horizon)
+    rows, cell = np.flatnonzero(use), series[use] * horizon + step[use]
+    order = np.argsort(cell, kind="stable")
+    for k in np.flatnonzero(np.diff(cell[order]) == 0)[:1]:
+        i, j = rows[order[k]], rows[order[k + 1]]
+        raise UserError(
+            f"Series {panel.ids[series[i]]!r}: rows {i} and {j} of future are both at {stamps[i]} (one step is one "
+            f"{panel.clock.name}); drop one."
+        )
     found = np.full((len(panel), horizon, columns.width(columns.future)), np.nan, np.float32)
     found[series[use], step[use]] = columns.matrix(frame, columns.future)[use]
     for i, h in np.argwhere(np.isnan(found).any(2))[:1]:

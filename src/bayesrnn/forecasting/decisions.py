@@ -10,6 +10,7 @@ import numpy as np
 from bayesrnn.checks import is_number
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.checks import check_threshold
 from bayesrnn.forecasting.panel import Panel, joined
 from bayesrnn.forecasting.windows import Windows
 
@@ -46,11 +47,7 @@ def crossing(
 ) -> Any:  # fmt: skip
     import pandas as pd
 
-    if isinstance(threshold, Mapping):
-        ids = forecaster._data(data).ids
-        missing = [name for name in ids if name not in threshold]
-        if missing:
-            raise UserError(f"threshold has no value for series {missing[0]!r}; give one number, or one per series.")
+    check_threshold(threshold, forecaster._data(data).ids)
     found = forecaster.sample_paths(n, data, future=future, seed=seed)
     key = forecaster.columns.id
     limit = found[key].map(threshold) if isinstance(threshold, Mapping) else threshold
@@ -68,7 +65,10 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     if not is_number(false_alarms) or not 0 < false_alarms < 0.5:
         raise UserError(f"false_alarms is {false_alarms!r}; it is a share between 0 and 0.5, such as 0.01.")
     new = forecaster._data(data)
-    old = forecaster._panel
+    some = np.flatnonzero(np.logical_or.reduceat(~np.isnan(new.y), new.offsets[:-1]))
+    if not len(some):
+        raise UserError(f"Series {new.ids[0]!r} has no value in its new rows; give rows with values.")
+    new, old = new.part(some), forecaster._panel
     both = joined(old, new)
     place = {name: i for i, name in enumerate(both.ids)}
     known = dict(zip(old.ids, old.lengths.tolist(), strict=True))
@@ -78,7 +78,7 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     for i, name in enumerate(new.ids):
         series = place[name]
         begin = (int(new.first[i]) - int(both.first[series])) // clock.every
-        end = begin + int(new.lengths[i])
+        end = min(begin + int(new.lengths[i]), int(both.lengths[series]))  # rows without values may come last
         if begin == 0 and name in known:  # rows of fit, repeated
             begin = known[name]
             if begin >= end:

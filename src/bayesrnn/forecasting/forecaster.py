@@ -12,10 +12,16 @@ import numpy as np
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import decisions, grids, paths
-from bayesrnn.forecasting.checks import check_columns, check_counts, check_future, check_levels, check_trainable
+from bayesrnn.forecasting.checks import (
+    check_columns,
+    check_counts,
+    check_future,
+    check_levels,
+    check_settings,
+    check_trainable,
+)
 from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.model import Model, fit_model, shapes_of
-from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Columns, Panel, joined, long_frame, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
@@ -81,9 +87,9 @@ class Forecaster:
         context: int | None = None,
         scaling: str = "auto",
         transform: str = "auto",
-        past: Sequence[str] | None = None,
-        future: Sequence[str] = (),
-        static: Sequence[str] = (),
+        past: str | Sequence[str] | None = None,
+        future: str | Sequence[str] = (),
+        static: str | Sequence[str] = (),
         holidays: str | None = None,
         resample: str | None = None,
         members: int | None = None,
@@ -101,14 +107,8 @@ class Forecaster:
         target_col: str = "y",
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        self.settings: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
-        self.horizon = check_whole("horizon", horizon, least=1, what="steps")
-        check_choice("posterior", posterior, ("variational", "bbb", "none"))
-        check_choice("likelihood", likelihood, ("auto", *LIKELIHOODS))
-        check_choice("scaling", scaling, ("auto", "mean_abs", "standard", "robust"))
-        check_choice("transform", transform, ("auto", "none", "log"))
-        check_choice("resample", resample, (None, "mean", "sum", "last"))
-        check_choice("cell", cell, ("gru", "lstm"))
+        self.settings = check_settings(given)
+        self.horizon = int(horizon)
         self.columns = Columns(id_col, time_col, target_col)
         self.model: Model | None = None
         self.panel: Panel | None = None
@@ -173,7 +173,7 @@ class Forecaster:
 
         Args:
             data: series to forecast instead of those of `fit`; they may be new to the model. None: those of `fit`.
-            level: intervals in percent, as columns lo-80, hi-80.
+            level: intervals in percent, as columns lo-80, hi-80; 0.8 is 80 percent.
             quantiles: probabilities, as columns q-0.1.
             future: a frame with the future-known columns of the horizon: unique_id, ds and the columns.
 

@@ -68,6 +68,11 @@ class Columns:
                 raise UserError(
                     f"The column {name!r} was numbers when the model was fitted, and has text now."
                 ) from None
+            for row in np.flatnonzero(np.isinf(values))[:1]:
+                raise UserError(
+                    f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} is infinite at "
+                    f"{frame[self.time].iloc[row]}; correct it or leave it empty."
+                )
             parts.append(np.clip((values - mean) / spread, -20, 20).astype(np.float32))
         return np.stack(parts, 1) if parts else np.zeros((len(frame), 0), np.float32)
 
