@@ -103,7 +103,7 @@ def covariance(theta: Tensor, rows: Tensor, seasons: Sequence[int]) -> Tensor:
 
 
 def _factor(k: Tensor, theta: Tensor) -> Tensor:
-    """Of the covariance with noise; with more of it where rounding leaves the matrix indefinite."""
+    """The Cholesky factor of the covariance with noise; more noise is added where rounding leaves it indefinite."""
     eye = torch.eye(len(k), dtype=k.dtype)
     wide = k + (theta[_NOISE].exp() ** 2 + 1e-6) * eye
     for more in (0.0, 1e-9, 1e-7, 1e-5):

@@ -165,7 +165,7 @@ def listed(column: Any) -> list[float | None]:
 
 
 class ForecastPanel(FanPanel):
-    """Of a run: origins after its training part."""
+    """For a run: origins after its training part."""
 
     score_label = "validation CRPS"
     note = "Walking forward goes through the test part."

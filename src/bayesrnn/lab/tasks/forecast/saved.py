@@ -141,7 +141,7 @@ def stamps_after(made: Forecaster, history: Any) -> Any:
 
 
 class SavedPanel(FanPanel):
-    """Of a forecaster: any origin with enough rows before it; columns that are known ahead are edited after it too."""
+    """For a forecaster: any origin with enough rows before it; columns that are known ahead are edited after it too."""
 
     random = False
 
