@@ -41,7 +41,7 @@ from bayesrnn.lab.runs.record import from_json
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.task import Language
 from bayesrnn.lab.tasks.language.text import read_folder
-from bayesrnn.lab.text import batchify, windows, word_dropout
+from bayesrnn.lab.text import batchify, noise_of_draws, windows
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = {
@@ -287,11 +287,11 @@ def monte_carlo(task: Language, samples: int, seed: int) -> dict[str, Any]:
     for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
         key = f"{split}_perplexity_mc"
         for more, words in (("", False), ("_words", True)):
-            with word_dropout(task.model, on=words):
+            with noise_of_draws(task.model, words=words):
                 found[key + more] = scoring.monte_carlo_perplexities(task.model, stream, samples=samples, seed=seed)[
                     samples
                 ]
-        with word_dropout(task.model, on=False):
+        with noise_of_draws(task.model):
             found[f"{key}_window"] = new_masks_perplexity(
                 task.model, stream, samples=samples, window=task.recipe.data.window, seed=seed
             )

@@ -173,7 +173,7 @@ def train_one(name: str, out: Path, *, seed: int, fast: bool, send: Callable[[An
     from bayesrnn.lab.runs.folder import identity
     from bayesrnn.lab.runs.opening import open_run
     from bayesrnn.lab.tasks.language.scoring import scores
-    from bayesrnn.lab.text import word_dropout
+    from bayesrnn.lab.text import noise_of_draws
 
     torch.set_num_threads(1)
     recipe, overrides, cpu = f"quickstart-{name}", list(FAST) if fast else [], torch.device("cpu")
@@ -190,7 +190,7 @@ def train_one(name: str, out: Path, *, seed: int, fast: bool, send: Callable[[An
         rows = [row(f"{MODELS[name]} at epoch {record.metric('best_epoch')}", scores(run.model, test, bins=BINS))]
     last = out / checkpoint.LAST
     checkpoint.load_model(run.model, checkpoint.load_own(last, identity(out))[0], last)
-    with word_dropout(run.model, on=False):
+    with noise_of_draws(run.model):
         rows.insert(0, row(MODELS[name], scores(run.model, test, bins=BINS, **options)))
         words = guesses(run.model, test[: FIRST + 1], task.streams.vocabulary.words, **options)
     return Outcome(rows=rows, words=words, text=task.describe(), record=record, cpu_seconds=time.process_time())

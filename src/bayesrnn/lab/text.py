@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
 from bayesrnn.nn.embedding import Embedding
+from bayesrnn.nn.rnn import NoisyRNN
 
 EOS = "<eos>"
 VOCABULARY = "vocabulary.txt"
@@ -130,17 +132,21 @@ def windows(stream: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @contextmanager
-def word_dropout(model: nn.Module, *, on: bool) -> Iterator[None]:
-    """With ``on=False``, keep every word inside the block, as the papers do in Monte Carlo tests."""
-    layers = [module for module in model.modules() if isinstance(module, Embedding)]
-    rates = [layer.word_dropout for layer in layers]
+def noise_of_draws(model: nn.Module, *, words: bool = False, weights: bool = True) -> Iterator[None]:
+    """What draws drop inside the block besides units: words (the papers keep them in Monte Carlo tests), weights."""
+    changed: list[tuple[Any, str, float]] = []
+    for module in model.modules():
+        if isinstance(module, Embedding) and not words:
+            changed.append((module, "word_dropout", module.word_dropout))
+        if isinstance(module, NoisyRNN) and not weights:
+            changed.append((module, "weight_dropout", module.weight_dropout))
     try:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.word_dropout = rate if on else 0.0
+        for module, name, _ in changed:
+            setattr(module, name, 0.0)
         yield
     finally:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.word_dropout = rate
+        for module, name, rate in changed:
+            setattr(module, name, rate)
 
 
 def each_split(counts: Mapping[str, int]) -> str:

@@ -112,8 +112,8 @@ def test_words_for_names_and_numbers():
     assert labels.label("test_error_mc", "digits") == "test error in %, averaged over draws"
     assert labels.label("entropy_gap_mean", "language") == "entropy gap, posterior mean"
     assert labels.label("test_perplexity_mc_words", "language").endswith("averaged over draws that drop words")
-    assert labels.label("entropy_gap_words", "language") == "entropy gap, with draws that drop words"
-    assert labels.label("entropy_gap_1_words", "language") == "entropy gap, one draw that drops words"
+    assert labels.label("entropy_gap_words", "language") == "entropy gap, average of draws that drop words"
+    assert labels.label("entropy_gap_1_words", "language") == "entropy gap, one of the draws that drop words"
     assert labels.label("draws_seed_words", "language") == "draws seed, draws that drop words"
     assert labels.label("test_words") == "test words"
     assert labels.label("kl_per_sequence") == "KL per sequence"

@@ -13,7 +13,7 @@ from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.model import Captioner
 from bayesrnn.lab.tasks.captioning.settings import Model
 from bayesrnn.lab.tasks.captioning.task import PADDING, Captioning, captioner_of, split_of
-from bayesrnn.lab.text import EOS, Vocabulary, word_dropout
+from bayesrnn.lab.text import EOS, Vocabulary, noise_of_draws
 
 F, V, H = 7, 11, 6
 NAMES = ("caption-dropout", "caption-variational", "caption-bbb", "caption-bbb-masks")
@@ -289,7 +289,7 @@ class TestTask:
         task = task_of("caption-bbb-masks", pictures, "init=0.5")
         model, part = task.model.eval(), task.splits["test"]
         options = {"end": task.end, "vocabulary": len(task.vocabulary), "beam": 1, "max_words": 5}
-        with word_dropout(model, on=False), torch.no_grad():
+        with noise_of_draws(model), torch.no_grad():
             said = caption_search.find_captions(model, part.features, **options, held=[7])
             other = caption_search.find_captions(model, part.features, **options, held=[8])
             one = caption_search.drawn(model, Draw(7))

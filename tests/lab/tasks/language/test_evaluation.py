@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import bayesrnn as br
 from bayesrnn import dynamic
 from bayesrnn.errors import UserError
 from bayesrnn.lab.recipes import load, override
@@ -78,7 +79,7 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
     assert [dropped[f"{key}_words"] for key in ends] == [2, 8, 4, 8]
     of_draws = {f"{split}_perplexity_{kind}" for split in ("valid", "test") for kind in ("mc", "by_draws")}
     of_draws |= {"entropy_gap", "entropy_gap_1", "entropy_gaps", "reversed_entropy", "reversed_entropy_1"}
-    of_draws |= {"test_calibration_error_mc", "test_mutual_information", *ends}
+    of_draws |= {"test_calibration_error_mc", "test_deciles_mc", "test_mutual_information", *ends}
     assert usual.keys() - dropped.keys() == of_draws
     assert dropped.keys() - usual.keys() == {f"{key}_words" for key in of_draws}
     again = task.evaluate(samples=3, seed=7, drop_words=True, test_only=True)  # the very draws, but for the words
@@ -90,9 +91,27 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
     assert "valid_perplexity_mc" in kept
 
 
+def test_draws_may_keep_all_weights(text_folder):
+    """Weight dropout is off in draws and units are still dropped: the very draws of the model without the former."""
+    task = task_of("awd-24m", text_folder, "embedding=6", "hidden=8")
+    usual = task.evaluate(samples=2, seed=3)
+    found = task.evaluate(samples=2, seed=3, keep_weights=True, reversed_text=True, entropy_samples=2)
+    assert found["samples_units"] == 2
+    assert "samples" not in found
+    assert found["test_perplexity_mc_units"] not in (usual["test_perplexity_mc"], usual["test_perplexity"])
+    assert usual == task.evaluate(samples=2, seed=3)  # the rates are back
+    for layer in task.model.modules():
+        if isinstance(layer, br.LSTM):
+            layer.weight_dropout = 0.0
+    assert task.evaluate(samples=2, seed=3)["test_perplexity_mc"] == found["test_perplexity_mc_units"]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("awd-24m", {"samples": 0, "keep_weights": True}, "--keep-weights is for draws, and there are none"),
+        ("awd-24m", {"samples": 2, "keep_weights": True, "drop_words": True}, "name different draws; run evaluate on"),
+        ("brnn-medium", {"samples": 2, "keep_weights": True}, "--keep-weights is for models with weight dropout, and"),
         ("variational-tied-medium", {"samples": 0, "test_only": True}, "--test-only is for draws, and there are none"),
         ("small-plain", {"samples": 3, "test_only": True}, "--test-only is for draws, and there are none"),
         ("variational-tied-medium", {"samples": 0, "drop_words": True}, "--drop-words is for draws, and there are no"),
@@ -334,7 +353,7 @@ def test_the_temperature_is_chosen_on_validation_alone(text_folder):
     found = task.evaluate(samples=0, temperature=True, say=said.append)
     names = {
         "temperature", "valid_perplexity_tempered", "test_perplexity_tempered", "test_calibration_error_tempered",
-        "test_entropy_tempered",
+        "test_entropy_tempered", "test_deciles_tempered",
     }  # fmt: skip
     assert found.keys() - plain.keys() == names
     assert {key: found[key] for key in plain} == plain

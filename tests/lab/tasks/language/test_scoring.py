@@ -8,7 +8,7 @@ from bayesrnn import draws
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language import task as language
-from bayesrnn.lab.text import word_dropout
+from bayesrnn.lab.text import noise_of_draws
 from bayesrnn.prediction.weights import HeldDraws
 
 STREAM = torch.randint(9, (60, 1), generator=torch.Generator().manual_seed(2))
@@ -63,6 +63,16 @@ def test_neighbouring_seeds_share_no_draw(name, monkeypatch):
     assert len({round(value, 6) for value in single + first[1:]}) == 7
 
 
+def test_deciles_go_from_sure_to_unsure_and_average_to_the_whole():
+    model = model_of(NAMES[0])
+    found = scoring.scores(model, STREAM)
+    words, tenths = len(STREAM) - 1, found.deciles
+    sizes = [words // 10 + (k < words % 10) for k in range(10)]
+    assert [row["entropy"] for row in tenths] == sorted(row["entropy"] for row in tenths)
+    for key, whole in (("entropy", found.entropy), ("nll", math.log(found.perplexity))):
+        assert sum(row[key] * n for row, n in zip(tenths, sizes, strict=True)) / words == pytest.approx(whole)
+
+
 def test_rows_of_a_batch_are_independent_draws():
     model = model_of("variational-tied-medium")
     ((_, logs),) = scoring.log_probabilities(model, STREAM, samples=3, seed=1)
@@ -73,7 +83,7 @@ def test_rows_of_a_batch_are_independent_draws():
 def test_word_dropout_can_be_off():
     model = model_of("variational-tied-medium")
     rate = model.embed.word_dropout
-    with word_dropout(model, on=False):
+    with noise_of_draws(model):
         assert model.embed.word_dropout == 0
     assert model.embed.word_dropout == rate > 0
 

@@ -11,7 +11,7 @@ from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.runs.record import EVALUATION
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.task import captioner_of
-from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
+from bayesrnn.lab.text import EOS, UNK, noise_of_draws, vocabulary_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def describe(
         "max_words": run.recipe.evaluate.max_words,
     }
     seeds = caption_search.seeds(max(samples, draws), seed)
-    with word_dropout(run.model, on=False):
+    with noise_of_draws(run.model):
         held = seeds[:samples] if average else ()
         found = caption_search.find_captions(run.model, features, **search, held=held)
         ids = [one.words for one in found]

@@ -19,7 +19,7 @@ from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import CaptionedImages, References, words
 from bayesrnn.lab.tasks.captioning.consensus import most_typical
 from bayesrnn.lab.tasks.captioning.search import Found
-from bayesrnn.lab.text import UNK, word_dropout
+from bayesrnn.lab.text import UNK, noise_of_draws
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.captioning.task import Captioning
@@ -116,7 +116,7 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
         say(f"perplexity, {split}")
         found[f"{split}_perplexity"] = task.perplexity(split)
         if samples:
-            with word_dropout(task.model, on=False):
+            with noise_of_draws(task.model):
                 found[f"{split}_perplexity_mc"] = task.perplexity(split, samples=samples, seed=seed)
     return found
 
@@ -141,7 +141,7 @@ def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[d
 
 def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
     """The best caption of each image, by the average of these draws, or by the mean."""
-    with word_dropout(task.model, on=False):
+    with noise_of_draws(task.model):
         return caption_search.find_captions(
             task.model, task.splits[split].features, end=task.end, vocabulary=len(task.vocabulary), beam=beam,
             length_penalty=length_penalty, max_words=task.recipe.evaluate.max_words,
@@ -177,7 +177,7 @@ def _described(
     }
     if split != "test":
         return made
-    with word_dropout(task.model, on=False):
+    with noise_of_draws(task.model):
         unsure = caption_search.word_uncertainty(
             task.model, part.features, ids, end=task.end, vocabulary=len(vocabulary), samples=samples, seed=seed
         )

@@ -11,7 +11,7 @@ from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.words import ScoredWord, scored_words
-from bayesrnn.lab.text import EOS, vocabulary_of, word_dropout
+from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ def _gaps(run: "OpenedRun", stream: Tensor, say: "Say") -> list[tuple[int, float
     """Entropy on the reversed text less that on the text, for several numbers of draws; 0 is the posterior mean."""
     text, reset = stream[: WORDS + 1], reset_of(run.recipe)
     found = []
-    with word_dropout(run.model, on=False):
+    with noise_of_draws(run.model):
         for most in (0, DRAWS[-1]) if is_random(run.recipe) else (0,):
             say(f"{run.path}: entropy gap with {most or 'no'} draws")
             gaps = scoring.entropy_gaps(run.model, text, samples=most, seed=1, reset=reset).gaps

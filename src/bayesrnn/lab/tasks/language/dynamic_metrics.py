@@ -9,8 +9,8 @@ from bayesrnn.lab.tasks.base import merge_draws
 
 PAPERS_RULE = "sgd"
 """The rule of dynamic evaluation in all published values that recipes have."""
-WORDS = "_words"
-"""The suffix of all metrics of draws that drop words, which is not the published protocol."""
+KINDS = {"": "draws", "_words": "draws that drop words", "_units": "draws that keep all weights"}
+"""Suffixes of metric names, each with the draws it stands for; the published protocol has no suffix."""
 OF_A_RULE = {
     **{f"dynamic_{name}": name for name in ("lr", "decay", "clip", "tried", "diverged")},
     **{
@@ -37,7 +37,7 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     All rules of dynamic evaluation are kept; the rule with the best validation perplexity has the names without a rule.
     """
     whole = merge_draws(kept, new)
-    for kind in ("", WORDS):
+    for kind in KINDS:
         if f"samples{kind}" in new:  # other draws
             for key in {f"valid_perplexity_mc{kind}", f"valid_perplexity_by_draws{kind}"} - new.keys():
                 whole.pop(key, None)

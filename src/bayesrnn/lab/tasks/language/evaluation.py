@@ -14,7 +14,7 @@ from bayesrnn.lab.tasks.language.dynamic import NO_BOUND, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE
 from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.streams import Streams, reset_of
-from bayesrnn.lab.text import batchify, word_dropout
+from bayesrnn.lab.text import batchify, noise_of_draws
 
 
 class ModelWithRecipe(Protocol):
@@ -75,7 +75,7 @@ def _mean(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
             f"{split}_calibration_error": found.calibration_error,
             f"{split}_entropy": found.entropy,
         }
-    return {**metrics, "reliability": found.reliability}
+    return {**metrics, "reliability": found.reliability, "test_deciles": found.deciles}
 
 
 def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
@@ -93,6 +93,7 @@ def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any
         "test_perplexity_tempered": test.perplexity,
         "test_calibration_error_tempered": test.calibration_error,
         "test_entropy_tempered": test.entropy,
+        "test_deciles_tempered": test.deciles,
     }
 
 
@@ -103,7 +104,7 @@ def _monte_carlo(
     splits = {"test": streams.test} if options.test_only else {"valid": streams.valid, "test": streams.test}
     kind, seed = options.suffix, options.seed
     metrics: dict[str, Any] = {f"samples{kind}": samples, f"draws_seed{kind}": seed}
-    with word_dropout(run.model, on=options.drop_words):
+    with noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights):
         for split, stream in splits.items():
             say(f"{counted(samples, 'draw')} on {split}")
             found = scoring.monte_carlo_perplexities(
@@ -134,7 +135,7 @@ def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
 def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say: Say) -> dict[str, Any]:
     """Entropy gaps of the mean, of one draw, and of the average of all; ``entropy_gaps`` has those of 1, 2, … draws."""
     reset, samples = reset_of(run.recipe), options.drawn if is_random(run.recipe) else 0
-    with word_dropout(run.model, on=options.drop_words):
+    with noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights):
         say("reversed text, no draws")
         mean = scoring.entropy_gaps(run.model, test, reset=reset)
         found = {"entropy_gap_mean": mean.gaps[0], "reversed_entropy_mean": mean.reverse.entropy}
@@ -151,6 +152,7 @@ def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say:
         "entropy_samples": samples,
         "entropy_draws_seed": options.seed,
         "test_calibration_error_mc": drawn.forward.calibration_error,
+        "test_deciles_mc": drawn.forward.deciles,
         "test_mutual_information": drawn.forward.mutual_information,
     }
     return found | {f"{key}{options.suffix}": value for key, value in own.items()}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bayesrnn.lab.metrics import Metric
-from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, WORDS
+from bayesrnn.lab.tasks.language.dynamic_metrics import KINDS, OF_A_RULE
 
 _SPLITS = {"valid": "validation", "test": "test"}
 _PERPLEXITIES = {
@@ -18,8 +18,12 @@ _PERPLEXITIES = {
     "_dynamic_rms_bound": ", dynamic evaluation by the RMS rule, sharpened bound",
 }
 _GAPS = {"_mean": ", posterior mean", "_1": ", one draw", "": ", with draws"}
-_GAPS_OF_WORDS = {"_1_words": ", one draw that drops words", "_words": ", with draws that drop words"}
-_DROPPED = ", draws that drop words"
+_OTHER = {kind: what for kind, what in KINDS.items() if kind}
+_OTHER_GAPS = {
+    f"{one}{kind}": f", {text} {what}"
+    for kind, what in _OTHER.items()
+    for one, text in (("_1", "one of the"), ("", "average of"))
+}
 
 
 def _published(name: str) -> str:
@@ -48,25 +52,29 @@ METRICS = (
         for end, text in _GAPS.items()
     ),
 )  # fmt: skip
+_CONDITIONS = ("samples", "draws_seed", "entropy_samples", "entropy_draws_seed")
 DETAILS = (
     *(
-        Metric(f"{split}_perplexity_mc{WORDS}", f"{name} perplexity, averaged over draws that drop words")
+        Metric(f"{split}_perplexity_mc{kind}", f"{name} perplexity, averaged over {what}")
+        for kind, what in _OTHER.items()
         for split, name in _SPLITS.items()
     ),
-    *(Metric(f"entropy_gap{end}", f"entropy gap{text}", "nats", False) for end, text in _GAPS_OF_WORDS.items()),
+    *(Metric(f"entropy_gap{end}", f"entropy gap{text}", "nats", False) for end, text in _OTHER_GAPS.items()),
     *(
         Metric(f"reversed_entropy{end}", f"reversed entropy{text}", "nats", None)
-        for end, text in (_GAPS | _GAPS_OF_WORDS).items()
+        for end, text in (_GAPS | _OTHER_GAPS).items()
     ),
-    Metric(f"test_mutual_information{WORDS}", f"test mutual information{_DROPPED}", "nats", None),
     *(
-        Metric(f"{key}{WORDS}", f"{key.replace('_', ' ')}{_DROPPED}", lower_is_better=None)
-        for key in ("samples", "draws_seed", "entropy_samples", "entropy_draws_seed")
+        Metric(f"{key}{kind}", f"{key.replace('_mc', '').replace('_', ' ')}, {what}", unit, better)
+        for kind, what in _OTHER.items()
+        for key, unit, better in (
+            ("test_calibration_error_mc", "", True),
+            ("test_mutual_information", "nats", None),
+            *((each, "", None) for each in _CONDITIONS),
+        )
     ),
 )
-CONDITIONS = tuple(
-    f"{key}{kind}" for key in ("samples", "draws_seed", "entropy_samples", "entropy_draws_seed") for kind in ("", WORDS)
-)
+CONDITIONS = tuple(f"{key}{kind}" for key in _CONDITIONS for kind in KINDS)
 
 
 def bounds_of(values: Mapping[str, float]) -> dict[str, float]:
@@ -91,7 +99,7 @@ def table(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def remarks(metrics: Mapping[str, Any]) -> list[str]:
     """Perplexities of fewer draws, as sentences."""
     found = []
-    for key, what in (("", "draws"), (WORDS, "draws that drop words")):
+    for key, what in KINDS.items():
         if by_draws := metrics.get(f"test_perplexity_by_draws{key}"):
             each = ", ".join(f"{row['perplexity']:.2f} with {row['draws']}" for row in by_draws)
             found.append(f"Test perplexity by the number of {what}: {each}.")

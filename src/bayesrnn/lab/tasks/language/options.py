@@ -41,6 +41,9 @@ class EvaluateOptions:
     drop_words: Annotated[
         bool, _option("--drop-words", help="Keep word dropout on in draws; their metrics end in _words.")
     ] = False
+    keep_weights: Annotated[
+        bool, _option("--keep-weights", help="Turn weight dropout off in draws; their metrics end in _units.")
+    ] = False
     test_only: Annotated[bool, _option("--test-only", help="Draws on the test text, not on the validation text.")] = (
         False
     )
@@ -49,7 +52,7 @@ class EvaluateOptions:
     @property
     def suffix(self) -> str:
         """The end of the names of metrics of draws."""
-        return "_words" if self.drop_words else ""
+        return "_words" if self.drop_words else "_units" if self.keep_weights else ""
 
     @property
     def drawn(self) -> int:
@@ -80,10 +83,16 @@ class EvaluateOptions:
         random = is_random(recipe)
         if self.test_only and not (self.samples and random):
             raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
-        if self.drop_words and not (random and (self.samples or (self.reversed_text and self.drawn))):
-            raise UserError("--drop-words is for draws, and there are none; add --samples with their number.")
+        drawn = random and (self.samples or (self.reversed_text and self.drawn))
+        for option, given in (("--drop-words", self.drop_words), ("--keep-weights", self.keep_weights)):
+            if given and not drawn:
+                raise UserError(f"{option} is for draws, and there are none; add --samples with their number.")
+        if self.drop_words and self.keep_weights:
+            raise UserError("--drop-words and --keep-weights name different draws; run evaluate once with each.")
         if self.drop_words and not recipe.model.word_dropout:
             raise UserError("--drop-words is for models with word dropout, and this one has none; omit it.")
+        if self.keep_weights and not recipe.model.weight_dropout:
+            raise UserError("--keep-weights is for models with weight dropout, and this one has none; omit it.")
 
     def rates(self, recipe: "Recipe") -> list[float]:
         """Rates of dynamic evaluation to try."""

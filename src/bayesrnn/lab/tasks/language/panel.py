@@ -20,7 +20,7 @@ from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_L
 from bayesrnn.lab.tasks.language.streams import evaluation_window, perplexity, reset_of
 from bayesrnn.lab.tasks.language.text import python_docs, split_files
 from bayesrnn.lab.tasks.language.words import scored
-from bayesrnn.lab.text import EOS, UNK, vocabulary_of, word_dropout
+from bayesrnn.lab.text import EOS, UNK, noise_of_draws, vocabulary_of
 from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class LanguagePanel(Panel):
     def _probabilities(self, before: list[str], draws: int) -> Tensor:
         """(draws, V) of the word after these; without draws (1, V), of the mean weights."""
         stream = self.vocabulary.encode([EOS, *before, UNK]).unsqueeze(1).to(self.device)
-        with word_dropout(self.run.model, on=False), torch.no_grad():
+        with noise_of_draws(self.run.model), torch.no_grad():
             for _, logs in log_probabilities(
                 self.run.model, stream, samples=draws, seed=1, reset=reset_of(self.run.recipe),
                 models=self.models[:draws],

@@ -128,6 +128,8 @@ class Scores:
     mutual_information: float
     calibration_error: float
     reliability: list[dict[str, float]]
+    deciles: list[dict[str, float]]
+    """Mean entropy and mean -log p of a tenth of the words each, from the surest predictions to the least sure."""
     entropies: list[float]
     """Entropies of the first draw, of the average of the first two, and so on; the last is ``entropy``."""
 
@@ -148,7 +150,7 @@ def scores(
     """
     count = torch.zeros(bins, dtype=torch.float64, device=stream.device)
     confidence, right = torch.zeros_like(count), torch.zeros_like(count)
-    nll = expected = 0.0
+    expected, losses, doubts = 0.0, list[Tensor](), list[Tensor]()
     entropies = torch.zeros(max(samples, 1), dtype=torch.float64, device=stream.device)
     for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset):
         if temperature != 1:
@@ -158,7 +160,8 @@ def scores(
             total = torch.logaddexp(total, one) if k else one
             entropies[k] += entropy_of_logs(total - math.log(k + 1)).double().sum()
         mean = total - math.log(len(logs))
-        nll -= float(mean.gather(-1, y.unsqueeze(-1)).double().sum())
+        losses.append(-mean.gather(-1, y.unsqueeze(-1)).squeeze(-1).double())
+        doubts.append(entropy_of_logs(mean).double())
         expected += float(entropy_of_logs(logs).mean(0).double().sum())
         top, word = mean.max(-1)
         index = (top.exp() * bins).long().clamp(0, bins - 1)
@@ -166,6 +169,8 @@ def scores(
         confidence.index_add_(0, index, top.exp().double())
         right.index_add_(0, index, (word == y).double())
     words = len(stream) - 1
+    nll, doubt = torch.cat(losses), torch.cat(doubts)
+    tenths = doubt.argsort(stable=True).tensor_split(10)
     entropy = float(entropies[-1])
     rows = [
         {"confidence": c / n, "accuracy": r / n, "count": n}
@@ -173,11 +178,12 @@ def scores(
         if n
     ]
     return Scores(
-        perplexity=exp_or_inf(nll / words),
+        perplexity=exp_or_inf(float(nll.mean())),
         entropy=entropy / words,
         mutual_information=(entropy - expected) / words,
         calibration_error=float((confidence - right).abs().sum() / count.sum()),
         reliability=rows,
+        deciles=[{"entropy": float(doubt[i].mean()), "nll": float(nll[i].mean())} for i in tenths if len(i)],
         entropies=(entropies / words).tolist(),
     )
 

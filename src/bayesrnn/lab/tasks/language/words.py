@@ -15,7 +15,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.tasks.language.scoring import entropy_of_logs, log_probabilities
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens
-from bayesrnn.lab.text import EOS, vocabulary_of, word_dropout
+from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
 
 if TYPE_CHECKING:
     from bayesrnn.lab.runs.opening import OpenedRun
@@ -44,7 +44,7 @@ def scored_words(
     ``reset`` words; None: never. ``models``: see :func:`log_probabilities`.
     """
     texts = iter(words)
-    with word_dropout(model, on=False):
+    with noise_of_draws(model):
         for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset, models=models):
             mean = logs.logsumexp(0) - math.log(len(logs))
             surprisal = -mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)

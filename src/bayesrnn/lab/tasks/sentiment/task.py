@@ -18,7 +18,7 @@ from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import word_dropout
+from bayesrnn.lab.text import noise_of_draws
 
 if TYPE_CHECKING:
     from bayesrnn.elbo import Terms
@@ -179,7 +179,7 @@ class Sentiment(Task):
         """Draws like those of :meth:`predictions` that keep all words, (samples, N); (0, N) without word dropout."""
         if not (samples and self.recipe.model.word_dropout):
             return self.at_end[:0]
-        with word_dropout(self.model, on=False), warnings.catch_warnings():
+        with noise_of_draws(self.model), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the model has no noise")  # it may have word dropout alone
             return self.predictions(samples, seed)[1:]
 
