@@ -165,9 +165,7 @@ def test_around_predict_and_numpy():
 def test_too_few_rows_are_refused_with_the_number_that_is_needed(level, needed):
     c = br.Conformal(lambda x: Said(x), level=level)
     if needed > 1:
-        with pytest.raises(
-            ValueError, match=f"{needed - 1} calibration rows are too few .* at least {needed} are needed"
-        ):
+        with pytest.raises(ValueError, match=f"needs at least {needed} calibration rows, got {needed - 1}"):
             c.calibrate(torch.zeros(needed - 1), torch.zeros(needed - 1))
     c.calibrate(torch.zeros(needed), torch.ones(needed))
     assert bool(c.interval(torch.zeros(1))[1].isfinite())

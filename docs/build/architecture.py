@@ -1,6 +1,7 @@
 """The map of the source: one line per module, from its docstring."""
 
 import ast
+import re
 from pathlib import Path
 
 
@@ -27,4 +28,4 @@ def _line(name: str, file: Path, depth: int) -> str:
 def _summary(file: Path) -> str:
     text = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
     first = " ".join(text.split("\n\n")[0].split())
-    return first.split(". ")[0].rstrip(".").replace("``", "`")
+    return re.split(r"(?<!et al)\. ", first)[0].rstrip(".").replace("``", "`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
@@ -50,6 +51,12 @@ def check_whole(name: str, value: Any, *, least: int, what: str) -> int:
     if not is_whole(value) or value < least:
         raise ValueError(f"{name} must be a whole number of {what}, at least {least}, got {value!r}")
     return int(value)
+
+
+def unknown_keyword(what: str, name: str, known: Sequence[str]) -> str:
+    """The message for a keyword that does not exist, with the nearest that does."""
+    near = difflib.get_close_matches(name, [one for one in known if one != name], 1)
+    return f"{what} has no argument {name!r}" + (f": did you mean {near[0]!r}?" if near else "")
 
 
 def check_seed(seed: Any) -> int | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -22,34 +21,36 @@ M = TypeVar("M", bound=nn.Module)
 
 def copied(module: M) -> M:
     """A deep copy, not compiled."""
-    with without_history(module):
-        return not_compiled(copy.deepcopy(module))
+    forget_history(module)
+    made = copy.deepcopy(module)
+    if type(made) is not type(module):
+        raise TypeError(
+            f"a copy of this {type(module).__name__} is a {type(made).__name__}: a wrapper that forwards attributes "
+            "must not forward __deepcopy__"
+        )
+    return not_compiled(made)
 
 
-@contextmanager
-def without_history(module: nn.Module) -> Iterator[None]:
+def forget_history(module: nn.Module) -> None:
     """Let a module be copied whose hooks compute weights, as torch's pruning and `weight_norm` do.
 
-    torch copies no tensor with a history. The hooks compute these weights again before each call.
+    torch copies no tensor with a history. The hooks compute these weights again before each call, and a gradient that
+    is still to be taken does not need them here.
     """
-    kept: list[tuple[dict[str, Any], str, Any]] = []
     for part in module.modules():
         for name, value in part.__dict__.items():
-            if _with_history(value) or (isinstance(value, list) and any(map(_with_history, value))):
-                kept.append((part.__dict__, name, value))
-    try:
-        for attributes, name, value in kept:
-            parts = value if isinstance(value, list) else [value]
-            made = [part.detach() if _with_history(part) else part for part in parts]
-            attributes[name] = made if isinstance(value, list) else made[0]
-        yield
-    finally:
-        for attributes, name, value in kept:
-            attributes[name] = value
+            if isinstance(value, list) and any(map(_with_history, value)):
+                part.__dict__[name] = [_detached(one) for one in value]
+            else:
+                part.__dict__[name] = _detached(value)
 
 
 def _with_history(value: Any) -> bool:
     return isinstance(value, Tensor) and value.grad_fn is not None
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if _with_history(value) else value
 
 
 def not_compiled(made: M) -> M:

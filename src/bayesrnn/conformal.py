@@ -82,10 +82,7 @@ class Conformal:
         else:
             scores = self._score(self._target(y, centre), centre, low, high)
         if len(scores) < self.needed:
-            raise ValueError(
-                f"{len(scores)} calibration rows are too few for a level of {self.level:g}: "
-                f"at least {self.needed} are needed"
-            )
+            raise ValueError(f"level {self.level:g} needs at least {self.needed} calibration rows, got {len(scores)}")
         self._scores = deque(scores, maxlen=len(scores) if self.method == "adaptive" else None)
         self._alpha, self._asked = torch.full_like(scores[0], 1 - self.level), None
         return self

@@ -92,7 +92,7 @@ class ELBO(nn.Module):
         if not isinstance(likelihood, nn.Module) or not isinstance(likelihood, Likelihood):
             raise TypeError(
                 f"likelihood must be an instance, such as br.Categorical(), br.Gaussian() or br.StudentT(); "
-                f"got {likelihood!r}"
+                f"got {likelihood if isinstance(likelihood, type) else type(likelihood).__name__}"
             )
         if not is_number(kl_weight) or not 0 <= kl_weight < math.inf:
             raise ValueError(f"kl_weight must be a number of at least 0, got {kl_weight!r}: 1 is the bound")

@@ -1,5 +1,8 @@
 """Errors that the caller can fix: one sentence says what is wrong and what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 _LONGEST = 1000
 
 
@@ -12,6 +15,15 @@ class UserError(Exception):
     def __str__(self) -> str:
         text = super().__str__()
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 300]} … {text[-297:]}"
+
+
+@contextmanager
+def needed_by(what: str, install: str) -> Iterator[None]:
+    """Say how to install an optional package that ``what`` imports inside the block."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{what} needs {error.name}: pip install {install}", name=error.name) from None
 
 
 class AlreadyTold(UserError):

@@ -221,7 +221,7 @@ def to_onnx(
                 verbose=False, optimize=True,
             )  # fmt: skip
     except ImportError as error:
-        raise ImportError(f"ONNX export needs the packages onnx and onnxscript ({error})") from None
+        raise ImportError(f"ONNX export needs onnx and onnxscript: pip install 'bayesrnn[export]' ({error})") from None
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -36,8 +36,8 @@ def check_sigma(name: str, sigma: float) -> float:
 def check_prior(prior: Any) -> Prior:
     """The prior, if it is one."""
     if isinstance(prior, type) or not isinstance(prior, Prior):
-        got = f"the class {prior.__name__}: make an instance of it" if isinstance(prior, type) else type(prior).__name__
-        raise TypeError(f"prior must have a log_prob(w) method, got {got}")
+        got = f"the class {prior.__name__}: make an instance of it" if isinstance(prior, type) else repr(prior)[:100]
+        raise TypeError(f"prior must be one such as br.Normal(0.1), or have a log_prob(w) method, got {got}")
     return prior
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesrnn import draws
 from bayesrnn.checks import check_whole
 from bayesrnn.dynamic import call
+from bayesrnn.errors import needed_by
 from bayesrnn.prediction.calls import alone, in_eval
 from bayesrnn.prediction.result import entropy_of
 
@@ -93,7 +94,8 @@ def calibration_error(probabilities: Tensor, targets: Tensor, *, bins: int = 15)
         targets: (...) class indices.
         bins: number of equal bins of confidence.
     """
-    from torchmetrics.functional.classification import multiclass_calibration_error
+    with needed_by("calibration_error", "torchmetrics"):
+        from torchmetrics.functional.classification import multiclass_calibration_error
 
     check_whole("bins", bins, least=1, what="bins")
     flat, labels = _flat(probabilities, targets)
@@ -162,7 +164,8 @@ def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
 
 def detection_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
     """Area under the ROC curve of telling unfamiliar inputs from familiar ones by their uncertainty (torchmetrics)."""
-    from torchmetrics.functional.classification import binary_auroc
+    with needed_by("detection_auroc", "torchmetrics"):
+        from torchmetrics.functional.classification import binary_auroc
 
     for name, values in (("uncertainty_in", uncertainty_in), ("uncertainty_out", uncertainty_out)):
         if values.numel() == 0:

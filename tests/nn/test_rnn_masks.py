@@ -296,3 +296,19 @@ def test_a_changed_rate_is_checked_as_in_the_constructor():
         with pytest.raises(ValueError, match=message):
             setattr(layer, name, value)
     assert layer.rates == br.GRU(3, 4, recurrent_dropout=0.2).rates
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: br.LSTM(2, 3, recurent_dropout=0.1),
+            "LSTM has no argument 'recurent_dropout': did you mean 'recurrent_",
+        ),
+        (lambda: br.GRU(2, 3, nonlinearity="relu"), r"GRU has no argument 'nonlinearity'$"),
+        (lambda: br.RNN(2, 3, foo=1), r"RNN has no argument 'foo'$"),
+    ],
+)
+def test_unknown_arguments_are_refused_with_the_nearest_name(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()

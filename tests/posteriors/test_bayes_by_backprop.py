@@ -444,7 +444,7 @@ def test_bad_arguments_say_what_is_wrong():
             br.BayesByBackprop(linear, init_sigma=sigma)
     with pytest.raises(ValueError, match=r"no pattern for 'bias'"):
         br.BayesByBackprop(linear, init_sigma={"weight": 0.1})
-    with pytest.raises(TypeError, match="prior must have a log_prob"):
+    with pytest.raises(TypeError, match="or have a log_prob"):
         br.BayesByBackprop(linear, prior=0.1)
 
 

@@ -282,7 +282,7 @@ def test_copies_and_state_dicts():
 
 def test_errors():
     s, _, _, nll = setup()
-    with pytest.raises(TypeError, match=r"goes around a br.BayesByBackprop, got Linear"):
+    with pytest.raises(TypeError, match=r"wraps a br.BayesByBackprop, got Linear"):
         br.PosteriorSharpening(nn.Linear(2, 2))
     for sigma in (0, -1.0, math.nan):
         with pytest.raises(ValueError, match="sigma0 must be a positive number"):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws.sources import FRESH, Draw, Source
 from bayesrnn.draws.torch_noise import Owner, TorchNoise, name_before_compiling, refuse_script
-from bayesrnn.wrappers import check_module
+from bayesrnn.wrappers import check_module, unwrapped
 
 _SLOT = "_bayesrnn_blocks"
 _open_blocks = 0
@@ -41,7 +41,8 @@ def _unlock_after_fork() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_unlock_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 class Left:
@@ -210,7 +211,7 @@ def bind(model: nn.Module, to: Source | None, *, torchs: Any = LEFT) -> Iterator
     changed: list[tuple[nn.Module, Bound]] = []
     _count_blocks(1)
     try:
-        for name, module in model.named_modules():
+        for name, module in _named_modules(model):
             if controlled:
                 refuse_script(name, module)
             bound = Bound(name_before_compiling(name), to, block, None if to is None else torchs)
@@ -230,6 +231,15 @@ def bind(model: nn.Module, to: Source | None, *, torchs: Any = LEFT) -> Iterator
             if left:
                 module.__dict__[_SLOT] = left
         _count_blocks(-1)
+
+
+def _named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules with their names inside wrappers such as DistributedDataParallel, so that a seed gives the same draw
+    with and without them."""
+    inner = unwrapped(model)
+    names = {} if inner is model else {id(module): name for name, module in inner.named_modules()}
+    for name, module in model.named_modules():
+        yield names.get(id(module), name), module
 
 
 def release(module: nn.Module) -> None:

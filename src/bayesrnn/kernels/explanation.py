@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,28 +11,24 @@ from torch import nn
 from bayesrnn.kernels import dispatch as kernels
 
 
-@runtime_checkable
-class ExplainedLayer(Protocol):
-    """A recurrent layer that knows what its choice of a kernel depends on now."""
+class ExplainedLayer:
+    """Base of a recurrent layer that knows what its choice of a kernel depends on now."""
 
     def kernel_facts(self) -> tuple[dict[str, Any], str | None]:
         """The `Case` fields of its noise; and why torch's own kernel could run it whole, or None if that could not."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class ExplainedWeights(Protocol):
-    """A module that draws the weights of another: by which kernel, or None for torch operations of its posterior."""
+class ExplainedWeights:
+    """Base of a module that draws the weights of another."""
 
-    weights_kernel: str | None
-    posterior: nn.Module
+    weights_kernel: str | None = None
+    """The kernel that draws the weights; None: torch operations of the posterior itself."""
+    posterior: Any
 
 
-@runtime_checkable
-class RunsRecurrent(Protocol):
-    """A model that runs torch's own recurrent layers on this library's paths where they are faster."""
-
-    runs_recurrent: bool
+class RunsRecurrent:
+    """Base of a model that runs torch's own recurrent layers on this library's paths where they are faster."""
 
 
 def explain(
@@ -137,7 +133,7 @@ def _of_module(model: nn.Module, where: kernels.Case, facts: dict[str, Any]) -> 
                 yield _paragraph(f"{title}, drawn weights", kernels.Case(part.weights_kernel, *where[1:3]))
             else:
                 yield f"{title}, drawn weights: torch operations of {type(part.posterior).__name__} itself."
-        elif isinstance(part, RunsRecurrent) and part.runs_recurrent:
+        elif isinstance(part, RunsRecurrent):
             drawn.append(name)
 
 

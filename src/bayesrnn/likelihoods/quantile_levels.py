@@ -42,6 +42,9 @@ class Quantiles(Distribution):
         self.size = len(found)
         self.register_buffer("levels", torch.tensor(found, dtype=torch.float64), persistent=False)
 
+    def extra_repr(self) -> str:
+        return str(self.levels.tolist())
+
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         error = y.unsqueeze(-1) - output.sort(-1).values
         levels = self.levels.to(error)

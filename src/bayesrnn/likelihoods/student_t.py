@@ -36,6 +36,9 @@ class StudentT(Distribution):
             raise ValueError(f"df must be a positive number of degrees of freedom, or None, got {df!r}")
         self.df, self.size = df, 2 if df is not None else 3
 
+    def extra_repr(self) -> str:
+        return f"df={self.df}"
+
     def _parts(self, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         df = output[..., 2].exp() if self.df is None else torch.full_like(output[..., 0], self.df)
         return output[..., 0], output[..., 1], df

@@ -30,8 +30,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from bayesrnn import draws
-from bayesrnn.checks import check_choice, check_probability
+from bayesrnn.checks import check_choice, check_probability, unknown_keyword
 from bayesrnn.compilation import uncompiled
+from bayesrnn.kernels.explanation import ExplainedLayer
 from bayesrnn.nn import masks, recurrence
 from bayesrnn.nn.base import NoisyLayer
 
@@ -62,6 +63,12 @@ _CELL_DOC = """
             Gaussian noise does multiply c_t, and is for short sequences."""
 
 
+_TORCHS = (
+    "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size",
+    "nonlinearity", "device", "dtype",
+)  # fmt: skip
+"""Keywords of torch.nn's recurrent layers, for suggestions."""
+
 if TYPE_CHECKING:
     _Base = torch.nn.RNNBase
 else:
@@ -77,7 +84,7 @@ def _setting(name: str) -> Any:
     return property(lambda layer: getattr(layer.rates, name), set_it, doc=f"`{name}` of the constructor.")
 
 
-class NoisyRNN(NoisyLayer, _Base):
+class NoisyRNN(NoisyLayer, ExplainedLayer, _Base):
     """What the three layers share. A mixin before torch.nn's class."""
 
     rates: masks.Rates
@@ -103,7 +110,14 @@ class NoisyRNN(NoisyLayer, _Base):
     ) -> None:
         if cell_dropout and not isinstance(self, torch.nn.LSTM):
             raise TypeError(f"{type(self).__name__} has no cell state, and takes no cell_dropout: use br.LSTM")
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError as error:
+            if "unexpected keyword" not in str(error):
+                raise
+            known = [*masks.Rates.__dataclass_fields__, *_TORCHS]
+            wrong = next((name for name in kwargs if name not in known), next(iter(kwargs)))
+            raise TypeError(unknown_keyword(type(self).__name__, wrong, known)) from None
         self._set_rates(
             input_dropout=input_dropout, recurrent_dropout=recurrent_dropout, weight_dropout=weight_dropout,
             cell_dropout=cell_dropout, tied=tied, noise=noise, share=share,

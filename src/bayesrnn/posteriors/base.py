@@ -12,7 +12,6 @@ a class of your own takes part by deriving from them:
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn import draws
-from bayesrnn.compilation import copied, not_compiled, uncompiled, without_history
+from bayesrnn.compilation import copied, forget_history, not_compiled, uncompiled
+from bayesrnn.kernels.explanation import ExplainedWeights
 from bayesrnn.kernels.shared.tensors import unwatched
 from bayesrnn.posteriors import placement
 from bayesrnn.posteriors.weights import Patterns, Places, Weight, find_weights, refuse_unconvertible
@@ -98,7 +98,7 @@ class TwoLevel(ABC):
         """KL of the second level in the latest block, for its batch alone; 0 outside."""
 
 
-class Bayesian(RandomWeights):
+class Bayesian(RandomWeights, ExplainedWeights):
     """A module with random weights: called like the module, returns what the module returns.
 
     The means stay in the module, under their own names (`q.module.state_dict()` is a plain checkpoint of them);
@@ -112,9 +112,6 @@ class Bayesian(RandomWeights):
             trainable ones.
         exclude: patterns of those that do not; they are left alone.
     """
-
-    weights_kernel: str | None = None
-    """The kernel that draws the weights, for `kernels.explain`; None: torch operations of the posterior itself."""
 
     def __init__(
         self,
@@ -135,16 +132,14 @@ class Bayesian(RandomWeights):
         self.posterior = posterior(weights)
         self._current: Any = None  # the noise of the latest draw, for a KL that is estimated at it
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bayesian:
-        new = self.__class__.__new__(self.__class__)
-        memo[id(self)] = new
-        with without_history(self):
-            for key, value in self.__dict__.items():
-                new.__dict__[key] = None if key == "_current" else copy.deepcopy(value, memo)
-        return not_compiled(new)
-
+    # No __deepcopy__: a wrapper that forwards attributes would hand it out as its own, and be copied as this module.
     def __getstate__(self) -> dict[str, Any]:
+        forget_history(self)
         return {**super().__getstate__(), "_current": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        not_compiled(self)
 
     @property
     def means(self) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ class PosteriorSharpening(nn.Module, TwoLevel):
     ) -> None:
         super().__init__()
         if not isinstance(q, BayesByBackprop):
-            raise TypeError(f"PosteriorSharpening goes around a br.BayesByBackprop, got {type(q).__name__}")
+            raise TypeError(f"PosteriorSharpening wraps a br.BayesByBackprop, got {type(q).__name__}")
         self.q = q
         self.sigma0 = check_sigma("sigma0", sigma0)
         if max_gradient_norm is not None and (not is_number(max_gradient_norm) or not max_gradient_norm > 0):

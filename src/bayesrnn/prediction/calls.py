@@ -81,9 +81,10 @@ def _in_child() -> None:
     _turns = _Turns(_turns.others())
 
 
-os.register_at_fork(
-    before=lambda: _turns.before_fork(), after_in_parent=lambda: _turns.after_fork(), after_in_child=_in_child
-)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(
+        before=lambda: _turns.before_fork(), after_in_parent=lambda: _turns.after_fork(), after_in_child=_in_child
+    )
 
 
 def alone(model: nn.Module) -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ class DistributionPrediction(Prediction):
     def parameters(self) -> Tensor:
         """(draws, *output.shape): what the model said in each draw."""
         if self._parameters is None:
-            raise RuntimeError("the single draws were not kept: predict with keep_samples=True to have them")
+            raise RuntimeError("single draws were not kept: call br.predict with keep_samples=True")
         return self._parameters
 
     def quantile(self, q: float) -> Tensor:

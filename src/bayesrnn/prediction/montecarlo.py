@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import draws
 from bayesrnn.checks import check_whole, is_number, is_whole
 from bayesrnn.draws import Draw
+from bayesrnn.errors import needed_by
 from bayesrnn.likelihoods import Categorical, Distribution, Gaussian, Likelihood
 from bayesrnn.nn import NoisyLayer
 from bayesrnn.nn.recurrence import clear_about_states
@@ -119,13 +120,14 @@ def predict(
 
 @contextmanager
 def _tensors_for(x: Any) -> Iterator[None]:
-    """Explains errors of a model that is given an array of numpy."""
+    """Explains errors of a model that is given an array of numpy, or a list."""
     try:
         yield
     except (AttributeError, TypeError) as error:
-        if not isinstance(x, np.ndarray):
+        if not isinstance(x, (np.ndarray, list)):
             raise
-        raise TypeError("x is a numpy array, and the model takes tensors: pass torch.as_tensor(x)") from error
+        kind = "a numpy array" if isinstance(x, np.ndarray) else "a list"
+        raise TypeError(f"x is {kind}, and the model takes tensors: pass torch.as_tensor(x)") from error
 
 
 def _check_values(parts: Sequence[nn.Module], x: Any, rest: Rest) -> None:
@@ -224,7 +226,8 @@ def _weight_draws(passes: Passes, seeds: list[int], memory_limit: int) -> Iterat
 def _reports(progress: bool | Callable[[int, int], None], total: int) -> Iterator[Callable[[int], None]]:
     """Calls the user's function, or moves a bar, as draws are done."""
     if progress is True:
-        from rich.progress import Progress
+        with needed_by("predict(progress=True)", "rich"):
+            from rich.progress import Progress
 
         with Progress(transient=True) as bar:
             task = bar.add_task("draws", total=total)

@@ -48,7 +48,7 @@ class Prediction:
     def samples(self) -> Tensor:
         """(draws, *output.shape): probabilities of a classifier, means of a regressor."""
         if self._samples is None:
-            raise RuntimeError("the single draws were not kept: predict with keep_samples=True to have them")
+            raise RuntimeError("single draws were not kept: call br.predict with keep_samples=True")
         return self._samples
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
+from bayesrnn.kernels.explanation import RunsRecurrent
 from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.nn.routing import run_linear, run_recurrent
@@ -45,7 +46,7 @@ def stacked_layers(vocabulary: int, m: Model) -> tuple[nn.Embedding, LSTMStack]:
     return embed or nn.Embedding(vocabulary, m.widths[0]), layers
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(RunsRecurrent, nn.Module):
     """Embedding, LSTM and a linear decoder; with all dropouts zero it is made of plain ``torch.nn`` layers.
 
     Every parameter starts in U(-init, init); with ``torch_init`` the layers as torch's, and the decoder's bias at 0.
@@ -59,8 +60,6 @@ class LanguageModel(nn.Module):
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state. Layers of different
         widths or dropout rates are a :class:`LSTMStack`, with its state.
     """
-
-    runs_recurrent = True  # torch's own layers in it run by `run_recurrent`
 
     def __init__(self, vocabulary: int, settings: Model) -> None:
         super().__init__()
