@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
-_LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
 _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 13}  # in one pass of a measurement
 _BYTES = {"cuda": None, "cpu": 1 << 26}  # of draws in one pass: a CPU spends as long again on new pages for larger ones
 
@@ -224,26 +223,8 @@ class Sentiment(Task):
             "noise": noise,
             "test_log_likelihood": regression.log_likelihood(test, ratings, noise),
             "intervals": regression.interval_metrics(test, ratings, noise),
-            "uncertainty": regression.uncertainty_metrics(test, ratings),
-            **self._by_length(valid, test, noise),
+            "uncertainty": regression.selective_risk(test, ratings),
         }
-
-    def _by_length(self, valid: Tensor, test: Tensor, noise: float) -> dict[str, Any]:
-        """Error, spread and coverage by the number of words; and the uncertainty with a noise for each length."""
-        limits = [math.ceil(self.recipe.data.length * share) for share in _LENGTHS]
-        of_valid, of_test = (
-            regression.groups_of((part.tokens != reviews.PAD).sum(0).to(self.device), limits)
-            for part in (self.parts.valid, self.parts.test)
-        )
-        n = len(self.parts.valid)
-        rows = regression.group_metrics(test, self.ratings[n:], of_test, noise)
-        own = regression.noise_of_groups(valid, self.ratings[:n], of_valid)
-        each = torch.zeros(len(self.parts.test), dtype=torch.float64, device=self.device)
-        for row, limit, sigma, group in zip(rows, limits, own, of_test, strict=True):
-            (alone,) = regression.group_metrics(test, self.ratings[n:], [group], sigma)
-            row |= {"words": limit, "noise": sigma, "coverage_own": alone["coverage"]}
-            each[group] = sigma
-        return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_metrics(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
         """Metrics of the best epoch's weights and, under ``end``, the last epoch's: the paper does not stop early."""
