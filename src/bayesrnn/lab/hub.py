@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -13,10 +13,8 @@ from bayesrnn.lab.reading import printable
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import sizes
 from bayesrnn.lab.runs.files import check_free, write_file
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.runs.record import RECORD, Record, read
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 CARD = "README.md"
 _POSTERIORS = {
@@ -26,7 +24,7 @@ _POSTERIORS = {
 Row = tuple[Metric, float]
 
 
-def export(run: "OpenedRun", folder: Path, *, force: bool = False, pruned: bool = False) -> Path:
+def export(run: OpenedRun, folder: Path, *, force: bool = False, pruned: bool = False) -> Path:
     """Write the run's posterior, its configuration, the files of its data and a card to a folder."""
     cls = task_class(run.recipe.task)
     files = {name: content for name, content in run.files.items() if name not in cls.private}
@@ -51,7 +49,7 @@ def builder(
     return outline, lambda: cls.build(recipe, files)
 
 
-def card(run: "OpenedRun", record: Record | None, *, name: str, pruned: bool = False) -> str:
+def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = False) -> str:
     """The model card: metadata in YAML, then Markdown."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -82,7 +80,7 @@ def card(run: "OpenedRun", record: Record | None, *, name: str, pruned: bool = F
     )
 
 
-def _metadata(run: "OpenedRun", rows: Sequence[Row], data: str) -> str:
+def _metadata(run: OpenedRun, rows: Sequence[Row], data: str) -> str:
     import yaml
 
     tag = task_class(run.recipe.task).card.pipeline
@@ -118,7 +116,7 @@ def _conditions(record: Record | None, keys: Sequence[str]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
 
 
-def _training(run: "OpenedRun", record: Record | None, data: str) -> dict[str, Any]:
+def _training(run: OpenedRun, record: Record | None, data: str) -> dict[str, Any]:
     rows = {"recipe": run.config["recipe"], "data": data, "seed": run.config["seed"]}
     if record is not None:
         changed = [word for word in record.overrides if "/" not in word]

@@ -4,13 +4,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
 
-def plain_console() -> "Console":
+def plain_console() -> Console:
     """A console without automatic colours, wide enough for tables where there is no terminal."""
     from rich.console import Console
 

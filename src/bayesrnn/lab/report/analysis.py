@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import bayesrnn as br
 from bayesrnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def analyse(folder: Path, known: Mapping[str, Any], say: "Say") -> Analysis:
     """Open the run on the CPU and compute what its task has; ``known`` are the metrics of its record."""
     import torch
 
-    import bayesrnn as br
     from bayesrnn.lab.registry import task_class
     from bayesrnn.lab.runs.opening import open_run
 

@@ -4,13 +4,12 @@ import io
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from bayesrnn.lab.reading import printable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Darker than Okabe and Ito's: at least 3:1 against white, and apart for every kind of colour vision.
 COLOURS = ("#0060A8", "#C04A00", "#00795C", "#8E3E7C", "#000000", "#7A5C00")
@@ -67,7 +66,7 @@ def look(name: str, named: Mapping[str, Any], order: Sequence[str] | None) -> di
     }
 
 
-def canvas(size: tuple[float, float] = _SIZE, *, dpi: int | None = None) -> "Figure":
+def canvas(size: tuple[float, float] = _SIZE, *, dpi: int | None = None) -> Figure:
     """An empty figure with a canvas of its own: a user's pyplot state and backend stay as they are."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -77,7 +76,7 @@ def canvas(size: tuple[float, float] = _SIZE, *, dpi: int | None = None) -> "Fig
     return made
 
 
-def plain(axes: "Axes", *, lines: str = "both") -> None:
+def plain(axes: Axes, *, lines: str = "both") -> None:
     """Grid lines behind the curves, and no frame."""
     axes.grid(axis=lines, color="#dddddd", linewidth=0.6)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
@@ -85,7 +84,7 @@ def plain(axes: "Axes", *, lines: str = "both") -> None:
     axes.tick_params(labelsize=9)
 
 
-def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
+def figure(size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
     """A figure with one plot."""
     made = canvas(size)
     axes = made.add_subplot()
@@ -93,7 +92,7 @@ def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
     return made, axes
 
 
-def png(made: "Figure") -> bytes:
+def png(made: Figure) -> bytes:
     """The picture; a dollar sign in a name does not start a formula."""
     from matplotlib import rc_context
     from matplotlib.text import Text
@@ -108,7 +107,7 @@ def png(made: "Figure") -> bytes:
     return out.getvalue()
 
 
-def _labelled(made: "Figure", axes: "Axes", across: str, up: str) -> bytes:
+def _labelled(made: Figure, axes: Axes, across: str, up: str) -> bytes:
     """The picture with names of its axes and a legend."""
     axes.set_xlabel(short(across, 60), fontsize=9)
     axes.set_ylabel(short(up, 60), fontsize=9)
@@ -116,7 +115,7 @@ def _labelled(made: "Figure", axes: "Axes", across: str, up: str) -> bytes:
     return png(made)
 
 
-def _legend(made: "Figure", axes: "Axes") -> None:
+def _legend(made: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         names = [short(label) for label in labels[:_NAMES]]
@@ -127,7 +126,7 @@ def _legend(made: "Figure", axes: "Axes") -> None:
                     handlelength=3, title=title, title_fontsize=8.5, alignment="left")  # fmt: skip
 
 
-def _log_ticks(axes: "Axes", low: float, high: float) -> None:
+def _log_ticks(axes: Axes, low: float, high: float) -> None:
     """A log scale with plain numbers on it, where the values span more than a factor of 1.5."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.table import Table
 
 Row = Mapping[str, Any]
 
@@ -23,7 +22,7 @@ class Column:
         return "–" if value is None else self.pattern.format(value)
 
 
-def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> "Table":
+def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> Table:
     """For the terminal; the first column is the row's name."""
     from rich import box
     from rich.table import Table

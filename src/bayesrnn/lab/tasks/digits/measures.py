@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn.lab.tasks.base import evaluating
 from bayesrnn.lab.tasks.digits import not_digits
 
@@ -39,8 +40,6 @@ def beliefs(
     model: nn.Module, images: Tensor, *, scale: float, samples: int = 0, seed: int = 1, batch: int = _BATCH
 ) -> Beliefs:
     """Predictions for all images, batch by batch: the average of ``samples`` draws, or with 0 the posterior mean."""
-    import bayesrnn as br
-
     parts = []
     with evaluating(model):
         for part in images.split(batch):
@@ -103,8 +102,6 @@ def turning(
     model: nn.Module, image: Tensor, *, scale: float, samples: int = ANGLE_DRAWS, seed: int = 1
 ) -> list[dict[str, Any]]:
     """One image (28, 28) turned by 0 to 180 degrees: for each ``angle`` the ``logits`` (draws, classes), rounded."""
-    import bayesrnn as br
-
     turned = not_digits.turned(image.expand(len(ANGLES), -1, -1), torch.tensor(ANGLES))
     x = pixels(turned, scale)
     with evaluating(model):
@@ -119,8 +116,6 @@ def turning(
 
 def pruning(q: Any, splits: dict[str, tuple[Tensor, Tensor]], *, scale: float) -> list[dict[str, float]]:
     """Error of the posterior mean with ever more weights removed, those of lowest |mean| / sigma first."""
-    import bayesrnn as br
-
     rows = []
     for fraction in FRACTIONS:
         smaller = copy.deepcopy(q)

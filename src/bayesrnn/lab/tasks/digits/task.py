@@ -5,26 +5,25 @@ The last ``data.valid`` training images are the validation set, which chooses th
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bayesrnn as br
+from bayesrnn.elbo import Terms
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
 from bayesrnn.lab.tasks.digits.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, Signature
-
-if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 _CONVOLUTIONS = (20, 50)  # LeNet's channels
 _KERNEL = 5
@@ -143,8 +142,6 @@ class Digits(Task):
         return DropConnect(plain, m.weight_dropout, noise=m.noise, exclude="out.weight")
 
     def attach(self, model: nn.Module) -> None:
-        import bayesrnn as br
-
         super().attach(model)
         targets, weight = self.steps * self.batch_size, self.recipe.model.kl_weight
         self.elbo = recipe_elbo(model, br.Categorical(), self.recipe.posterior, num_data=targets, kl_weight=weight)
@@ -152,7 +149,7 @@ class Digits(Task):
     def batch(self, position: Tensor) -> tuple[Tensor, ...]:
         return (*self.minibatches(position), position)
 
-    def objective(self, batch: tuple[Tensor, ...], state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: tuple[Tensor, ...], state: State) -> tuple[Tensor, Terms, State]:
         images, labels, position = batch
         x = measures.pixels(images, self.recipe.data.scale)
         geometric = self.recipe.data.kl_weighting == "geometric"
@@ -167,7 +164,7 @@ class Digits(Task):
         return found
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         images = torch.zeros(ROWS, 1, data_.SIDE, data_.SIDE, device=next(run.model.parameters()).device)
         return Signature(run.model, (images,), ("images",), ("logits",), (("batch", 1, data_.SIDE, data_.SIDE),))
 

@@ -54,10 +54,6 @@ def prune(
     retrain: Annotated[
         int | None, _retraining(min=1, help="Epochs to train on; weights are removed in steps in their first half.")
     ] = None,
-    retrain_at: Annotated[
-        str | None,
-        _retraining(help="More shares to remove and train again, with commas, for the curve; 0 is the whole model."),
-    ] = None,
     retrain_lr: Annotated[
         float | None,
         _retraining(help="Rate while weights are removed; then it falls to a hundredth. Default: half the recipe's."),
@@ -79,8 +75,8 @@ def prune(
     from bayesrnn.lab.tasks.language import pruning
 
     check_task(run, "language")
-    asked = pruning.PruneOptions(fraction, data, retrain, retrain_at, retrain_lr, force)
-    pruning.prune(run, asked, device_of(device), plain_console())
+    options = pruning.PruneOptions(fraction, data, retrain, retrain_lr, force)
+    pruning.prune(run, options, device_of(device), plain_console())
 
 
 @one_line

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from bayesrnn.draws import Draw, mix
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Draws, Handler, Options, Panel, Part, Request
 from bayesrnn.lab.modules import drawn
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.language.scoring import draws_weights, log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
@@ -22,9 +23,6 @@ from bayesrnn.lab.tasks.language.text import python_docs, split_files
 from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.lab.text import EOS, UNK, noise_of_draws, vocabulary_of
 from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 _WORDS = 1000  # of a text
 _SCORED = 2000  # words of the validation text, to score a pruned model
@@ -51,7 +49,7 @@ class LanguagePanel(Panel):
     title = "Words"
     score_label = "validation perplexity"
 
-    def __init__(self, run: "OpenedRun", options: Options) -> None:
+    def __init__(self, run: OpenedRun, options: Options) -> None:
         super().__init__(run, options)
         self.models: list[nn.Module] = []
         """The first draws of the weights, as plain modules, where that is faster."""

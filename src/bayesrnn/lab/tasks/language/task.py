@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn.dynamic import exp_or_inf
+from bayesrnn.elbo import ELBO, Terms
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
@@ -25,10 +28,6 @@ from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sa
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
 
-if TYPE_CHECKING:
-    from bayesrnn.elbo import ELBO, Terms
-    from bayesrnn.lab.runs.opening import OpenedRun
-
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     """The recipe's model for a vocabulary of this many words, initialised from torch's global generator."""
@@ -37,14 +36,12 @@ def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
-def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> "ELBO":
+def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> ELBO:
     """The published loss of a window: -log p summed over T steps and averaged over B rows, plus KL / (B C).
 
     That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch. With ``data.loss:
     word`` it is the loss per word.
     """
-    import bayesrnn as br
-
     window = recipe.data.window
     words = recipe.data.batch_size * windows * window
     units = window if recipe.data.loss == "window" else 1
@@ -161,7 +158,7 @@ class Language(Task):
             return self._read
         return self.streams.train.index_select(0, position * self.recipe.data.window + self.offset + self._rows)
 
-    def objective(self, batch: Tensor, state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: Tensor, state: State) -> tuple[Tensor, Terms, State]:
         before, data = state or self._zeros, self.recipe.data
         with activity(self.model, self.recipe.model) as penalties:
             terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], before), batch[1:])
@@ -205,11 +202,11 @@ class Language(Task):
         return bounds_of(found) if sharpened else found
 
     @staticmethod
-    def analyse(run: "OpenedRun", known: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    def analyse(run: OpenedRun, known: Mapping[str, Any], say: Say) -> dict[str, Any]:
         return analyse(run, known, say)
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         m, device = run.recipe.model, next(run.model.parameters()).device
         tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=device)
         state = zero_state(m, ROWS, device)

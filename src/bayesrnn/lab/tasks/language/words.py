@@ -7,18 +7,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.language.scoring import entropy_of_logs, log_probabilities
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens
 from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 _PART = 1 << 20
 
@@ -80,7 +78,7 @@ def _stdin() -> bytes:
 
 
 def scored(
-    run: "OpenedRun", words: list[str], *, samples: int, seed: int, models: Sequence[nn.Module] = ()
+    run: OpenedRun, words: list[str], *, samples: int, seed: int, models: Sequence[nn.Module] = ()
 ) -> Iterator[dict[str, Any]]:
     """One line per word; the first is predicted from the end of a sentence.
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import bayesrnn as br
+
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 SHARES = 20
 
@@ -58,7 +60,6 @@ def fit_noise(draws: Tensor, targets: Tensor) -> float:
 
 def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor]:
     """(low, high), each (N,): equal tails of the mixture."""
-    import bayesrnn as br
     from bayesrnn.prediction.result import Summary
 
     summary = Summary(br.Gaussian(sigma, learn=False), keep_samples=True)
@@ -69,8 +70,6 @@ def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor
 
 def interval_metrics(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[str, float]]:
     """For every level of ``LEVELS``: the share of targets inside their interval, and its mean width."""
-    import bayesrnn as br
-
     found = []
     for level in LEVELS:
         low, high = intervals(draws, sigma, level)
@@ -85,8 +84,6 @@ def selective_risk(draws: Tensor, targets: Tensor) -> dict[str, Any] | None:
     Returns:
         ``risk``: RMSE of the most certain predictions, for ``SHARES`` shares of them (``coverage``).
     """
-    import bayesrnn as br
-
     spread = draws.double().std(0, correction=0)
     if float(spread.max()) == float(spread.min()):
         return None

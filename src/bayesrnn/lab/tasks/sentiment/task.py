@@ -4,26 +4,25 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
+from bayesrnn.elbo import Terms
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import noise_of_draws
-
-if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
-    from bayesrnn.lab.recipes import Recipe
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
@@ -94,7 +93,7 @@ class Sentiment(Task):
         "bayesrnn.lab.report.weights:patterns",
     )
 
-    def __init__(self, recipe: "Recipe", data: str | None, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
         if data is None:
             raise UserError(f"This recipe needs reviews; name the folder with {reviews.ARCHIVE} with --data.")
@@ -125,13 +124,11 @@ class Sentiment(Task):
         return math.log(self.recipe.model.noise) + 0.5 * math.log(2 * math.pi)
 
     @staticmethod
-    def build(recipe: "Recipe", files: Files) -> nn.Module:
+    def build(recipe: Recipe, files: Files) -> nn.Module:
         plain = RatingModel(len(json.loads(files[WORDS])["words"]), recipe.model, recipe.data.length)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="head.bias")
 
     def attach(self, model: nn.Module) -> None:
-        import bayesrnn as br
-
         super().attach(model)
         likelihood = br.Gaussian(self.recipe.model.noise, learn=False).to(self.device)
         weight = self.recipe.model.kl_weight
@@ -159,7 +156,7 @@ class Sentiment(Task):
         rows, ratings = self.minibatches(position)
         return rows.t(), ratings.unsqueeze(1)
 
-    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, Terms, State]:
         tokens, ratings = batch
         terms, _ = self.elbo.evaluate(lambda: self.model(tokens), ratings)
         return terms.loss, terms, ()
@@ -242,7 +239,7 @@ class Sentiment(Task):
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=next(run.model.parameters()).device)
         return Signature(run.model, (tokens,), ("tokens",), ("rating",), (("time", "batch"),))
 
@@ -270,8 +267,6 @@ class Sentiment(Task):
 @torch.no_grad()
 def predict(model: nn.Module, tokens: Tensor, samples: int, seed: int) -> Tensor:
     """(1 + samples, B), standardised: the model as it is in eval mode, then draws."""
-    import bayesrnn as br
-
     mean = model(tokens)[:, 0]
     if samples == 0:
         return mean[None]
