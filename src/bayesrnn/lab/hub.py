@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import nn
 
 from bayesrnn import saving
@@ -51,8 +53,6 @@ def builder(
 
 def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = False) -> str:
     """The model card: metadata in YAML, then Markdown."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     cls = task_class(run.recipe.task)
     data = record.data if record is not None and record.data else "unknown data"
     rows = _measured(record, cls.metrics)
@@ -81,8 +81,6 @@ def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = Fal
 
 
 def _metadata(run: OpenedRun, rows: Sequence[Row], data: str) -> str:
-    import yaml
-
     tag = task_class(run.recipe.task).card.pipeline
     found: dict[str, Any] = {"library_name": "bayesrnn", "tags": ["bayesian", "uncertainty", run.recipe.task]}
     if tag:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from bayesrnn.lab.engine.progress import Progress
@@ -27,9 +28,6 @@ def reporter(console: Console) -> Iterator["Lines"]:
     if not console.is_terminal:
         yield Lines(console)
         return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
     with Bar(TextColumn("{task.description}"), BarColumn(bar_width=24), console=console, transient=True) as bar:
         yield Lines(console, bar)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn import kernels
+from bayesrnn.draws.torch_noise import torch_noise_layers
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import schedule
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration, heartbeat
@@ -21,6 +22,7 @@ from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, identity
+from bayesrnn.nn import NoisyLayer
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task
@@ -77,9 +79,6 @@ class Run:
     def _check_draws(self) -> None:
         if not (self.ranks.several and self.recipe.train.shared_draw):
             return
-        from bayesrnn.draws.torch_noise import torch_noise_layers
-        from bayesrnn.nn import NoisyLayer
-
         if self.recipe.posterior.kind == "sharpened":
             raise UserError("train.shared_draw: sharpened weights depend on each process's own rows; set it to false.")
         theirs = [name for name, layer in torch_noise_layers(self.model) if not isinstance(layer, NoisyLayer)]

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -28,8 +28,6 @@ SHADES = {"light": LIGHT, "dark": DARK, "ink": INK, "lines": LINES}
 @cache
 def _environment(folder: Path = _TEMPLATES) -> Environment:
     """Templates of a task's folder, then those of reports."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     loader = FileSystemLoader([folder, _TEMPLATES])
     made = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,

@@ -6,8 +6,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from bayesrnn.lab.reading import printable
 
@@ -68,9 +73,6 @@ def look(name: str, named: Mapping[str, Any], order: Sequence[str] | None) -> di
 
 def canvas(size: tuple[float, float] = _SIZE, *, dpi: int | None = None) -> Figure:
     """An empty figure with a canvas of its own: a user's pyplot state and backend stay as they are."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     made = Figure(figsize=size, dpi=min(dpi or DPI, DPI), layout="constrained")
     FigureCanvasAgg(made)
     return made
@@ -94,9 +96,6 @@ def figure(size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
 
 def png(made: Figure) -> bytes:
     """The picture; a dollar sign in a name does not start a formula."""
-    from matplotlib import rc_context
-    from matplotlib.text import Text
-
     out = io.BytesIO()
     text: Any
     for text in made.findobj(Text):
@@ -128,8 +127,6 @@ def _legend(made: Figure, axes: Axes) -> None:
 
 def _log_ticks(axes: Axes, low: float, high: float) -> None:
     """A log scale with plain numbers on it, where the values span more than a factor of 1.5."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     if low <= 0 or high / low < 1.5:
         return
     axes.set_yscale("log")
@@ -148,8 +145,6 @@ def curves(
 
     What cannot be shown leaves a gap. Long curves are subsampled.
     """
-    from matplotlib.ticker import MaxNLocator
-
     made, axes = figure()
     longest = max((len(line) for lines in named.values() for line in lines), default=1)
     step = math.ceil(longest / _POINTS)
@@ -298,8 +293,6 @@ def heat_map(
         keys, values: the two settings and the values tried of each: the first downwards, the second to the right.
         label: what the values are.
     """
-    from matplotlib.patches import Rectangle
-
     table = [[float("nan")] * len(values[1]) for _ in values[0]]
     for row in rows:
         if row["value"] is not None and set(keys) <= row["settings"].keys():

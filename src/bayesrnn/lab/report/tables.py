@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 Row = Mapping[str, Any]
@@ -24,9 +25,6 @@ class Column:
 
 def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> Table:
     """For the terminal; the first column is the row's name."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column.heading, justify="right" if i else "left", no_wrap=i == 0, vertical="bottom")

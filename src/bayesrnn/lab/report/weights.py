@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bayesrnn.lab.report import html, plots
@@ -33,8 +34,6 @@ def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[s
 
 def log_histogram(ratios: Mapping[str, Tensor]) -> tuple[list[float], list[float], float]:
     """Edges of the bins, the share of weights in each, and the median, all of log10(|mean| / sigma)."""
-    import torch
-
     logs = torch.cat([r.flatten() for r in ratios.values()]).clamp(1e-4, 1e4).log10()
     counts = torch.histc(logs, 48, -4, 4)
     edges = torch.linspace(-4, 4, 49)
@@ -107,8 +106,6 @@ def matrices_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def kept_of(ratios: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     """Which weights stay when this share of all is removed, lowest ratios first."""
-    import torch
-
     flat_ratios = torch.cat([r.flatten() for r in ratios.values()])
     count = round(share * flat_ratios.numel())
     if count == 0:

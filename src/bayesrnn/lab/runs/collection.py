@@ -12,6 +12,7 @@ from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import MB, is_number, parse_json, printable, read_json, read_text
+from bayesrnn.lab.recipes import flatten, from_dict
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import read_own
 from bayesrnn.lab.runs.folder import CONFIG
@@ -213,8 +214,6 @@ def _listed(changes: Sequence[str], named: int) -> str:
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under dotted keys; those that are newer than the record have their defaults."""
-    from bayesrnn.lab.recipes import flatten, from_dict
-
     own = flat(settings)
     try:
         known = flatten(from_dict(dict(settings), where="the record"))

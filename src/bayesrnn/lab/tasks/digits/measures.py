@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.lab.tasks.base import evaluating
 from bayesrnn.lab.tasks.digits import not_digits
+from bayesrnn.uncertainty import calibration_error
+from bayesrnn.uncertainty import detection_auroc as auroc
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
 ANGLES = tuple(range(0, 181, 15))
@@ -63,8 +65,6 @@ def errors(found: Beliefs, labels: Tensor) -> dict[str, float]:
 
 def metrics(found: Beliefs, labels: Tensor) -> dict[str, float]:
     """Like :func:`errors`, and the expected calibration error over 15 bins."""
-    from bayesrnn.uncertainty import calibration_error
-
     return {**errors(found, labels), "calibration_error": calibration_error(found.probabilities, labels)}
 
 
@@ -83,8 +83,6 @@ def unfamiliar(images: Tensor, *, seed: int = 0) -> dict[str, Tensor]:
 
 def detection(familiar: Beliefs, others: dict[str, Beliefs]) -> list[dict[str, Any]]:
     """How well uncertainty tells each kind from digits: AUROC of entropy and (with draws) mutual information."""
-    from bayesrnn.uncertainty import detection_auroc as auroc
-
     drawn = bool((familiar.mutual_information > 0).any())
     return [
         {

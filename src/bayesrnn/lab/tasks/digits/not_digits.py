@@ -2,9 +2,13 @@
 
 import math
 from functools import cache
+from pathlib import Path
 
+import matplotlib
+import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.ft2font import FT2Font
 from torch import Tensor
 
 from bayesrnn.lab.tasks.digits.images import SIDE
@@ -92,12 +96,6 @@ def shapes(count: int, *, seed: int = 0) -> Tensor:
 @cache
 def _glyphs() -> Tensor:
     """All letters in all fonts at twice their size, each in the middle of 56 x 56 pixels, in 0..255."""
-    from pathlib import Path
-
-    import matplotlib
-    import numpy as np
-    from matplotlib.ft2font import FT2Font
-
     side, largest = 2 * SIDE, 40
     made = []
     for name in FONTS:

@@ -24,6 +24,8 @@ from bayesrnn.lab.tasks.digits import measures
 from bayesrnn.lab.tasks.digits.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, Signature
+from bayesrnn.nn import Dropout
+from bayesrnn.posteriors import DropConnect
 
 _CONVOLUTIONS = (20, 50)  # LeNet's channels
 _KERNEL = 5
@@ -82,8 +84,6 @@ class MLP(nn.Module):
 
 
 def _noise(p: float, kind: str) -> nn.Module:
-    from bayesrnn.nn import Dropout
-
     return Dropout(p, noise=kind) if p else nn.Identity()
 
 
@@ -137,8 +137,6 @@ class Digits(Task):
             return made
         if recipe.posterior.kind != "none":
             raise UserError("model.weight_dropout is a posterior of its own; set posterior.kind=none with it.")
-        from bayesrnn.posteriors import DropConnect
-
         return DropConnect(plain, m.weight_dropout, noise=m.noise, exclude="out.weight")
 
     def attach(self, model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
-from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
+from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
 
@@ -130,11 +130,8 @@ class Language(Task):
     def content(self) -> Iterator[bytes]:
         """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
         yield from self.files().values()
-        train = self.streams.train
-        words = train.tokens[: train.length * train.batch_size] if isinstance(train, DiskStreams) else train.t()
-        for split in (words, self.streams.valid, self.streams.test):
-            ids = split.reshape(-1)
-            yield from sampled(ids.cpu().numpy() if isinstance(ids, Tensor) else ids)
+        for split in (self.streams.train.t(), self.streams.valid, self.streams.test):
+            yield from sampled(split.reshape(-1).cpu().numpy())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"offset": self.offset} if self.recipe.data.shift else {}
@@ -147,14 +144,15 @@ class Language(Task):
         return tuple(z.clone() for z in self._zeros) if self.recipe.data.carry_state else ()
 
     def fetch(self, step: int) -> None:
-        train, window = self.streams.train, self.streams.window
-        if isinstance(train, DiskStreams):
-            read = train.window(step * window + int(self.offset), window + 1)
+        if self.streams.on_disk:
+            start = step * self.streams.window + int(self.offset)
+            words = self.streams.train[start : start + self.streams.window + 1]
+            read = as_ids(words, len(self.streams.vocabulary))
             # From pinned memory the copy waits its turn behind the steps that are under way, and nobody waits for it.
             self._read.copy_(read.pin_memory() if self.device.type == "cuda" else read, non_blocking=True)
 
     def batch(self, position: Tensor) -> Tensor:
-        if isinstance(self.streams.train, DiskStreams):
+        if self.streams.on_disk:
             return self._read
         return self.streams.train.index_select(0, position * self.recipe.data.window + self.offset + self._rows)
 

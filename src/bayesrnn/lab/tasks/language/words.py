@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+from rich.console import Console
+from rich.text import Text
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
@@ -100,17 +103,12 @@ def scored(
 
 def print_json(lines: Iterable[dict[str, Any]]) -> None:
     """One JSON object per word."""
-    import typer
-
     for line in lines:
         typer.echo(json.dumps(line))
 
 
 def print_coloured(lines: Iterable[dict[str, Any]]) -> None:
     """The text with surprising words in red."""
-    from rich.console import Console
-    from rich.text import Text
-
     text = Text()
     for line in lines:
         share = min(line["surprisal"] / 10, 1.0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import bayesrnn as br
+from bayesrnn.prediction.result import Summary
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 SHARES = 20
@@ -60,8 +61,6 @@ def fit_noise(draws: Tensor, targets: Tensor) -> float:
 
 def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor]:
     """(low, high), each (N,): equal tails of the mixture."""
-    from bayesrnn.prediction.result import Summary
-
     summary = Summary(br.Gaussian(sigma, learn=False), keep_samples=True)
     summary.add(draws.double())
     low, high = summary.prediction().interval(level)
