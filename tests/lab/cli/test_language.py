@@ -548,10 +548,8 @@ def test_predict(runs, samples):
     assert all(line["surprisal"] > 0 and line["mutual_information"] >= 0 for line in lines)
 
 
-def test_predict_in_colour_and_bad_text(runs, tmp_path):
+def test_predict_on_bad_text(runs, tmp_path):
     run, file = runs / "variational-tied-medium", tmp_path / "a.txt"
-    file.write_text("w1 w2\n")
-    assert "w1 w2" in invoke("predict", run, file, "--colour").stdout
     file.write_bytes(b"\xff\xff")
     assert "not UTF-8" in invoke("predict", run, file).stderr
     assert "no text to score" in invoke("predict", run, text="").stderr

@@ -41,15 +41,6 @@ def shuffled_tiles(images: Tensor, *, seed: int = 0) -> Tensor:
     return mixed.view(count, tiles, tiles, _TILE, _TILE).transpose(2, 3).reshape(count, SIDE, SIDE)
 
 
-def turned(images: Tensor, degrees: Tensor) -> Tensor:
-    """Image k turned counter-clockwise by degrees[k] about its centre, with bilinear interpolation."""
-    angle = degrees.to(images.device, torch.float32) * (math.pi / 180)
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    # Where in the image each place of the result comes from; the second axis points down.
-    matrix = torch.stack([torch.stack([cos, -sin, zero], -1), torch.stack([sin, cos, zero], -1)], 1)
-    return _bytes(_resampled(images.unsqueeze(1).float(), matrix, SIDE).squeeze(1))
-
-
 def letters(count: int, *, seed: int = 0) -> Tensor:
     """A to J in the fonts that come with matplotlib, as large as MNIST's digits, a little sheared and turned."""
     generator = _generator(seed)

@@ -167,7 +167,7 @@ class Digits(Task):
         return Signature(run.model, (images,), ("images",), ("logits",), (("batch", 1, data_.SIDE, data_.SIDE),))
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
-        """Errors, calibration, detection of images that are not digits, a digit that turns, pruning.
+        """Errors, calibration, detection of images that are not digits, pruning.
 
         Keys that end in ``_mc`` are for the average over draws, the others for the posterior mean (dropout: the usual
         scaling of the weights).
@@ -186,13 +186,6 @@ class Digits(Task):
             others = {kind: self._beliefs(made, count, seed) for kind, made in unfamiliar.items()}
             found[f"unfamiliar{suffix}"] = measures.detection(on_split, others)
             found[f"test_entropy{suffix}"] = float(on_split.entropy.mean())
-        ones = (self.test[1] == 1).nonzero()
-        if len(ones):
-            say("a digit 1 that turns")
-            image, passes_ = self.test[0][ones[0, 0]], measures.ANGLE_DRAWS if len(ways) > 1 else 0
-            found["turning"] = measures.turning(
-                self._drawn(), image, scale=self.recipe.data.scale, samples=passes_, seed=seed
-            )
         if self.recipe.posterior.kind != "none":
             say("pruning")
             found["pruning"] = measures.pruning(self._drawn(), self._splits(), scale=self.recipe.data.scale)
