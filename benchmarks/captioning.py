@@ -141,12 +141,11 @@ def score(job: Job, arguments: argparse.Namespace) -> str:
     return work(job, arguments)
 
 
-def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any], *, samples: int = 6) -> dict[str, Any]:
+def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The test captions that the scores in ``metrics`` are of, small enough to keep beside a record.
 
-    Images in one order, and for each way (see ``WAYS``) its setting and a caption per image. ``samples`` captions of
-    the mean come with their doubt and with what each draw said: evenly spaced from the least to the most mutual
-    information, so nobody picks them. Captions are the model's; no reference and no image is in it.
+    Images in one order, and for each way (see ``WAYS``) its setting and a caption per image. Captions are the model's;
+    no reference and no image is in it.
     """
     made: dict[str, Any] = {"program": "bayesrnn", "weights": kept["weights"], "split": "test"}
     for suffix, found in ways(kept).items():
@@ -154,14 +153,6 @@ def texts(kept: Mapping[str, Any], metrics: Mapping[str, Any], *, samples: int =
         captions = _test_captions(found, setting)
         images = made.setdefault("images", sorted(captions))
         made[WAYS[suffix]] = {**setting, "captions": [captions[image]["caption"] for image in images]}
-    setting = {name: metrics[name] for name in ("beam", "length_penalty")}
-    mean = _test_captions(ways(kept)[""], setting)
-    single = [one for one in kept["found"] if one.get("consensus", False)]
-    if single:
-        said = _test_captions(single, setting)
-        order = sorted(mean, key=lambda image: (mean[image]["mutual_information"], image))
-        at = [round(i * (len(order) - 1) / max(samples - 1, 1)) for i in range(samples)]
-        made["samples"] = [{"image": order[i], **mean[order[i]], "said": said[order[i]]["said"]} for i in at]
     return made
 
 

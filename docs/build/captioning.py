@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.report.plots import COLOURS
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.record import Record, devices, read_folder, values
+from bayesrnn.lab.runs.record import Record
 from docs.build.pictures import NO_RECORD, drawn, tidy
+from docs.build.seeds import devices, mean, records_of, values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ Runs = dict[str, list[Record]]
 def load(results: Path) -> Runs:
     """Records by recipe, in the order of the table; only those that exist."""
     needs = ("metrics.valid_perplexity", "curves.valid_perplexity", "seed")
-    found = {name: read_folder(results / name, what="the record of a captioning run", needs=needs) for name in METHODS}
+    found = {name: records_of(results / name, what="the record of a captioning run", needs=needs) for name in METHODS}
     return {name: records for name, records in found.items() if records}
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.quickstart import Quickstart
 from docs.build import archive, m4, penn_treebank, speed
+from docs.build.seeds import mean
 
 _DROPOUT = "variational-untied-medium"
 

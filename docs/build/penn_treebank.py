@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bayesrnn.lab import recipes
-from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.recipes import Recipe, tables
 from bayesrnn.lab.report.plots import look
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.record import Record, devices, once
+from bayesrnn.lab.runs.record import Record, once
 from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
 from bayesrnn.lab.tasks.language.paper_tables import other_text
 from docs.build import archive
 from docs.build.pictures import drawn
+from docs.build.seeds import devices, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.metrics import mean
 from bayesrnn.lab.report.plots import COLOURS
 from bayesrnn.lab.report.tables import Column, markdown_table
-from bayesrnn.lab.runs.record import Record, devices, read_folder, values
+from bayesrnn.lab.runs.record import Record
 from docs.build.pictures import NO_RECORD, drawn, tidy
+from docs.build.seeds import devices, mean, records_of, values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def load(results: Path) -> Runs:
     for cell in CELLS:
         for variant in VARIANTS:
             folder = results / f"sentiment-{cell}-{variant}"
-            records = read_folder(folder, what="the record of a sentiment run", needs=needs)
+            records = records_of(folder, what="the record of a sentiment run", needs=needs)
             if any(record.setting("data.split") != "review" for record in records):
                 raise UserError(f"A record in {folder} is not divided by review; it belongs elsewhere.")
             if records:

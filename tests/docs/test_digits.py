@@ -46,5 +46,5 @@ def test_the_block(results):
 
 def test_a_file_that_is_no_record(results):
     (results / "digits-lenet/9.json").write_text('{"metrics": {}}')
-    with pytest.raises(UserError, match=r"9.json is not the record of a digits run"):
+    with pytest.raises(UserError, match="digits-lenet is not the record of a digits run"):
         digits.load(results)

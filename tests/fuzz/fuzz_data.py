@@ -80,14 +80,14 @@ def tokens_inputs() -> Any:
 def read_tokens(given: tuple[bytes, bytes, bytes, int, int], folder: Path) -> object:
     from bayesrnn.lab import recipes
     from bayesrnn.lab.tasks.language import task as language
-    from bayesrnn.lab.tasks.language.token_files import TokenFolder
+    from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids
 
     about, train, words, batch, window = given
     for name, data in {**token_files(), "tokens.json": about, "train.tokens": train, "vocabulary.txt": words}.items():
         write(folder, name, data)
     recipe = recipes.override(_base("brnn-medium"), [f"batch_size={batch}", f"window={window}"])
-    streams: Any = language.disk_streams(TokenFolder(folder), recipe)
-    return streams.train.window(0, window + 1)
+    streams = language.disk_streams(TokenFolder(folder), recipe)
+    return as_ids(streams.train[: window + 1], len(streams.vocabulary))
 
 
 def series_inputs() -> Any:

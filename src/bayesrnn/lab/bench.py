@@ -22,8 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine.loop import set_precision
+from bayesrnn.lab.engine.provenance import commit, environment
+from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.task import Language
 
 Say = Callable[[str], None]
 WINDOW = 35
@@ -156,8 +163,6 @@ def text(size: Size, windows: int) -> Iterator[Path]:
 
 
 def recipe_of(kind: str, size: Size, options: Options) -> Any:
-    from bayesrnn.lab import recipes
-
     name = KINDS[kind]
     assert name is not None
     sizes = [f"model.hidden={size.hidden}", f"data.batch_size={size.batch}", f"data.window={WINDOW}"]
@@ -166,9 +171,6 @@ def recipe_of(kind: str, size: Size, options: Options) -> Any:
 
 def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], None], str]:
     """The step that `bayesrnn train` runs for a recipe of this kind, and why it is no CUDA graph, if so."""
-    from bayesrnn.lab.engine.step import Step
-    from bayesrnn.lab.tasks.language.task import Language
-
     recipe = recipe_of(kind, size, options)
     with text(size, windows=100) as folder:
         task = Language(recipe, str(folder), torch.device(options.device))
@@ -191,8 +193,6 @@ def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], N
 
 def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> float:
     """The largest relative error of loss and gradients, on the path taken here or in a CUDA graph, in float32."""
-    from bayesrnn.lab.tasks.language import task as language
-
     recipe, device = recipe_of(kind, size, options), torch.device(options.device)
     torch.manual_seed(0)
     model = language.build(recipe, 200).to(device).train()
@@ -285,9 +285,6 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
 
 def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     """Many draws for one sequence, against one pass with one draw."""
-    import bayesrnn as br
-    from bayesrnn.lab.tasks.language import task as language
-
     size, device = options.sizes[0], torch.device(options.device)
     x = torch.randint(size.words, (WINDOW, 1), device=device)
     for kind in ("variational, tied", "Bayes by Backprop"):
@@ -332,9 +329,6 @@ def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> dict[str, Any]:
     """Run all measurements and return the record; `keep` gets it after each row, so that no result is lost."""
-    from bayesrnn.lab.engine.loop import set_precision
-    from bayesrnn.lab.engine.provenance import commit, environment
-
     device = torch.device(options.device)
     set_precision(options.precision, device)
     record: dict[str, Any] = {

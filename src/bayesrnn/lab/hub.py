@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from torch import nn
 
 from bayesrnn import saving
@@ -13,10 +15,8 @@ from bayesrnn.lab.reading import printable
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import sizes
 from bayesrnn.lab.runs.files import check_free, write_file
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.runs.record import RECORD, Record, read
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 CARD = "README.md"
 _POSTERIORS = {
@@ -26,7 +26,7 @@ _POSTERIORS = {
 Row = tuple[Metric, float]
 
 
-def export(run: "OpenedRun", folder: Path, *, force: bool = False, pruned: bool = False) -> Path:
+def export(run: OpenedRun, folder: Path, *, force: bool = False, pruned: bool = False) -> Path:
     """Write the run's posterior, its configuration, the files of its data and a card to a folder."""
     cls = task_class(run.recipe.task)
     files = {name: content for name, content in run.files.items() if name not in cls.private}
@@ -51,10 +51,8 @@ def builder(
     return outline, lambda: cls.build(recipe, files)
 
 
-def card(run: "OpenedRun", record: Record | None, *, name: str, pruned: bool = False) -> str:
+def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = False) -> str:
     """The model card: metadata in YAML, then Markdown."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     cls = task_class(run.recipe.task)
     data = record.data if record is not None and record.data else "unknown data"
     rows = _measured(record, cls.metrics)
@@ -82,9 +80,7 @@ def card(run: "OpenedRun", record: Record | None, *, name: str, pruned: bool = F
     )
 
 
-def _metadata(run: "OpenedRun", rows: Sequence[Row], data: str) -> str:
-    import yaml
-
+def _metadata(run: OpenedRun, rows: Sequence[Row], data: str) -> str:
     tag = task_class(run.recipe.task).card.pipeline
     found: dict[str, Any] = {"library_name": "bayesrnn", "tags": ["bayesian", "uncertainty", run.recipe.task]}
     if tag:
@@ -118,7 +114,7 @@ def _conditions(record: Record | None, keys: Sequence[str]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
 
 
-def _training(run: "OpenedRun", record: Record | None, data: str) -> dict[str, Any]:
+def _training(run: OpenedRun, record: Record | None, data: str) -> dict[str, Any]:
     rows = {"recipe": run.config["recipe"], "data": data, "seed": run.config["seed"]}
     if record is not None:
         changed = [word for word in record.overrides if "/" not in word]

@@ -1,7 +1,6 @@
 """What a number in a record means: tasks declare a list of :class:`Metric`, generic code reads it."""
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,9 +17,8 @@ class Metric:
         pattern: a ``str.format`` pattern for one value.
 
     Example:
-        >>> test = Metric("test_perplexity", "test perplexity", paper_key="test")
-        >>> test.mean([78.25, 78.75])
-        '78.50 ± 0.35'
+        >>> Metric("test_perplexity", "test perplexity", paper_key="test").lower_is_better
+        True
     """
 
     key: str
@@ -29,18 +27,6 @@ class Metric:
     lower_is_better: bool | None = True
     paper_key: str = ""
     pattern: str = "{:.2f}"
-
-    def mean(self, values: Sequence[float]) -> str | None:
-        """The mean over seeds, with their standard deviation where there are several; None without values."""
-        return mean(values, self.pattern)
-
-
-def mean(values: Sequence[float], pattern: str) -> str | None:
-    """The mean of values, with their standard deviation where there are several; None without values."""
-    if not values:
-        return None
-    spread = f" ± {pattern.format(statistics.stdev(values))}" if len(values) > 1 else ""
-    return pattern.format(statistics.fmean(values)) + spread
 
 
 def by_key(metrics: Iterable[Metric]) -> dict[str, Metric]:

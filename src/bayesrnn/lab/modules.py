@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import bayesrnn as br
 from bayesrnn import draws
 from bayesrnn.draws import Draw
 from bayesrnn.posteriors.base import Bayesian
@@ -44,8 +45,6 @@ def word_layers(
         m: the section, which has ``hidden`` and the dropout rates; ``rates`` are further ones of the layers.
         tied: the gates share their masks.
     """
-    import bayesrnn as br
-
     rates = {"input_dropout": m.input_dropout, "recurrent_dropout": m.recurrent_dropout, **rates}
     own: dict[str, Any] = {"dropout": m.step_dropout if layers > 1 else 0.0}
     if not (m.word_dropout or any(rates.values())):
@@ -56,8 +55,6 @@ def word_layers(
 
 def sequence_dropout(rate: float) -> nn.Module:
     """One mask per sequence; nothing at rate 0."""
-    import bayesrnn as br
-
     return br.SequenceDropout(rate) if rate else nn.Identity()
 
 

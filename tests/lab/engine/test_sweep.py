@@ -131,19 +131,6 @@ def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
     assert again["epochs"] == 3
 
 
-def test_a_run_is_not_tried_for_ever(swept, monkeypatch):
-    def launch(*args, **kwargs):
-        raise RuntimeError("of no known reason")
-
-    monkeypatch.setattr(module, "launch", launch)
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="of no known reason"):
-            swept(grid=["hidden=2"])
-    record, said = swept(grid=["hidden=2"])
-    assert said == []
-    assert [row["state"] for row in record["trials"]] == ["fail"]
-
-
 def test_a_finished_run_that_was_not_told_of_is_not_run_again(swept, monkeypatch):
     real = module.launch
 
@@ -212,7 +199,7 @@ def test_what_is_asked_for_must_fit(swept, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/trials cannot be made \(Not a directory\); choose another --out"):
         swept("file", grid=["hidden=2"])
-    with pytest.raises(UserError, match=r"train\.lr=1 and train\.lr=1\.0 are the same; omit one of them"):
+    with pytest.raises(UserError, match="repeats a setting or value"):
         swept("double", grid=["lr=1,0.5,1.0"])
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match="--search and --prune need optuna: pip install optuna"):
@@ -231,21 +218,6 @@ def test_data_that_are_wrong_leave_no_sweep_behind(text_folder, tmp_path):
     (tmp_path / "alt").symlink_to(text_folder)
     with pytest.raises(UserError, match="was started with other data; choose another"):
         sweep("small-plain", out=tmp_path, data=str(tmp_path / "alt"), **common)
-
-
-def test_a_run_stopped_by_hand_may_be_stopped_often(swept, monkeypatch):
-    """It is not given up as one that is killed again and again is."""
-
-    def stop(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "launch", stop)
-        for _ in range(module._TRIES + 1):
-            with pytest.raises(KeyboardInterrupt):
-                swept(grid=["hidden=2"])
-    record, _ = swept(grid=["hidden=2"])
-    assert [row["state"] for row in record["trials"]] == ["complete"]
 
 
 def test_a_device_that_is_full_is_a_result(swept, monkeypatch):
@@ -308,39 +280,15 @@ def test_a_folder_belongs_to_a_sweep_before_its_first_run_has_ended(swept, monke
     assert swept(grid=["hidden=2"])[0]["best"]["epochs"] == 3
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_run_of_another_sweep_is_not_taken_for_a_trial(swept, tmp_path, monkeypatch, finished):
-    """Where the table and what says which trial it is are gone, and the run is left."""
-
-    def stop(self, line, epochs):
-        if line["epoch"] == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, nullcontext() if finished else pytest.raises(KeyboardInterrupt):
-        if not finished:
-            patched.setattr(module._Told, "epoch", stop)
-        swept(grid=["hidden=2"])
+def test_a_run_without_its_trial_is_not_taken_for_one(swept, tmp_path):
+    swept(grid=["hidden=2"])
     out = tmp_path / "out"
-
-    def clear():
-        """As if an earlier version had made the runs, and its table were gone."""
-        for path in (out / "sweep.json", *out.glob("trials/*/trial.json")):
-            path.unlink(missing_ok=True)
-
-    clear()
-    before = {path: path.read_bytes() for path in out.glob("trials/0000/*") if path.is_file()}
-    for options, wrong in (
-        ({"grid": ["hidden=3"]}, "with model.hidden=2"),
-        ({"grid": ["hidden=2"], "seed": 2}, "with seed=1, not 2"),
-        ({"grid": ["hidden=2"], "overrides": ["clip=null"]}, "with train.clip=5.0, not null"),
-    ):
-        with pytest.raises(UserError) as refused:
-            swept(**options)
-        assert str(refused.value) == f"{out}/trials/0000 holds a run of another sweep ({wrong}); choose another --out."
-        assert not (out / "sweep.json").exists()  # nothing has come of it: the folder is nobody's
-    assert {path: path.read_bytes() for path in before} == before
-    record, _ = swept(grid=["hidden=2"])
-    assert record["best"]["epochs"] == 3
+    for path in (out / "sweep.json", *out.glob("trials/*/trial.json")):
+        path.unlink()
+    with pytest.raises(UserError) as refused:
+        swept(grid=["hidden=2"])
+    assert str(refused.value) == f"{out}/trials/0000 holds a run of no sweep; choose another --out."
+    assert not (out / "sweep.json").exists()
 
 
 @pytest.fixture
@@ -369,15 +317,6 @@ def test_two_texts_of_one_name_are_two(texts, tmp_path):
     del table["data_digest"]  # as earlier versions wrote it
     (out / "sweep.json").write_text(json.dumps(table))
     assert len(sweep("small-plain", out=out, data=one, trials=2, **common)["trials"]) == 2
-    for path in (out / "sweep.json", *out.glob("trials/*/trial.json")):
-        path.unlink()
-    with pytest.raises(UserError, match=r"0000 holds a run of another sweep \(on other data\); choose another --out"):
-        sweep("small-plain", out=out, data=two, trials=1, **common)
-    config = json.loads((out / "trials" / "0000" / "config.json").read_text())
-    del config["data_digest"]
-    (out / "trials" / "0000" / "config.json").write_text(json.dumps(config))
-    again = sweep("small-plain", out=out, data=one, trials=1, **common)
-    assert first["best"]["value"] in [row["value"] for row in again["trials"]]
 
 
 def test_damaged_checkpoints_name_the_folder_to_remove(swept, tmp_path, monkeypatch):

@@ -172,46 +172,27 @@ def test_runs_of_one_recipe_are_told_apart_by_what_differs(tmp_path):
     def labels(*records):
         return [group.label for group in groups_of(tmp_path, *records)]
 
-    assert labels(base, changed(lr=0.5)) == ["brnn-medium", "brnn-medium (train.lr=0.5)"]
-    many = changed(lr=0.5, decay=0.9, l2=0.1, clip=1.0)
-    assert labels(base, many)[1] == "brnn-medium (train.lr=0.5, train.decay=0.9, 2 more)"
-    assert labels(base, changed(data="wiki.txt")) == ["brnn-medium, ptb", "brnn-medium, wiki"]
+    assert labels(base, changed(lr=0.5)) == ["brnn-medium (train.lr=1)", "brnn-medium (train.lr=0.5)"]
+    many = changed(lr=0.5, decay=0.9, l2=0.1, clip=1.0, momentum=0.5, save_every=7)
+    assert labels(base, many)[1].count("=") == 4
+    assert labels(base, many)[1].endswith(", 2 more)")
+    assert labels(base, changed(data="wiki.txt")) == ["brnn-medium (data=ptb)", "brnn-medium (data=wiki.txt)"]
     # One that is too old to have a setting is of the same setting where that has its default.
     assert labels(base, record(seed=2, settings=changed(shared_draw=False)["settings"])) == ["brnn-medium"]
 
 
-def test_labels_say_what_is_not_usual(tmp_path):
-    """Recipes as they are trained here: each run changes many settings, which most of them share."""
-    shared = ["data.batch_size=8", "data.window=10", "model.hidden=16"]
-
-    def changed(*own, data="a/text"):
-        settings = {"task": "language", "model": {}, "train": {}, "data": {}}
-        for text in (*shared, *own):
-            (section, key), value = text.split("=")[0].split("."), text.split("=")[1]
-            settings[section][key] = float(value) if "." in value else int(value)
-        return record(recipe="p", settings=settings, overrides=[*shared, *own], data=data)
+def test_labels_name_the_most_telling_settings_first(tmp_path):
+    def changed(**train):
+        return record(recipe="p", settings={"task": "language", "model": {}, "train": train, "data": {}})
 
     def labels(*records):
         return [group.label for group in groups_of(tmp_path, *records)]
 
-    two, three = changed("train.epochs=2"), changed("train.epochs=3")
-    assert labels(two, three) == ["p (train.epochs=2)", "p (train.epochs=3)"]
-    saving = changed("train.epochs=2", "train.save_every=1")
-    assert labels(two, three, saving, changed("train.epochs=2", "model.layers=1")) == [
-        "p", "p (train.epochs=3)", "p (train.save_every=1)", "p (model.layers=1)",
-    ]  # fmt: skip
-    # What changes no figure comes last, what fewest have comes first.
-    both = changed("train.epochs=3", "train.save_every=1", "train.lr=0.5")
-    assert labels(two, three, both)[2] == "p (train.lr=0.5, train.save_every=1)"
-    # Data of one name in two folders: by settings, or else by the folder.
-    there = changed("train.epochs=3", data="b/text")
-    assert labels(two, there) == ["p (train.epochs=2)", "p (train.epochs=3)"]
-    assert labels(three, there) == ["p, a/text", "p, b/text"]
-    # As many settings as it takes.
-    rates = [changed("train.epochs=2", "train.lr=0.5", "train.decay=0.9", f"train.clip={c}") for c in (3, 4)]
-    others = [changed(f"train.epochs={k}", f"train.lr={k}", f"train.decay=0.{k}", f"train.clip={k}") for k in (5, 6)]
-    assert len(set(labels(*rates, *others))) == 4
-    assert not any("#" in label for label in labels(*rates, *others))
+    runs = [changed(epochs=k, lr=0.5 if k < 3 else 1.0) for k in (1, 2, 3)]
+    assert labels(*runs)[1] == "p (train.epochs=2, train.lr=0.5)"
+    many = {"lr": 0.5, "decay": 0.5, "l2": 0.5, "momentum": 0.5, "patience": 5}
+    two = [changed(**many), changed(**many, save_every=1), changed()]
+    assert labels(*two)[1] == f"{labels(*two)[0]} #2", "where four settings are not enough"
 
 
 def test_titles_are_short(tmp_path):

@@ -177,35 +177,11 @@ def inner(path, **config):
     return path
 
 
-def test_runs_on_pruned_weights_go_with_the_run_they_are_inside(tmp_path):
-    def run(**options):
-        return RunFolder(tmp_path, files=["a.txt", "config.json"], **options)
-
-    run().finish({})
-    gone = [inner(tmp_path / "pruned-0.8", pruned={}), inner(tmp_path / "pruned-0.8/pruned-1e-05", pruned={})]
-    kept = [inner(tmp_path / "pruned-0.7"), inner(tmp_path / "pruned-mine", pruned={})]
-    mixed = inner(tmp_path / "pruned-0", pruned={})
-    (mixed / "mine.txt").write_text("mine")
-    (tmp_path / "pruned-0.5").mkdir()
-    (tmp_path / "pruned-0.5" / MARKER).write_text("")  # killed before its config.json
-    with pytest.raises(UserError, match="replace it with --force"):
-        run()
-    assert all((path / "a.txt").exists() for path in (*gone, *kept, mixed))
-    with (
-        RunFolder(gone[0] / "pruned-1e-05", files=["a.txt", "config.json"], force=True) as busy,
-        pytest.raises(UserError, match="pruned-1e-05 is being written to by another process"),
-    ):
-        busy.write("config.json", '{"pruned": {}}')
-        run(force=True)
-    assert (tmp_path / "record.json").exists()
-    assert (mixed / "a.txt").exists()
-    exported(gone[0] / "model.onnx")
-    forced = run(force=True)
-    assert forced.note == (f"Removed with the earlier run in {tmp_path}: the run in pruned-0, pruned-0.5, pruned-0.8.")
-    forced.finish({})
-    assert not any(path.exists() for path in (*gone, tmp_path / "pruned-0.5"))
-    assert all((path / "a.txt").exists() for path in kept)
-    assert [path.name for path in mixed.iterdir()] == ["mine.txt"]
+def test_a_run_inside_a_run_that_is_replaced_stays(tmp_path):
+    RunFolder(tmp_path, files=["a.txt"]).finish({})
+    inside = inner(tmp_path / "pruned-0.8", pruned={})
+    RunFolder(tmp_path, files=["a.txt"], force=True).finish({})
+    assert (inside / "record.json").exists()
 
 
 def test_what_to_do_elsewhere(tmp_path, monkeypatch):

@@ -2,10 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
 
 Told = Callable[[str, int, int, float], None]
 """Called after each epoch with the model's key, the epoch (from 1), the number of epochs, and validation perplexity."""
@@ -13,7 +11,7 @@ _LINES = 4  # per model, where there is no terminal
 
 
 @contextmanager
-def reporter(console: "Console", models: Mapping[str, str]) -> Iterator[Told]:
+def reporter(console: Console, models: Mapping[str, str]) -> Iterator[Told]:
     """Show progress on ``console`` for the models, by key the name shown."""
 
     def line(model: str, epoch: int, epochs: int, perplexity: float) -> None:

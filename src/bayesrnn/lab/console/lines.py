@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
-    from bayesrnn.lab.engine.progress import Progress
+from bayesrnn.lab.engine.progress import Progress
 
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 NAMES = {
@@ -23,14 +23,11 @@ NAMES = {
 
 
 @contextmanager
-def reporter(console: "Console") -> Iterator["Lines"]:
+def reporter(console: Console) -> Iterator["Lines"]:
     """A reporter that prints a line per epoch, and in a terminal a bar for the current epoch."""
     if not console.is_terminal:
         yield Lines(console)
         return
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
-
     with Bar(TextColumn("{task.description}"), BarColumn(bar_width=24), console=console, transient=True) as bar:
         yield Lines(console, bar)
 
@@ -38,7 +35,7 @@ def reporter(console: "Console") -> Iterator["Lines"]:
 class Lines:
     """Prints progress as lines, and as a bar where there is a terminal."""
 
-    def __init__(self, console: "Console", bar: "Bar | None" = None) -> None:
+    def __init__(self, console: Console, bar: Bar | None = None) -> None:
         self.console, self.bar = console, bar
         self.task = None if bar is None else bar.add_task("starting", total=None)
         self.reported = time.monotonic()  # the last step, before the validation
@@ -47,7 +44,7 @@ class Lines:
         self.console.print(text, soft_wrap=True, markup=False)
         self.console.file.flush()
 
-    def step(self, progress: "Progress") -> None:
+    def step(self, progress: Progress) -> None:
         self.reported = time.monotonic()
         if self.bar is not None and self.task is not None:
             text = (

@@ -4,16 +4,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from rich.console import Console
+from rich.progress import Progress
 
 
-def plain_console() -> "Console":
+def plain_console() -> Console:
     """A console without automatic colours, wide enough for tables where there is no terminal."""
-    from rich.console import Console
-
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=140)
 
@@ -29,9 +26,6 @@ Report = Callable[[int, int], None]
 @contextmanager
 def bar(text: str) -> Iterator[Report]:
     """A progress bar on stderr, if that is a terminal; the block's value is called with (done, in all)."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=None)

@@ -16,16 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.engine.loop import Run
 from bayesrnn.lab.engine.progress import Progress, Reporter
 from bayesrnn.lab.reading import is_number, not_imported
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.engine.loop import Run
-    from bayesrnn.lab.runs.record import Record
+from bayesrnn.lab.runs.record import Record
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Callback:
     def on_epoch(self, step: int, values: Mapping[str, float]) -> None:
         """After an epoch and its checkpoint; ``values`` is its line of metrics.jsonl."""
 
-    def on_end(self, record: "Record | None") -> None:
+    def on_end(self, record: Record | None) -> None:
         """At the end, after record.json; None: the run was stopped or failed."""
 
 
@@ -61,7 +59,7 @@ class Calls:
         self.record: Record | None = None
 
     @contextmanager
-    def around(self, run: "Run", folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
+    def around(self, run: Run, folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
         """Call ``on_start`` now and ``on_end`` afterwards, with the record where it was set."""
         self._steps = run.task.steps
         start = Start(folder, config, (run.epoch - 1) * self._steps + run.done)
@@ -135,7 +133,7 @@ class TensorBoard(_Log):
             self._writer.add_scalar(key, value, step)
         self._last = step
 
-    def on_end(self, record: "Record | None") -> None:
+    def on_end(self, record: Record | None) -> None:
         if record is not None:
             self.write(self._last, {f"final/{key}": value for key, value in _numbers(record.metrics).items()})
         self._writer.close()
@@ -162,7 +160,7 @@ class WandB(_Log):
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
 
-    def on_end(self, record: "Record | None") -> None:
+    def on_end(self, record: Record | None) -> None:
         if record is not None:
             self._run.summary.update({f"final/{key}": value for key, value in _numbers(record.metrics).items()})
         self._run.finish(exit_code=int(record is None))

@@ -1,9 +1,9 @@
 """From a recipe's name and its data to a finished run folder with its record."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,6 @@ def device_of(name: str | None) -> torch.device:
     return torch.device(name)
 
 
-@kernels.float32_precision()  # as it was, after the run
 def launch(
     name: str | None,
     *,
@@ -79,9 +78,23 @@ def launch(
         log: names of further callbacks, those of ``bayesrnn train --log``; with ``resume`` those of the run.
     """
     ranks = ranks or Ranks()
-    where = device_of(ranks.device or device)
     before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
-    wanted = _request(name, overrides or [], data, seed, before, out)
+    return train(
+        _request(name, overrides or [], data, seed, before, out), before, out=out, reporter=reporter, device=device,
+        resume=resume, force=force, graph=graph, measure=measure, command=command, ranks=ranks, callbacks=callbacks,
+        log=log,
+    )  # fmt: skip
+
+
+@kernels.float32_precision()  # as it was, after the run
+def train(
+    wanted: "Request", before: dict[str, Any] | None = None, *, out: Path, reporter: Reporter, device: str | None,
+    resume: bool, force: bool, graph: bool = True, measure: bool = True, command: str = "", ranks: Ranks | None = None,
+    callbacks: Sequence[Callback] = (), log: Sequence[str] = (),
+) -> Record:  # fmt: skip
+    """Like :func:`launch`, for a request; ``before`` is the config.json of the run to resume."""
+    ranks = ranks or Ranks()
+    where = device_of(ranks.device or device)
     now = {"command": command, "overrides": wanted.overrides, "log": list(log), "began": time.time()}
     start = ranks.from_first(lambda: _start(before, now))
     callbacks = (*callbacks, *logs(log or start["log"]))
@@ -91,7 +104,7 @@ def launch(
     ranks.check_data(digest, source)
     files = task.files()
     config = config_of(task.recipe, name=wanted.name, data=source, seed=wanted.seed, files=files, digest=digest)
-    config["start"] = start
+    config |= {"start": start, **wanted.about}
     starters = sorted(set(ranks.everyone(ranks.launch)) - {""})
     again = any(ranks.everyone(ranks.restarted))
     done: dict[str, Any] | None = ranks.from_first(lambda: _finished(out, starters) if again else None)
@@ -105,7 +118,9 @@ def launch(
             nonlocal folder
             going_on = resume or _is_ours(out, starters)
             names = (*engine.FILES, *files)
-            folder = RunFolder(out, files=names, force=force, resume=going_on, by=" ".join(starters))
+            folder = RunFolder(
+                out, files=names, force=force, resume=going_on, by=" ".join(starters), elsewhere=wanted.elsewhere
+            )
             stack.enter_context(folder)
             if not (going_on and continues(folder, config, task)):
                 folder.describe(config, files)
@@ -126,8 +141,9 @@ def launch(
         if folder is None:
             return Record()
         record = provenance.record_of(
-            run, config, overrides=start["overrides"], command=start["command"], started=start["began"], measure=measure
-        )
+            run, config, overrides=start["overrides"], command=start["command"], started=start["began"],
+            measure=measure, **wanted.about,
+        )  # fmt: skip
         if starters:
             record = record.model_copy(update={_STARTERS: " ".join(starters)})
         folder.finish(record, spare=checkpoint.SPARE)
@@ -149,7 +165,16 @@ def _say_how(run: engine.Run) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What to train. ``moved_data``: ``data`` is the path that the run was started with, not one given now."""
+    """What to train.
+
+    Args:
+        name: that of the recipe.
+        note: a line for the user.
+        moved_data: ``data`` is the path that the run was started with, not one given now.
+        task: makes the task; None: the class that the recipe names.
+        about: further keys of config.json and of the record.
+        elsewhere: what messages advise if the folder cannot be used.
+    """
 
     name: str
     recipe: Recipe
@@ -158,6 +183,9 @@ class Request:
     overrides: list[str]
     note: str = ""
     moved_data: bool = False
+    task: "Callable[[Recipe, str | None, torch.device], Task] | None" = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    elsewhere: str = "choose another --out"
 
 
 def run_folder(recipe: str, out: Path | None, seed: int | None, *, resume: bool) -> tuple[str | None, Path]:
@@ -239,7 +267,7 @@ def _task(wanted: Request, device: torch.device, ranks: Ranks) -> "tuple[Task, s
     """The recipe's task on this rank's part of the data, and the digest of all data."""
     recipe, name = wanted.recipe, wanted.name
     try:
-        task = task_class(recipe.task)(recipe, wanted.data, device)
+        task = (wanted.task or task_class(recipe.task))(recipe, wanted.data, device)
     except (MemoryError, RuntimeError) as error:
         asked = lack_of_memory(error)
         if asked is None:

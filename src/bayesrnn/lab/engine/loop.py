@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn import kernels
+from bayesrnn.draws.torch_noise import torch_noise_layers
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine import schedule
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration, heartbeat
@@ -21,6 +22,7 @@ from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder, identity
+from bayesrnn.nn import NoisyLayer
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task
@@ -44,12 +46,11 @@ class Run:
         reporter: receives the progress.
         graph: False: no CUDA graph.
         ranks: the processes that train together; the task is split already.
-        held: parameter names to masks, true for the entries that no step changes.
     """
 
     def __init__(
         self, task: "Task", *, seed: int, folder: RunFolder | None, reporter: Reporter, graph: bool = True,
-        ranks: Ranks | None = None, held: Mapping[str, Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.task, self.recipe, self.seed, self.reporter = task, task.recipe, seed, reporter
         self._folder, self.ranks = folder, ranks or Ranks()
@@ -64,9 +65,8 @@ class Run:
             self.common = torch.get_rng_state()
             if not self.ranks.first:
                 torch.manual_seed(seed_of(seed, self.ranks.rank))
-        self.step = Step(
-            task, self.recipe.train, eta_clip=self.recipe.posterior.eta_clip, graph=graph, ranks=self.ranks, held=held
-        )
+        eta_clip = self.recipe.posterior.eta_clip
+        self.step = Step(task, self.recipe.train, eta_clip=eta_clip, graph=graph, ranks=self.ranks)
         self.epoch, self.done = 1, 0  # the current epoch, and its steps done
         self._saved = ""  # the moment of the latest checkpoint
         self.history: list[dict[str, Any]] = []
@@ -79,9 +79,6 @@ class Run:
     def _check_draws(self) -> None:
         if not (self.ranks.several and self.recipe.train.shared_draw):
             return
-        from bayesrnn.draws.torch_noise import torch_noise_layers
-        from bayesrnn.nn import NoisyLayer
-
         if self.recipe.posterior.kind == "sharpened":
             raise UserError("train.shared_draw: sharpened weights depend on each process's own rows; set it to false.")
         theirs = [name for name, layer in torch_noise_layers(self.model) if not isinstance(layer, NoisyLayer)]
@@ -96,11 +93,8 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        return min(filter(self.counts, self.history), key=lambda line: line[self.task.metric], default=None)
-
-    def counts(self, line: dict[str, Any]) -> bool:
-        """Whether the weights of this epoch may be kept as the best."""
-        return True
+        candidates = [line for line in self.history if line["epoch"] >= self.task.first_best]
+        return min(candidates, key=lambda line: line[self.task.metric], default=None)
 
     def resume(self) -> None:
         """Continue from the folder's last whole checkpoint, bit by bit as without the interruption."""
@@ -153,7 +147,7 @@ class Run:
             wrong = wrong or f"{checkpoint.BEST} is not of epoch {best['epoch']}, the best one."
             raise UserError(f"{wrong} It cannot be recovered; start over with --force.")
         with self.step.averaged():
-            self.save_best(best)
+            self._save_best(best)
         self._writer.wait()
 
     def train(self) -> None:
@@ -173,23 +167,22 @@ class Run:
             results = [line[metric] for line in self.history]
             self.step.averaging.fill_(float(schedule.averages(settings, results, self.epoch)))
             if self.done == 0:
-                self.start_epoch()
+                self._start_epoch()
             self._epoch()
             began = time.perf_counter()
             with self.step.averaged(), heartbeat(self.reporter.say, f"Validation after epoch {self.epoch}"):
-                line = self.validated()
-                improved = self.counts(line) and (best is None or line[metric] < best[metric])
+                line = self._validated()
             self.pace.validation = time.perf_counter() - began
             self.history.append(line)
             self.epoch, self.done = self.epoch + 1, 0
             self._save()
             # After the last checkpoint, from which it can be recovered if this is interrupted.
-            if improved:
+            if self.best is line:
                 with self.step.averaged():
-                    self.ranks.from_first(partial(self.save_best, line))
+                    self.ranks.from_first(partial(self._save_best, line))
             self.reporter.epoch(line, settings.epochs)
 
-    def start_epoch(self) -> None:
+    def _start_epoch(self) -> None:
         self.step.start_epoch()
         if self.epoch in self.recipe.train.average_restarts:
             self.step.restart_average()
@@ -271,7 +264,7 @@ class Run:
             f"Lower train.lr or train.clip{grows} and start again."
         )
 
-    def validated(self) -> dict[str, Any]:
+    def _validated(self) -> dict[str, Any]:
         task, totals = self.task, self.step.read_totals()
         # Draws of the validation do not change those of training.
         devices = [self.step.device] if self.step.on_cuda else []
@@ -334,9 +327,10 @@ class Run:
 
         self._writer(write)
 
-    def save_best(self, line: dict[str, Any]) -> None:
-        about = {"run": self.identity, **line}
-        self._writer(partial(checkpoint.save_best, self.folder, checkpoint.snapshot(self._weights()), about))
+    def _save_best(self, line: dict[str, Any]) -> None:
+        with self.task.best_weights():
+            weights = checkpoint.snapshot(self._weights())
+        self._writer(partial(checkpoint.save_best, self.folder, weights, {"run": self.identity, **line}))
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         # Written whole from the checkpoint's history, so that the two agree after a kill.

@@ -33,10 +33,9 @@ def read_grid(recipe: Recipe, texts: list[str]) -> dict[str, tuple[str, ...]]:
                 f"{text!r} is not a grid; write key=value,value, such as model.recurrent_dropout=0,0.25,0.5."
             )
         full = full_key(recipe, key)
-        if full in grid or len(set(values)) < len(values):
+        parsed = [read_value(recipe, full, value) for value in values]
+        if full in grid or any(value in parsed[:k] for k, value in enumerate(parsed)):
             raise UserError(f"{text!r} repeats a setting or value.")
-        for value in values:
-            recipes.override(recipe, [f"{full}={value}"])
         grid[full] = values
     return grid
 
@@ -72,13 +71,3 @@ def read_value(recipe: Recipe, key: str, text: str) -> Any:
 
 def assigned(values: dict[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
-
-
-def check_doubles(space: Space, values: dict[str, Any]) -> None:
-    for key, texts in space.items():
-        if isinstance(texts, Range):
-            continue
-        for i, text in enumerate(texts):
-            first = values[key].index(values[key][i])
-            if first < i:
-                raise UserError(f"{key}={texts[first]} and {key}={text} are the same; omit one of them.")

@@ -6,13 +6,13 @@ each process makes the same update. On CUDA that is two graphs, with the exchang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesrnn import draws, kernels
 from bayesrnn.lab.engine.ranks import Ranks, Share
@@ -39,12 +39,10 @@ class Step:
             their gradient is so large in the first epochs that it would take over the common norm.
         graph: False: run eagerly on CUDA too.
         ranks: the processes that train together; the task is split already.
-        held: parameter names to masks, true for the entries that no step changes; see :class:`Held`.
     """
 
     def __init__(
-        self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True, ranks: Ranks | None = None,
-        held: Mapping[str, Tensor] | None = None,
+        self, task: Task, settings: Train, *, eta_clip: float = 0.1, graph: bool = True, ranks: Ranks | None = None
     ) -> None:  # fmt: skip
         self.task, self.model, self.settings, self.eta_clip = task, task.model, settings, eta_clip
         self.ranks = ranks or Ranks()
@@ -57,7 +55,8 @@ class Step:
         self.etas: list[Tensor] = [p for p in trained if id(p) in rates]
         self.params: list[Tensor] = [p for p in trained if id(p) not in rates]
         both = self.params + self.etas
-        self.held = Held(self.model, self.params, held) if held else None
+        places = {id(p): k for k, p in enumerate(self.params)}
+        self.masks = [(places[id(self.model.get_parameter(name))], mask) for name, mask in task.masks.items()]
         self.position = torch.zeros((), dtype=torch.long, device=device)
         self.state = task.state()
         self.lr = torch.ones((), device=device)
@@ -181,8 +180,8 @@ class Step:
     @torch.no_grad()
     def _apply(self, gradients: list[Tensor]) -> None:
         main, extra = gradients[: len(self.params)], gradients[len(self.params) :]
-        if self.held is not None:
-            main = self.held.without(main)
+        for k, mask in self.masks:
+            main[k] = main[k] * mask
         # In the papers g is a mean over the batch, and eta B times as large: clip and step in those units.
         rows = self.task.batch_size / self.ranks.count
         if self.fused:
@@ -198,8 +197,8 @@ class Step:
                 extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
                 torch._foreach_div_(extra, rows)
             self._update(self.params + self.etas, main + extra)
-        if self.held is not None:
-            self.held.put_back()
+        for k, mask in self.masks:  # moments of earlier gradients may have moved them
+            self.params[k].mul_(mask)
         self.totals[-1].add_(norm.double())
 
     def _noise(self) -> AbstractContextManager[Any]:
@@ -283,49 +282,6 @@ class Step:
 
 def _replay(graph: torch.cuda.CUDAGraph, step: Step) -> None:
     graph.replay()
-
-
-class Held:
-    """Entries of parameters that no step changes: pruned weights.
-
-    Their gradients are zero, also in the norm for clipping; changes by decay, L2 or momentum are undone.
-
-    Args:
-        params: those that are trained, in the order of the gradients.
-        masks: parameter names to tensors of the parameter's shape, true where an entry stays.
-    """
-
-    def __init__(self, model: nn.Module, params: Sequence[Tensor], masks: Mapping[str, Tensor]) -> None:
-        names = {id(p): name for name, p in model.named_parameters()}
-        place = {names[id(p)]: k for k, p in enumerate(params)}
-        if unknown := sorted(masks.keys() - place.keys()):
-            raise ValueError(f"{unknown[0]!r} is not a trained parameter of the model")
-        self.names = list(masks)
-        self.places = [place[name] for name in masks]
-        self.params = [params[k] for k in self.places]
-        # At fixed addresses: a CUDA graph reads them.
-        self.free, self.values = _zeros(self.params), _zeros(self.params)
-        self.hold(masks)
-
-    @torch.no_grad()
-    def hold(self, masks: Mapping[str, Tensor]) -> None:
-        """Freeze these entries at their current values; the names are those of the first masks."""
-        for name, p, free, values in zip(self.names, self.params, self.free, self.values, strict=True):
-            free.copy_(~masks[name].to(p.device))
-            values.copy_(p * (1 - free))
-
-    def without(self, gradients: list[Tensor]) -> list[Tensor]:
-        """New gradients, zero for frozen entries: autograd may return one tensor for two parameters."""
-        found = list(gradients)
-        masked = torch._foreach_mul([gradients[k] for k in self.places], self.free)
-        for k, gradient in zip(self.places, masked, strict=True):
-            found[k] = gradient
-        return found
-
-    def put_back(self) -> None:
-        """Restore the frozen entries exactly."""
-        torch._foreach_mul_(self.params, self.free)
-        torch._foreach_add_(self.params, self.values)
 
 
 def _zeros(tensors: list[Tensor]) -> list[Tensor]:

@@ -25,7 +25,7 @@ from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.progress import Silent
-from bayesrnn.lab.engine.space import Range, Space, assigned, check_doubles, read_grid, read_search, read_value
+from bayesrnn.lab.engine.space import Range, Space, assigned, read_grid, read_search, read_value
 from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.recipes.keys import full_key
 from bayesrnn.lab.registry import task_class
@@ -36,7 +36,6 @@ from bayesrnn.lab.runs.folder import CONFIG, MARKER, Busy, briefly_locked
 from bayesrnn.lab.runs.record import RECORD, Record, read
 
 FILE, TRIAL = "sweep.json", "trial.json"
-_TRIES = 3  # of a trial whose process is killed
 _OTHER = {"space": "with other values to try", "data": "with other data"}
 _OTHER["data_digest"] = "with data of the same name and other content"
 
@@ -54,7 +53,6 @@ class _Trial:
     settings: dict[str, Any]
     state: str = "running"
     error: str | None = None
-    tries: int = 0
 
     @property
     def changes(self) -> list[str]:
@@ -62,7 +60,7 @@ class _Trial:
         return [f"{key}={as_given(value)}" for key, value in self.settings.items()]
 
     def write(self) -> None:
-        about = {"settings": self.settings, "state": self.state, "error": self.error, "tries": self.tries}
+        about = {"settings": self.settings, "state": self.state, "error": self.error}
         write_file(self.folder / TRIAL, as_json({"program": "bayesrnn", **about}))
 
 
@@ -94,7 +92,6 @@ def sweep(
         key: dataclasses.asdict(v) if isinstance(v, Range) else [read_value(recipe, key, text) for text in v]
         for key, v in space.items()
     }
-    check_doubles(space, values)
     first = {key: v.low if isinstance(v, Range) else v[0] for key, v in space.items()}
     about = {
         "recipe": Path(name).stem,
@@ -171,36 +168,16 @@ class _Sweep:
         raise UserError(f"{self.out} holds a sweep that was started {how}; choose another --out.")
 
     def _trials(self) -> list[_Trial]:
-        """All trials so far. A run without trial.json, of an earlier version, is one of them if it fits."""
-        found = []
+        """All trials so far."""
+        trials = []
         for folder in sorted(path for path in (self.out / "trials").iterdir() if path.name.isdecimal()):
             about = read_own(folder / TRIAL)
-            if not about and not (folder / CONFIG).exists():
-                continue
-            settings = about.get("settings") or self._adopted(folder)
-            own = {key: about[key] for key in ("state", "error", "tries") if key in about}
-            found.append(_Trial(int(folder.name), folder, settings, **own))
-        return found
-
-    def _adopted(self, folder: Path) -> dict[str, Any]:
-        """The values tried in a run folder; refused if it belongs to another sweep."""
-        before = read_json(folder / CONFIG)
-        if not isinstance(before, dict):
-            raise UserError(f"{folder / CONFIG} holds no settings; remove {folder}, or choose another --out.")
-        found = recipes.from_dict(before.get("settings"), where=str(folder / CONFIG))
-        old = {"recipe": before.get("recipe"), "seed": before.get("seed"), **flat(found.model_dump(mode="json"))}
-        tried = {key: old[key] for key in self.space}
-        recipe = recipes.override(self.recipe, _Trial(0, folder, tried).changes)
-        new = {"recipe": self.about["recipe"], "seed": self.about["seed"], **flat(recipe.model_dump(mode="json"))}
-        wrong = [f"{k}={as_given(old[k])}, not {as_given(new[k])}" for k in new if old.get(k) != new[k]]
-        if self.about["kind"] == "grid":
-            wrong += [f"{k}={as_given(v)}" for k, v in tried.items() if v not in self.about["space"][k]]
-        known, digest = data_name(str(before.get("data", ""))), before.get("data_digest")
-        here = known == self.about["data"] if digest is None else digest == _digest(recipe, self.options["data"])
-        if not wrong and here:
-            return tried
-        how = f"with {wrong[0]}" if wrong else "on other data"
-        raise UserError(f"{folder} holds a run of another sweep ({how}); choose another --out.")
+            if about:
+                known = {key: about[key] for key in ("settings", "state", "error") if key in about}
+                trials.append(_Trial(int(folder.name), folder, **known))
+            elif (folder / CONFIG).exists():
+                raise UserError(f"{folder} holds a run of no sweep; choose another --out.")
+        return trials
 
     def _next(self) -> _Trial | None:
         """A trial to run: one that was begun, or a new one; None: there is none left for this process."""
@@ -208,10 +185,7 @@ class _Sweep:
             found = self._trials()
             for trial in found:
                 if trial.state == "running" and trial.number not in self.elsewhere:
-                    if trial.tries < _TRIES:
-                        return trial
-                    trial.state, trial.error = "fail", f"its process was killed {_TRIES} times"
-                    trial.write()
+                    return trial
             number = max((trial.number for trial in found), default=-1) + 1
             values = self._values(found, number)
             if values is None:
@@ -260,8 +234,6 @@ class _Sweep:
 
     def _run(self, trial: _Trial) -> None:
         self.say(f"trial {trial.number}: {', '.join(trial.changes)}")
-        trial.tries += 1
-        trial.write()
         try:
             self._record(trial)
             trial.state = "complete"
@@ -274,10 +246,6 @@ class _Sweep:
         except (engine.Diverged, torch.OutOfMemoryError) as error:
             trial.state, trial.error = "fail", str(error).splitlines()[0]
             self.say(f"trial {trial.number}: {trial.error}")
-        except KeyboardInterrupt:
-            trial.tries -= 1  # stopped by hand: not a failure
-            trial.write()
-            raise
         trial.write()
 
     def _record(self, trial: _Trial) -> Record:

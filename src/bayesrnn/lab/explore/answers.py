@@ -6,20 +6,17 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import torch
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.explore.panel import Part
 from bayesrnn.lab.reading import lack_of_memory
 from bayesrnn.lab.runs.files import finite
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
-    from bayesrnn.lab.explore.panel import Part
 
 WAITING = 12
 """Questions that are being answered or wait for their turn."""
@@ -43,12 +40,12 @@ class Answer(Response):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, worker: Worker, parts: "Callable[[], Iterator[Part]]", *, background: bool = False) -> None:
+    def __init__(self, worker: Worker, parts: Callable[[], Iterator[Part]], *, background: bool = False) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.worker, self.parts, self.yields_turns = worker, parts, background
 
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.worker.waiting += 1
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -59,7 +56,7 @@ class Answer(Response):
         finally:
             self.worker.waiting -= 1
 
-    async def _send_parts(self, send: "Send") -> None:
+    async def _send_parts(self, send: Send) -> None:
         whole, each = (nullcontext(), self.worker.turn) if self.yields_turns else (self.worker.turn, nullcontext())
         async with whole:
             lines = _lines(self.parts)
@@ -77,13 +74,13 @@ class Answer(Response):
         return line
 
 
-async def _wait_for_end(receive: "Receive", scope: anyio.CancelScope) -> None:
+async def _wait_for_end(receive: Receive, scope: anyio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()
 
 
-def _lines(parts: "Callable[[], Iterator[Part]]") -> Generator[bytes, None, None]:
+def _lines(parts: Callable[[], Iterator[Part]]) -> Generator[bytes, None, None]:
     try:
         for part in parts():
             yield as_line(part)
@@ -96,6 +93,6 @@ def _lines(parts: "Callable[[], Iterator[Part]]") -> Generator[bytes, None, None
         yield as_line({"error": _FAULT if asked is None else f"There is not enough memory ({asked}); ask for less."})
 
 
-def as_line(part: "Part") -> bytes:
+def as_line(part: Part) -> bytes:
     """JSON with null for numbers that are not finite."""
     return json.dumps(finite(part), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"

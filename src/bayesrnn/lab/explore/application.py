@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 from pydantic import ValidationError
@@ -15,16 +14,12 @@ from starlette.routing import Route
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore import guard
 from bayesrnn.lab.explore.answers import WAITING, Answer, Worker
-from bayesrnn.lab.explore.panel import Handler, Options, Panel
+from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part
 from bayesrnn.lab.explore.panel import Request as Question
 from bayesrnn.lab.explore.weights import WeightsPanel
-from bayesrnn.lab.registry import resolve, task_class
+from bayesrnn.lab.registry import Saved, resolve, task_class
 from bayesrnn.lab.report.html import render
 from bayesrnn.lab.runs.opening import OpenedRun
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.explore.panel import Part
-    from bayesrnn.lab.registry import Saved
 
 STATIC = Path(__file__).parent / "static"
 PAGE = "index.html"
@@ -32,7 +27,7 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".
 _BODY_SECONDS = 5.0
 
 
-def panels_of(run: "OpenedRun | Saved", options: Options) -> dict[str, Panel]:
+def panels_of(run: OpenedRun | Saved, options: Options) -> dict[str, Panel]:
     """The panels of a run by name: its task's, if there is one, and its weights'. A saved model has its own."""
     if not isinstance(run, OpenedRun):
         return run.panels()
@@ -42,7 +37,7 @@ def panels_of(run: "OpenedRun | Saved", options: Options) -> dict[str, Panel]:
     return {"weights": weights} if own is None else {"task": own, "weights": weights}
 
 
-def application(runs: "Sequence[OpenedRun | Saved]", options: Options, *, token: str, port: int) -> Starlette:
+def application(runs: Sequence[OpenedRun | Saved], options: Options, *, token: str, port: int) -> Starlette:
     """The page on one run, or on two runs of one task."""
     if len({_kind(run) for run in runs}) > 1:
         named = ", ".join(f"{run.path} ({_kind(run)})" for run in runs)
@@ -103,15 +98,15 @@ def _files(panels: Mapping[str, Panel]) -> dict[str, Response]:
     return {**found, "words.css": Response(render("words.css"), media_type="text/css")}
 
 
-def _kind(run: "OpenedRun | Saved") -> str:
+def _kind(run: OpenedRun | Saved) -> str:
     return run.recipe.task if isinstance(run, OpenedRun) else f"saved {run.task}"
 
 
-def _name(run: "OpenedRun | Saved") -> str:
+def _name(run: OpenedRun | Saved) -> str:
     return f"{run.config.get('recipe')}, seed {run.config.get('seed')}" if isinstance(run, OpenedRun) else run.title
 
 
-def _about(runs: "Sequence[OpenedRun | Saved]", panels: Sequence[Mapping[str, Panel]]) -> "Iterator[Part]":
+def _about(runs: Sequence[OpenedRun | Saved], panels: Sequence[Mapping[str, Panel]]) -> Iterator[Part]:
     first = panels[0]
     yield {
         "task": _kind(runs[0]),

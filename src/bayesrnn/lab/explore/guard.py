@@ -3,13 +3,10 @@
 import hmac
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 256 * 1024
 """Largest size of a question."""
@@ -43,19 +40,19 @@ class Guard:
         clock: seconds, for the rate.
     """
 
-    def __init__(self, app: "ASGIApp", *, token: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, port: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.app, self.token, self.clock = app, token, clock
         self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
         self.left, self.at = BURST, clock()
 
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         if scope["type"] != "http":
             return
         refused = self.refusal(scope["method"], Headers(scope=scope))
 
-        async def with_headers(message: "Message") -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)

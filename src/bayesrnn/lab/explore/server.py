@@ -7,17 +7,15 @@ import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.application import application
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.explore.panel import Options
-    from bayesrnn.lab.registry import Saved
-    from bayesrnn.lab.runs.opening import OpenedRun
+from bayesrnn.lab.explore.panel import Options
+from bayesrnn.lab.registry import Saved
+from bayesrnn.lab.runs.opening import OpenedRun
 
 HOST = "127.0.0.1"
 SETTINGS: dict[str, Any] = {
@@ -41,7 +39,7 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(
-    runs: "Sequence[OpenedRun | Saved]", options: "Options", *, port: int, browser: bool, say: Callable[[str], None]
+    runs: Sequence[OpenedRun | Saved], options: Options, *, port: int, browser: bool, say: Callable[[str], None]
 ) -> None:
     """Serve the page until Ctrl-C.
 

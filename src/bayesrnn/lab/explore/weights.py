@@ -5,18 +5,17 @@ import copy
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
 from bayesrnn.lab.report.weights import gate_names, kept_of, log_histogram, matrices_of
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.runs.opening import OpenedRun
+from bayesrnn.lab.runs.opening import OpenedRun
 
 _SIDE = 64  # blocks of a picture, each way
 _MATRICES = 40
@@ -45,7 +44,7 @@ class WeightsPanel(Panel):
 
     title = "Weights"
 
-    def __init__(self, run: "OpenedRun", options: Options, own: Panel | None) -> None:
+    def __init__(self, run: OpenedRun, options: Options, own: Panel | None) -> None:
         super().__init__(run, options)
         self.own = own
         self.model: Any = run.model
@@ -70,8 +69,6 @@ class WeightsPanel(Panel):
     @cached_property
     def sizes(self) -> dict[str, Tensor]:
         """|mean| / sigma by parameter; without a posterior |weight|."""
-        import bayesrnn as br
-
         if self.posterior:
             return {name: ratio.cpu() for name, ratio in br.signal_to_noise(self.model).items()}
         return {name: weight.detach().abs().float().cpu() for name, weight in self.model.named_parameters()}
@@ -132,8 +129,6 @@ class WeightsPanel(Panel):
         yield {"before": before, "after": self._cost(self.own, asked.share), "label": self.own.score_label}
 
     def _cost(self, panel: Panel, share: float) -> float:
-        import bayesrnn as br
-
         share = round(share, 3)
         if share not in self.costs:
             smaller = copy.deepcopy(self.model)

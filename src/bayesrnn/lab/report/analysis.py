@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.runs.opening import open_run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +32,6 @@ class Analysis:
 
 def analyse(folder: Path, known: Mapping[str, Any], say: "Say") -> Analysis:
     """Open the run on the CPU and compute what its task has; ``known`` are the metrics of its record."""
-    import torch
-
-    import bayesrnn as br
-    from bayesrnn.lab.registry import task_class
-    from bayesrnn.lab.runs.opening import open_run
-
     found = Analysis()
     try:
         run = open_run(folder, torch.device("cpu"))

@@ -9,11 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-    from markupsafe import Markup
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 _TEMPLATES = Path(__file__).parent / "templates"
 LIGHT = ("#ffffff", "#fff1d0", "#ffdf9e", "#ffc966", "#ffae29")
@@ -27,10 +26,8 @@ SHADES = {"light": LIGHT, "dark": DARK, "ink": INK, "lines": LINES}
 
 
 @cache
-def _environment(folder: Path = _TEMPLATES) -> "Environment":
+def _environment(folder: Path = _TEMPLATES) -> Environment:
     """Templates of a task's folder, then those of reports."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     loader = FileSystemLoader([folder, _TEMPLATES])
     made = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -50,7 +47,7 @@ def _blocks() -> Any:
     return _environment().get_template("blocks.html").module
 
 
-def __getattr__(name: str) -> "Callable[..., Markup]":
+def __getattr__(name: str) -> Callable[..., Markup]:
     """The macros of ``blocks.html``, such as ``paragraphs`` and ``table``, as functions."""
     if name.startswith("_"):
         raise AttributeError(name)
@@ -58,12 +55,12 @@ def __getattr__(name: str) -> "Callable[..., Markup]":
     return block
 
 
-def breakable(name: str) -> "Markup":
+def breakable(name: str) -> Markup:
     """A name that may break after a dot, an underscore or an equals sign, but not within a number."""
     return _blocks().broken(re.split(r"(?<=[_=])|(?<=\.)(?!\d)", name))  # type: ignore[no-any-return]
 
 
-def image(data: bytes, *, alt: str, caption: str = "", kind: str = "png") -> "Markup":
+def image(data: bytes, *, alt: str, caption: str = "", kind: str = "png") -> Markup:
     """A picture inside the page."""
     return _blocks().encoded(base64.b64encode(data).decode("ascii"), kind, alt, caption)  # type: ignore[no-any-return]
 

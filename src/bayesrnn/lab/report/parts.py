@@ -1,12 +1,10 @@
 """The page of a report as it grows."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from bayesrnn.lab.report import html
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 
 @dataclass(frozen=True)
@@ -15,7 +13,7 @@ class SectionHTML:
 
     key: str
     title: str
-    parts: "tuple[Markup, ...]"
+    parts: tuple[Markup, ...]
 
 
 @dataclass
@@ -31,11 +29,11 @@ class Page:
         """The level of the headings of sections."""
         return 3 if self.chapter else 2
 
-    def add(self, key: str, title: str, *parts: "Markup") -> None:
+    def add(self, key: str, title: str, *parts: Markup) -> None:
         """Add a section of HTML from :mod:`bayesrnn.lab.report.html`."""
         self.sections.append(SectionHTML(self._named(key), title, parts))
 
-    def figure(self, name: str, png: bytes, *, alt: str, caption: str = "") -> "Markup":
+    def figure(self, name: str, png: bytes, *, alt: str, caption: str = "") -> Markup:
         """A picture inside the page, which is also a file beside it."""
         self.pictures[f"{self._named(name)}.png"] = png
         return html.image(png, alt=alt, caption=caption)
@@ -45,7 +43,7 @@ class Page:
         above = [html.paragraphs(text)] if text else []
         self.add(key, title, *above, self.figure(key, png, alt=alt, caption=caption))
 
-    def heading(self, text: str) -> "Markup":
+    def heading(self, text: str) -> Markup:
         """A heading within a section."""
         return html.heading(text, self.level + 1)
 

@@ -4,13 +4,17 @@ import io
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from bayesrnn.lab.reading import printable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Darker than Okabe and Ito's: at least 3:1 against white, and apart for every kind of colour vision.
 COLOURS = ("#0060A8", "#C04A00", "#00795C", "#8E3E7C", "#000000", "#7A5C00")
@@ -67,17 +71,14 @@ def look(name: str, named: Mapping[str, Any], order: Sequence[str] | None) -> di
     }
 
 
-def canvas(size: tuple[float, float] = _SIZE, *, dpi: int | None = None) -> "Figure":
+def canvas(size: tuple[float, float] = _SIZE, *, dpi: int | None = None) -> Figure:
     """An empty figure with a canvas of its own: a user's pyplot state and backend stay as they are."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     made = Figure(figsize=size, dpi=min(dpi or DPI, DPI), layout="constrained")
     FigureCanvasAgg(made)
     return made
 
 
-def plain(axes: "Axes", *, lines: str = "both") -> None:
+def plain(axes: Axes, *, lines: str = "both") -> None:
     """Grid lines behind the curves, and no frame."""
     axes.grid(axis=lines, color="#dddddd", linewidth=0.6)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
@@ -85,7 +86,7 @@ def plain(axes: "Axes", *, lines: str = "both") -> None:
     axes.tick_params(labelsize=9)
 
 
-def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
+def figure(size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
     """A figure with one plot."""
     made = canvas(size)
     axes = made.add_subplot()
@@ -93,11 +94,8 @@ def figure(size: tuple[float, float] = _SIZE) -> tuple["Figure", "Axes"]:
     return made, axes
 
 
-def png(made: "Figure") -> bytes:
+def png(made: Figure) -> bytes:
     """The picture; a dollar sign in a name does not start a formula."""
-    from matplotlib import rc_context
-    from matplotlib.text import Text
-
     out = io.BytesIO()
     text: Any
     for text in made.findobj(Text):
@@ -108,7 +106,7 @@ def png(made: "Figure") -> bytes:
     return out.getvalue()
 
 
-def _labelled(made: "Figure", axes: "Axes", across: str, up: str) -> bytes:
+def _labelled(made: Figure, axes: Axes, across: str, up: str) -> bytes:
     """The picture with names of its axes and a legend."""
     axes.set_xlabel(short(across, 60), fontsize=9)
     axes.set_ylabel(short(up, 60), fontsize=9)
@@ -116,7 +114,7 @@ def _labelled(made: "Figure", axes: "Axes", across: str, up: str) -> bytes:
     return png(made)
 
 
-def _legend(made: "Figure", axes: "Axes") -> None:
+def _legend(made: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         names = [short(label) for label in labels[:_NAMES]]
@@ -127,10 +125,8 @@ def _legend(made: "Figure", axes: "Axes") -> None:
                     handlelength=3, title=title, title_fontsize=8.5, alignment="left")  # fmt: skip
 
 
-def _log_ticks(axes: "Axes", low: float, high: float) -> None:
+def _log_ticks(axes: Axes, low: float, high: float) -> None:
     """A log scale with plain numbers on it, where the values span more than a factor of 1.5."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     if low <= 0 or high / low < 1.5:
         return
     axes.set_yscale("log")
@@ -149,8 +145,6 @@ def curves(
 
     What cannot be shown leaves a gap. Long curves are subsampled.
     """
-    from matplotlib.ticker import MaxNLocator
-
     made, axes = figure()
     longest = max((len(line) for lines in named.values() for line in lines), default=1)
     step = math.ceil(longest / _POINTS)
@@ -299,8 +293,6 @@ def heat_map(
         keys, values: the two settings and the values tried of each: the first downwards, the second to the right.
         label: what the values are.
     """
-    from matplotlib.patches import Rectangle
-
     table = [[float("nan")] * len(values[1]) for _ in values[0]]
     for row in rows:
         if row["value"] is not None and set(keys) <= row["settings"].keys():

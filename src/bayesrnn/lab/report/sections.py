@@ -8,7 +8,9 @@ sections in ``Task.report_sections``.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from bayesrnn.lab.metrics import Metric
 from bayesrnn.lab.reading import counted
@@ -18,9 +20,6 @@ from bayesrnn.lab.report.labels import declared, label, mean, metric_of, number,
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.runs.collection import SeedGroup, completed
 from bayesrnn.lab.runs.record import Record
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 _ROWS = 500  # of a table
 _CURVES = 12  # pictures of them
@@ -140,7 +139,7 @@ def _best(groups: Sequence[SeedGroup], metrics: Sequence[Metric]) -> dict[str, i
 
 def _table(
     groups: Sequence[SeedGroup], papers: Sequence[Mapping[str, float]], keys: Sequence[str], best: Mapping[str, int]
-) -> "Markup":
+) -> Markup:
     task = groups[0].first.task
     names = declared(task)
     rows: list[list[Any]] = []
@@ -157,11 +156,11 @@ def _table(
     return html.wide(html.table(["metric", *_names(groups)], rows)) + _left_out(len(keys) - _ROWS)
 
 
-def _names(groups: Sequence[SeedGroup]) -> list["Markup"]:
+def _names(groups: Sequence[SeedGroup]) -> list[Markup]:
     return [html.breakable(group.label) for group in groups]
 
 
-def _left_out(count: int) -> "Markup":
+def _left_out(count: int) -> Markup:
     return html.paragraphs(*[f"{count:,} more are left out; the record has them."] * (count > 0))
 
 
@@ -183,7 +182,7 @@ def configuration(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str
     page.add("configuration", "Configuration", *parts)
 
 
-def _settings_table(groups: Sequence[SeedGroup], settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> "Markup":
+def _settings_table(groups: Sequence[SeedGroup], settings: Sequence[dict[str, Any]], keys: Sequence[str]) -> Markup:
     rows = [
         [html.breakable(key), *(html.breakable(_setting(one.get(key))) for one in settings)] for key in keys[:_ROWS]
     ]

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich import box
+from rich.table import Table
 
 Row = Mapping[str, Any]
 
@@ -23,11 +23,8 @@ class Column:
         return "–" if value is None else self.pattern.format(value)
 
 
-def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> "Table":
+def rich_table(rows: Sequence[Row], columns: Sequence[Column], *, title: str | None = None) -> Table:
     """For the terminal; the first column is the row's name."""
-    from rich import box
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column.heading, justify="right" if i else "left", no_wrap=i == 0, vertical="bottom")

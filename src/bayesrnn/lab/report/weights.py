@@ -1,7 +1,10 @@
 """Sections about weights, for models with a posterior: signal-to-noise, pruning, and which weights are left."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from bayesrnn.lab.report import html, plots
 from bayesrnn.lab.report.analysis import Analysis
@@ -9,9 +12,6 @@ from bayesrnn.lab.report.labels import label, number, part
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.report.uncertainty import points
 from bayesrnn.lab.runs.collection import SeedGroup
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
@@ -32,10 +32,8 @@ def signal_to_noise(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[s
     page.add_figure("signal-to-noise", "Signal-to-noise", png, alt=f"Histogram. {text}", caption=text, text=about)
 
 
-def log_histogram(ratios: "Mapping[str, Tensor]") -> tuple[list[float], list[float], float]:
+def log_histogram(ratios: Mapping[str, Tensor]) -> tuple[list[float], list[float], float]:
     """Edges of the bins, the share of weights in each, and the median, all of log10(|mean| / sigma)."""
-    import torch
-
     logs = torch.cat([r.flatten() for r in ratios.values()]).clamp(1e-4, 1e4).log10()
     counts = torch.histc(logs, 48, -4, 4)
     edges = torch.linspace(-4, 4, 49)
@@ -100,16 +98,14 @@ def patterns(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
         )
 
 
-def matrices_of(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+def matrices_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The matrices of the recurrent layers; without those, all matrices."""
     matrices = {name: each for name, each in weights.items() if each.ndim == 2}
     return {name: each for name, each in matrices.items() if ".weight_" in f".{name}"} or matrices
 
 
-def kept_of(ratios: "Mapping[str, Tensor]", share: float) -> "dict[str, Tensor]":
+def kept_of(ratios: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     """Which weights stay when this share of all is removed, lowest ratios first."""
-    import torch
-
     flat_ratios = torch.cat([r.flatten() for r in ratios.values()])
     count = round(share * flat_ratios.numel())
     if count == 0:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as from_bytes
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
@@ -99,9 +101,6 @@ def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> list[bytes | 
 
 def load(path: str | Path) -> Checkpoint:
     """The tensors (on the CPU) and the JSON of a checkpoint, if it is whole; see :class:`Damaged`."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as from_bytes
-
     path = Path(path)
     if not path.is_file():
         raise Damaged(f"There is no checkpoint {path}; was the run stopped before its first epoch ended?")

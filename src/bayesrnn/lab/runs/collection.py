@@ -2,27 +2,25 @@
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import MB, is_number, parse_json, printable, read_json, read_text
+from bayesrnn.lab.recipes import flatten, from_dict
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import read_own
 from bayesrnn.lab.runs.folder import CONFIG
 from bayesrnn.lab.runs.record import EVALUATION, RECORD, NotARunRecord, Record, from_json, once
 
 _DEPTH = 3  # folders in folders: runs/RECIPE/SEED
-_NAMED = 2  # settings in a label
+_NAMED = 4  # settings in a label
 _LARGEST = 1e150  # of a metric, so that means and deviations over seeds are finite
-_MOST_NAMED = 6  # settings in a label where fewer do not tell runs apart
 _TEXTS = ("description", "table", "task")
-_LAST = ("train.save_every",)  # changes no metric, so it is named last
 
 LeftOut = dict[str, list[Path]]
 """Reasons, and the files that were not read for each."""
@@ -139,82 +137,36 @@ def metrics_lines(path: Path) -> list[dict[str, Any]]:
 
 def groups(runs: Iterable[Record]) -> list[SeedGroup]:
     """Runs of one recipe and one setting together, in the order given, with labels that tell them apart."""
-    found: dict[str, tuple[_Member, list[Record]]] = {}
+    found: dict[str, tuple[dict[str, Any], list[Record]]] = {}
     for run in runs:
-        settings = completed(run.settings)
-        key = json.dumps([run.recipe, settings, run.data], sort_keys=True, default=str)
-        found.setdefault(key, ((run, settings), []))[1].append(run)
-    labels = _labels([first for first, _ in found.values()])
+        settings = {"recipe": run.recipe, "data": run.data, **completed(run.settings)}
+        key = json.dumps(settings, sort_keys=True, default=str)
+        found.setdefault(key, (settings, []))[1].append(run)
+    labels = _labels([settings for settings, _ in found.values()])
     return [SeedGroup(label, once(members)) for label, (_, members) in zip(labels, found.values(), strict=True)]
 
 
-_Member = tuple[Record, dict[str, Any]]  # a run, and its settings under dotted keys
-
-
-def _labels(runs: Sequence[_Member]) -> list[str]:
-    """The recipe; where several share one, also the data, then the settings that differ, then the data's path."""
-    labels = [run.recipe for run, _ in runs]
-    for name_of in (partial(_by_data, short=True), _by_settings, partial(_by_data, short=False)):
-        for members in _alike(labels):
-            names = name_of([runs[k] for k in members])
-            for k, name in zip(members, names, strict=True):
-                labels[k] += name
-    for members in _alike(labels):
-        for number, k in enumerate(members[1:], 2):
-            labels[k] += f" #{number}"
-    return labels
-
-
-def _alike(labels: Sequence[str]) -> list[list[int]]:
-    """Places of each label that occurs several times."""
-    places: dict[str, list[int]] = {}
-    for k, label in enumerate(labels):
-        places.setdefault(label, []).append(k)
-    return [members for members in places.values() if len(members) > 1]
-
-
-def _by_data(runs: Sequence[_Member], *, short: bool) -> list[str]:
-    names = [Path(run.data or "").stem if short else (run.data or "")[-40:] for run, _ in runs]
-    return [f", {name}" if name and len(set(names)) > 1 else "" for name in names]
-
-
-def _by_settings(runs: Sequence[_Member]) -> list[str]:
-    """The settings of each that are unusual; the rarest values and the settings with most values first."""
-    keys = [k for k in dict.fromkeys(k for _, settings in runs for k in settings) if k not in _TEXTS]
-    values = {k: [_value(settings.get(k)) for _, settings in runs] for k in keys}
-    counts = {k: Counter(texts) for k, texts in values.items()}
-    differing = sorted((k for k in keys if len(counts[k]) > 1), key=lambda k: -len(counts[k]))
-    plain = [k for k, (run, _) in enumerate(runs) if not run.overrides]
-    most = {k: counts[k].most_common(1)[0] for k in differing}
-    majority = {k: text if 2 * count > len(runs) else None for k, (text, count) in most.items()}
-    usual = {k: values[k][plain[0]] for k in differing} if len(plain) == 1 else majority
-    changes = []
-    for n in range(len(runs)):
-        own = [k for k in differing if values[k][n] != usual[k]]
-        own.sort(key=lambda k: (k in _LAST, counts[k][values[k][n]]))
-        changes.append([f"{k}={values[k][n]}" for k in own])
-    for named in range(_NAMED, _MOST_NAMED + 1):
-        labels = [_listed(own, named) for own in changes]
-        if len(set(labels)) == len(labels):
-            break
+def _labels(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """The recipe; where several share one, also what differs between them, and a number if that is not enough."""
+    labels: list[str] = []
+    for own in groups:
+        others = [settings for settings in groups if settings["recipe"] == own["recipe"]]
+        values = {key: {_value(settings.get(key)) for settings in others} for key in own if key not in _TEXTS}
+        differing = sorted((key for key in values if len(values[key]) > 1), key=lambda key: -len(values[key]))
+        named = [f"{key}={_value(own[key])}" for key in differing[:_NAMED]]
+        more = [f"{len(differing) - _NAMED} more"] if len(differing) > _NAMED else []
+        label = f"{own['recipe']} ({', '.join(named + more)})" if named else own["recipe"]
+        alike = sum(other.partition(" #")[0] == label for other in labels)
+        labels.append(f"{label} #{alike + 1}" if alike else label)
     return labels
 
 
 def _value(value: Any) -> str:
-    return printable(f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value))[:40]
-
-
-def _listed(changes: Sequence[str], named: int) -> str:
-    if not changes:
-        return ""
-    more = f", {len(changes) - named} more" if len(changes) > named else ""
-    return f" ({', '.join(changes[:named])}{more})"
+    return printable(f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value))[-40:]
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under dotted keys; those that are newer than the record have their defaults."""
-    from bayesrnn.lab.recipes import flatten, from_dict
-
     own = flat(settings)
     try:
         known = flatten(from_dict(dict(settings), where="the record"))

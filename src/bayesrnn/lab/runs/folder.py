@@ -4,24 +4,21 @@ import errno
 import hashlib
 import json
 import os
-import re
 import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import shown
+from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.files import Content, as_json, is_own, read_own, sync, unwritten, write_file
 from bayesrnn.lab.runs.record import EVALUATION, RECORD, Record
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.recipes import Recipe
 
 fcntl: ModuleType | None
 try:
@@ -113,28 +110,15 @@ class RunFolder:
         if denied is not None:  # only now: the contents of the folder matter more to the user
             raise denied
         replaced = not resume and (MARKER in present or RECORD in present)
-        made = [name for name in DERIVED if name in present] + _derived(self.path) if replaced else []
-        inside = list(_retrainings(self.path)) if replaced else []
-        with ExitStack() as locks:
-            for folder in inside:
-                descriptor = _locked(folder / LOCK, self._elsewhere)
-                if descriptor is not None:
-                    locks.callback(_let_go, folder / LOCK, descriptor, os.getpid())
-            if not resume:
-                # The marker first: from here on a killed run is recognised.
-                self.mark()
-                torn |= (set(own) & present) - {MARKER}
-            # What was made from the run goes before the run itself, so that it is never taken for a new run's.
-            for folder in inside:
-                _remove(folder, [*_derived(folder), *own])
-            _remove(self.path, made)
-            _remove(self.path, torn)
-        for folder in inside:
-            with suppress(OSError):  # it holds something else, which stays
-                folder.rmdir()
-        gone = made + [("the run in " * p.exists()) + p.name for p in inside if p.parent == self.path]
-        if gone:
-            self._say(f"Removed with the earlier run in {self.path}: {', '.join(gone)}.")
+        derived = [name for name in DERIVED if name in present] + _derived(self.path) if replaced else []
+        if not resume:
+            # The marker first: from here on a killed run is recognised.
+            self.mark()
+            torn |= (set(own) & present) - {MARKER}
+        # What was made from the run goes before the run itself, so that it is never taken for a new run's.
+        _remove(self.path, (*derived, *torn))
+        if derived:
+            self._say(f"Removed with the earlier run in {self.path}: {', '.join(derived)}.")
 
     @property
     def _lacks_record(self) -> bool:
@@ -243,20 +227,6 @@ class RunFolder:
         return final
 
 
-_RETRAINING = re.compile(r"pruned-[0-9.e+-]+")
-
-
-def _retrainings(folder: Path) -> Iterator[Path]:
-    """Runs inside a run that trained its pruned weights again, innermost first. They are removed with the run."""
-    for path in sorted(folder.iterdir()):
-        if not (_RETRAINING.fullmatch(path.name) and path.is_dir()) or path.is_symlink():
-            continue
-        killed = not (path / CONFIG).exists() and (path / MARKER).exists()  # before it wrote what it is
-        if killed or "pruned" in read_own(path / CONFIG):
-            yield from _retrainings(path)
-            yield path
-
-
 def _derived(folder: Path) -> list[str]:
     """Files of other commands that say themselves that this program wrote them: exports, artifacts, other data."""
     found = []
@@ -362,7 +332,7 @@ def file_digests(files: Files) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest()[:32] for name, content in files.items()}
 
 
-def config_of(recipe: "Recipe", *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
+def config_of(recipe: Recipe, *, name: str, data: str, seed: int, files: Files, digest: str = "") -> dict[str, Any]:
     """The content of config.json, which must be the same when the run is resumed; ``digest`` is the data's."""
     about: dict[str, Any] = {"program": "bayesrnn", "format": FORMAT, "recipe": name, "data": data, "seed": seed}
     about |= {"data_digest": digest} if digest else {}

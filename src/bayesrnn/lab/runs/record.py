@@ -6,7 +6,7 @@ record without a format number is of format 1.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -217,24 +217,15 @@ def read(path: Path) -> Record:
     return from_json(read_json(path), where=path)
 
 
-def read_folder(folder: Path, *, what: str = "a record of a run", needs: Sequence[str] = ()) -> list[Record]:
-    """All records and runs of a folder by seed, each run once; none where the folder is missing.
-
-    Args:
-        what: what each file should be, for the error message.
-        needs: dotted paths that every record must have, such as ``metrics.test_error``; a list there is not empty.
-    """
-    found = []
+def read_folder(folder: Path) -> list[Record]:
+    """All records and runs of a folder by seed, each run once; none where the folder is missing."""
+    records = []
     for path in (*sorted(folder.glob("*.json")), *sorted(folder.glob(f"*/{RECORD}"))):
         try:
-            record = read(path)
-            sound = all(_at(dict(record), need) not in (None, []) for need in needs)
+            records.append(read(path))
         except UserError:
-            sound = False
-        if not sound:
-            raise UserError(f"{path} is not {what}.")
-        found.append(record)
-    return sorted(once(found), key=lambda record: record.seed or 0)
+            raise UserError(f"{path} is not a record of a run.") from None
+    return sorted(once(records), key=lambda record: record.seed or 0)
 
 
 def once(records: Iterable[Record]) -> list[Record]:
@@ -252,16 +243,6 @@ def once(records: Iterable[Record]) -> list[Record]:
         more, less = (record, other) if len(record.metrics) > len(other.metrics) else (other, record)
         found[key] = more.at(more.folder or less.folder, finished=more.finished, pruning=more._pruning or less._pruning)
     return list(found.values())
-
-
-def values(records: Iterable[Record], path: str) -> list[float]:
-    """One metric of each record that has it."""
-    return [value for record in records if (value := record.metric(path)) is not None]
-
-
-def devices(records: Iterable[Record]) -> str:
-    """Where the runs were made."""
-    return "; ".join(sorted({record.made_on for record in records}))
 
 
 def add_evaluation(run: Path, metrics: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -28,14 +28,18 @@ A task with minibatches of independent examples gets 1 and 2 from :class:`Miniba
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
+from bayesrnn.elbo import ELBO, Terms
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import Card
+from bayesrnn.lab.explore.panel import Panel
 from bayesrnn.lab.metrics import Metric
 from bayesrnn.lab.modules import evaluating as evaluating
 from bayesrnn.lab.modules import weights_digest as weights_digest
@@ -44,14 +48,10 @@ from bayesrnn.lab.recipes.schema import PosteriorSettings, Recipe, Sections
 from bayesrnn.lab.registry import TASKS as TASKS
 from bayesrnn.lab.registry import task_class as task_class
 from bayesrnn.lab.runs.folder import Files as Files
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.minibatches import Minibatches as Minibatches
-
-if TYPE_CHECKING:
-    from bayesrnn.elbo import ELBO, Terms
-    from bayesrnn.lab.explore.panel import Panel
-    from bayesrnn.lab.runs.opening import OpenedRun
-    from bayesrnn.lab.tasks.signature import Signature
-    from bayesrnn.likelihoods import Likelihood
+from bayesrnn.lab.tasks.signature import Signature
+from bayesrnn.likelihoods import Likelihood
 
 Say = Callable[[str], None]
 State = tuple[Tensor, ...]
@@ -115,7 +115,7 @@ class Task:
     """Further sections of a report: functions as in :mod:`bayesrnn.lab.report.sections`, or ``module:function``."""
     commands: ClassVar[Mapping[str, str | Callable[..., Any]]] = {}
     """Further commands of ``bayesrnn``: names to functions for typer, or ``module:function``; see ``TASKS``."""
-    panel: "ClassVar[str | type[Panel] | None]" = None
+    panel: ClassVar[str | type[Panel] | None] = None
     """The panel of ``bayesrnn explore``: a class as in :mod:`bayesrnn.lab.explore.panel`, or ``module:class``."""
 
     model: nn.Module
@@ -131,6 +131,10 @@ class Task:
     """Whether draws of the model differ. False: `bayesrnn evaluate` refuses options about draws."""
     limit: float = math.inf
     """The run has diverged if -log p per target, averaged over the epoch so far, is above this."""
+    first_best: int = 1
+    """The first epoch that may be the best one."""
+    masks: Mapping[str, Tensor] = {}
+    """Parameter names to tensors, 1 for the entries that are trained, 0 for those that stay 0; read at every step."""
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         self.recipe, self.device = recipe, device
@@ -172,6 +176,10 @@ class Task:
     def attach(self, model: nn.Module) -> None:
         """Take the model, which is on the device. Override, and call this, to make the objective."""
         self.model = model
+
+    def best_weights(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights to save for the best epoch."""
+        return nullcontext()
 
     def files(self) -> dict[str, bytes]:
         """Files of the data that the model needs, by name: a vocabulary, a scale. The run folder keeps them."""
@@ -222,7 +230,7 @@ class Task:
         """The batch of a step of this epoch; ``position`` is its number from 0, a long scalar on the device."""
         raise NotImplementedError
 
-    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, Terms, State]:
         """The loss to minimise, its terms as unscaled sums (they are only reported), and the next state."""
         raise NotImplementedError
 
@@ -284,7 +292,7 @@ class Task:
         return []
 
     @staticmethod
-    def analyse(run: "OpenedRun", known: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    def analyse(run: OpenedRun, known: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """What a report computes from a run's weights for this task's sections; ``known`` are the record's metrics."""
         return {}
 
@@ -294,7 +302,7 @@ class Task:
         return model
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> "Signature":
+    def signature(cls, run: OpenedRun) -> Signature:
         """How the model is called, for ``bayesrnn export``."""
         raise UserError(f"A {run.recipe.task} task does not say how its model is called; use --format torch.")
 
@@ -321,8 +329,6 @@ def posterior(
             start between ``other_low`` and ``other_high``, in units of the prior's standard deviation.
         exclude: name patterns of parameters that stay ordinary.
     """
-    import bayesrnn as br
-
     if settings.kind == "none":
         return plain
     first, second = math.exp(settings.log_sigma1), math.exp(settings.log_sigma2)
@@ -338,8 +344,8 @@ def posterior(
 
 
 def recipe_elbo(
-    model: nn.Module, likelihood: "Likelihood", settings: PosteriorSettings, *, num_data: float, **options: Any
-) -> "ELBO":
+    model: nn.Module, likelihood: Likelihood, settings: PosteriorSettings, *, num_data: float, **options: Any
+) -> ELBO:
     """The :class:`bayesrnn.ELBO` of a model that :func:`posterior` made; ``settings`` is ``recipe.posterior``.
 
     A recipe without a posterior has no KL here: it writes the L2 term of dropout as ``l2`` or ``weight_decay``.
@@ -349,8 +355,6 @@ def recipe_elbo(
         terms, logits = self.elbo.evaluate(lambda: self.model(images), labels)
         return terms.loss, terms, ()
     """
-    import bayesrnn as br
-
     if settings.kind == "none":
         options["kl_weight"] = 0.0
     return br.ELBO(model, likelihood, num_data=num_data, check_finite=False, **options)

@@ -118,7 +118,7 @@ def test_keep_writes_the_captions_of_a_record_if_they_have_its_scores(benchmark,
     references = read_captions(pictures)
     found = [
         {
-            "split": split, "draws": 0, "consensus": False, "beam": 3, "length_penalty": 0.5,
+            "split": split, "draws": 0, "beam": 3, "length_penalty": 0.5,
             "captions": {name: {"caption": " ".join(each[0])} for name, each in references.split(split).items()},
         }
         for split in ("valid", "test")
@@ -146,7 +146,7 @@ def test_keep_writes_the_captions_of_a_record_if_they_have_its_scores(benchmark,
 
 
 def captions_file():
-    """As ``evaluate`` writes it: five images, two penalties, with the mean, with three draws, and what each says."""
+    """As ``evaluate`` writes it: five images, two penalties, with the mean and with three draws."""
     images = [f"{i}.jpg" for i in range(5)]
     found = []
     for split in ("valid", "test"):
@@ -158,27 +158,21 @@ def captions_file():
                     image: {"caption": f"a {word} {i}{tail}", "entropy": 1.0, "mutual_information": 0.5 - i / 10}
                     for i, image in enumerate(images)
                 }
-                found.append({**about, "draws": draws, "consensus": False, "captions": captions})
-            said = {image: {"said": ["a dog", "a dog runs", "the sea"]} for image in images}
-            found.append({**about, "draws": 3, "consensus": True, "captions": said})
+                found.append({**about, "draws": draws, "captions": captions})
     return {"weights": "abc", "samples": 8, "decode_samples": 3, "found": found}
 
 
 METRICS = {
     "beam": 3, "length_penalty": 0.7, "test_words": 5.0,
     "beam_mc": 3, "length_penalty_mc": 0.5, "test_words_mc": 3.0,
-    "beam_consensus": 3, "length_penalty_consensus": 0.5, "test_words_consensus": 2.0,
 }  # fmt: skip
 
 
 def test_what_is_kept_is_what_validation_chose_on_the_test_images(benchmark):
-    made = benchmark.texts(captions_file(), METRICS, samples=3)
+    made = benchmark.texts(captions_file(), METRICS)
     assert made["images"] == [f"{i}.jpg" for i in range(5)]
     assert made["mean"]["captions"][1] == "a dog 1 far away"
     assert made["draws"] == {"beam": 3, "length_penalty": 0.5, "captions": [f"a cat {i}" for i in range(5)]}
-    assert made["consensus"]["captions"] == ["a dog"] * 5
-    assert [one["image"] for one in made["samples"]] == ["4.jpg", "2.jpg", "0.jpg"], "the surest first"
-    assert made["samples"][0]["said"] == ["a dog", "a dog runs", "the sea"]
     alone = captions_file() | {"decode_samples": 0}
     alone["found"] = [one for one in alone["found"] if not one["draws"]]
     assert set(benchmark.texts(alone, METRICS)) == {"program", "weights", "split", "images", "mean"}

@@ -83,9 +83,9 @@ class TestEvaluate:
         assert calls == []
         assert json.loads((folder / "evaluation.json").read_text()) == before
         assert run("evaluate", folder, *GRID, "--again").exit_code == 0
-        assert len(calls) == 8, "both splits: the mean, the average of two draws, and each of the two alone"
+        assert len(calls) == 4, "both splits: the mean, and the average of two draws"
         assert run("evaluate", folder, *GRID[:-1], "0").exit_code == 0
-        assert len(calls) == 16, "another setting is another search"
+        assert len(calls) == 8, "another setting is another search"
 
     def test_captions_of_fewer_draws_or_of_the_mean_alone(self, copies):
         pytest.importorskip("pycocoevalcap.bleu.bleu")
@@ -97,28 +97,11 @@ class TestEvaluate:
             assert {one["draws"] for one in found} == expected
             metrics = json.loads((folder / "evaluation.json").read_text())
             assert metrics["decode_samples"] == max(expected)
-            assert ("test_cider_mc" in metrics) == ("test_cider_consensus" in metrics) == (max(expected) > 0)
+            assert ("test_cider_mc" in metrics) == (max(expected) > 0)
             assert "test_perplexity_mc" in metrics
         result = run("evaluate", folder, *GRID, "--decode-samples", -1)
         assert result.exit_code != 0
         assert "--decode-samples must be at least 0" in result.output
-
-    def test_the_consensus_is_the_most_typical_caption_of_the_draws(self, copies, monkeypatch):
-        """Made-up searches: three draws of which two nearly agree; their words are the ids of the vocabulary."""
-        task = open_run(copies["caption-bbb"], CPU).task(None, CPU)
-        said = {1: [3, 4, 5], 2: [6, 7, 8], 3: [6, 7, 9]}
-
-        def search(model, features, *, held, **options):
-            assert len(held) == 1
-            return [caption_search.Found(said[held[0]], -float(held[0]), 0.0) for _ in features]
-
-        monkeypatch.setattr(caption_search, "find_captions", search)
-        captions = caption_evaluation._said(task, "test", [1, 2, 3], 3, 0.5)
-        assert list(captions) == task.splits["test"].names
-        text = {seed: " ".join(task.vocabulary.decode(ids)) for seed, ids in said.items()}
-        assert all(about == {"said": [text[1], text[2], text[3]]} for about in captions.values())
-        agreed = caption_evaluation._agreed({"split": "test", "captions": captions})
-        assert agreed == {"split": "test", "captions": {name: {"caption": text[2]} for name in captions}}
 
     def test_captions_of_someone_else_are_not_replaced(self, copies):
         file = copies["caption-bbb"] / "captions.json"
@@ -148,16 +131,16 @@ class TestEvaluate:
         assert found["valid_perplexity"] == pytest.approx(own["valid_perplexity"])
 
     def test_captions_of_an_older_program(self, copies):
-        """Files without a consensus are scored as they are."""
+        """Files of earlier versions have the captions of single draws too, which are not scored."""
         pytest.importorskip("pycocoevalcap.bleu.bleu")
         folder = copies["caption-bbb"]
         assert run("evaluate", folder, *GRID).exit_code == 0
         kept = json.loads((folder / "captions.json").read_text())
         task = open_run(folder, CPU).task(None, CPU)
-        kept["found"] = [one for one in kept["found"] if not one.pop("consensus")]
         metrics = caption_evaluation.scored(kept, task.references)
         assert "test_cider_mc" in metrics
-        assert "test_cider_consensus" not in metrics
+        single = {"split": "test", "draws": 2, "consensus": True, "captions": {}}
+        assert caption_evaluation.scored({**kept, "found": [*kept["found"], single]}, task.references) == metrics
 
     def test_other_weights_are_another_search(self, copies):
         folder = copies["caption-bbb"]

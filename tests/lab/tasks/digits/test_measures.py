@@ -99,22 +99,6 @@ def test_unfamiliar_images():
     assert all(found.shape == (12, 28, 28) and found.dtype == torch.uint8 for found in made.values())
 
 
-@pytest.mark.parametrize("samples", [0, 6])
-def test_turning(samples):
-    model, image = network(), images(1)[0]
-    found = measures.turning(model, image, scale=255.0, samples=samples)
-    logits = torch.tensor([row["logits"] for row in found])
-    assert logits.shape == (13, max(samples, 1), 10)
-    assert [row["angle"] for row in found] == list(range(0, 181, 15))
-    if samples:
-        assert logits.std(1).min() > 0
-        drawn = br.predict(model, measures.pixels(image.unsqueeze(0).expand(13, -1, -1), 255.0), samples=6, seed=1)
-        assert_close(logits[0].softmax(-1), drawn.samples[:, 0], atol=0.01, rtol=0)  # not turned
-    else:
-        upside_down = model.eval()(measures.pixels(image.flip(0, 1).unsqueeze(0), 255.0))
-        assert_close(logits[-1], upside_down.detach(), atol=0.02, rtol=0)
-
-
 def test_pruning():
     q = br.BayesByBackprop(network(0.0), br.Normal(1.0), init_sigma=0.1)
     before = {name: tensor.clone() for name, tensor in q.state_dict().items()}

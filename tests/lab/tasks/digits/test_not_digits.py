@@ -82,20 +82,3 @@ def test_shapes_have_an_inside_and_an_outside():
     assert float(share.min()) > 0.03
     assert float(share.max()) < 0.7
     assert float(((found > 0.05) & (found < 0.95)).double().mean()) < 0.25  # edges only
-
-
-@pytest.mark.parametrize("degrees", [0, 90, 180])
-def test_right_angles_are_exact(images, degrees):
-    turned = not_digits.turned(images, torch.full((6,), float(degrees)))
-    assert (turned.int() - torch.rot90(images, degrees // 90, (1, 2)).int()).abs().max() <= 1
-
-
-def test_a_turn_and_its_opposite_give_the_image_back():
-    blob = torch.zeros(1, 28, 28, dtype=torch.uint8)
-    blob[0, 8:20, 12:16] = 200
-    turned = not_digits.turned(blob, torch.tensor([30.0]))
-    assert (turned.int() - blob.int()).abs().double().mean() > 5
-    back = not_digits.turned(turned, torch.tensor([-30.0]))
-    assert (back.int() - blob.int()).abs().double().mean() < 3
-    assert int(turned[0, 9, 10]) > 100  # counter-clockwise: the upper end goes to the left
-    assert int(turned[0, 9, 17]) < 50

@@ -12,7 +12,7 @@ import bayesrnn as br
 from bayesrnn import pruning
 from bayesrnn.errors import UserError
 from bayesrnn.lab.engine.launch import launch
-from bayesrnn.lab.engine.step import Held, Step
+from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.folder import RunFolder
@@ -62,28 +62,35 @@ def stepper(folder, overrides, masks=None, *, name="unregularised-medium"):
     task = language.Language(recipe, str(folder), CPU)
     torch.manual_seed(0)
     task.attach(task.build(recipe, task.files()).train())
-    step = Step(task, recipe.train, graph=False, held=masks and masks(task.model))
+    if masks is not None:
+        task.masks = masks(task.model)
+        with torch.no_grad():
+            for name, mask in task.masks.items():
+                task.model.get_parameter(name).mul_(mask)
+    step = Step(task, recipe.train, graph=False)
     step.lr.fill_(0.5)
     return step, task
 
 
 def some(model, share=0.7):
+    """0 for this share of the weights."""
     generator = torch.Generator().manual_seed(3)
-    return {n: torch.rand(p.shape, generator=generator) < share for n, p in model.named_parameters() if "bias" not in n}
+    weights = {n: p for n, p in model.named_parameters() if "bias" not in n}
+    return {n: (torch.rand(p.shape, generator=generator) >= share).float() for n, p in weights.items()}
 
 
-class TestHeldEntries:
+class TestMasks:
     @pytest.mark.parametrize("case", CASES)
-    def test_they_stay_to_the_bit_and_the_others_move(self, case, text_folder):
+    def test_masked_entries_stay_zero_and_the_others_move(self, case, text_folder):
         step, task = stepper(text_folder, CASES[case], some)
         before = {n: p.detach().clone() for n, p in task.model.named_parameters()}
         for _ in range(3):
             step()
         masks = some(task.model)
         for name, p in task.model.named_parameters():
-            mask = masks.get(name, torch.zeros_like(p, dtype=torch.bool))
-            assert torch.equal(p[mask], before[name][mask])
-            assert (p != before[name])[~mask].float().mean() > 0.5
+            free = masks.get(name, torch.ones_like(p)) > 0
+            assert not p[~free].any()
+            assert (p != before[name])[free].float().mean() > 0.25  # tiny gradients are lost in rounding
 
     @pytest.mark.parametrize("fused", [False, True])
     def test_a_step_of_the_others_is_sgd_with_the_norm_of_the_others(self, fused, text_folder):
@@ -95,7 +102,7 @@ class TestHeldEntries:
         params = dict(task.model.named_parameters())
         gradients = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
         for name, mask in some(task.model).items():
-            gradients[name] = gradients[name].masked_fill(mask, 0)
+            gradients[name] = gradients[name] * mask
         norm = torch.linalg.vector_norm(torch.cat([g.flatten() for g in gradients.values()]))
         assert norm > clip
         wanted = {n: p.detach() - 0.5 * gradients[n] * clip / norm for n, p in params.items()}
@@ -103,7 +110,7 @@ class TestHeldEntries:
         torch.testing.assert_close({n: p.detach() for n, p in params.items()}, wanted, rtol=1e-4, atol=1e-7)
         assert step.read_totals()["gradient_norm"] == pytest.approx(float(norm), rel=1e-5)
 
-    def test_nothing_held_is_the_ordinary_step(self, text_folder):
+    def test_nothing_masked_is_the_ordinary_step(self, text_folder):
         ours, _ = stepper(text_folder, [], lambda model: some(model, share=0.0))
         theirs, _ = stepper(text_folder, [])
         for step in (ours, theirs):
@@ -111,28 +118,22 @@ class TestHeldEntries:
         assert all(torch.equal(a, b) for a, b in zip(ours.params, theirs.params, strict=True))
 
     @pytest.mark.parametrize("case", CASES)
-    def test_others_are_held_from_some_step_on(self, case, text_folder):
-        """Moments of their earlier gradients do not move them; those that are let go move again."""
+    def test_other_entries_are_masked_from_some_step_on(self, case, text_folder):
+        """Moments of their earlier gradients do not move them."""
         step, task = stepper(text_folder, CASES[case], lambda model: some(model, share=0.3))
-        places = [t.data_ptr() for t in (*step.held.free, *step.held.values)]
-        first, later = some(task.model, share=0.3), some(task.model, share=0.5)
-        later = {name: mask & ~first[name] for name, mask in later.items()}
         for _ in range(2):
             step()
-        before = {n: p.detach().clone() for n, p in task.model.named_parameters()}
-        step.held.hold(later)
+        later = some(task.model, share=0.5)
+        with torch.no_grad():
+            for name, mask in later.items():
+                task.masks[name].copy_(mask)  # in place: a CUDA graph reads these tensors
+                task.model.get_parameter(name).mul_(mask)
         for _ in range(3):
             step()
-        assert [t.data_ptr() for t in (*step.held.free, *step.held.values)] == places  # a CUDA graph reads these
-        for name, p in task.model.named_parameters():
-            if name in later:
-                assert torch.equal(p[later[name]], before[name][later[name]])
-                assert (p != before[name])[first[name]].float().mean() > 0.5
-
-    def test_a_name_that_the_model_has_not(self, text_folder):
-        _, task = stepper(text_folder, [])
-        with pytest.raises(ValueError, match="'nothing' is not a trained parameter"):
-            Held(task.model, list(task.model.parameters()), {"nothing": torch.zeros(1, dtype=torch.bool)})
+        for name, mask in later.items():
+            p = task.model.get_parameter(name)
+            assert not p[mask == 0].any()
+            assert p[mask > 0].all()
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +228,6 @@ class TestSteps:
         shares = [plan.share(epoch, 0.8) for epoch in range(1, 13)]
         assert shares == pytest.approx([0.8 * (1 - (1 - min(e, 6) / 6) ** 3) for e in range(1, 13)])
         assert shares[5:] == [0.8] * 7
-        assert Schedule(6, 0.1).share(1, 0.9, before=0.8) == pytest.approx(0.8 + 0.1 * (1 - (2 / 3) ** 3))
         assert [Schedule(n, 1).steps for n in (1, 2, 3, 4, 30)] == [1, 1, 1, 2, 15]
         assert [Schedule(n, 1).share(1, 0.8) for n in (1, 2, 3)] == [0.8] * 3
 
@@ -242,7 +242,7 @@ class TestSteps:
             now = torch.cat([mean.detach().flatten() == 0 for mean in q.means.values()])
             share = Schedule(6, 0.1).share(epoch, 0.8)
             assert now.sum() == round(share * now.numel())
-            assert task.removed() == pytest.approx(share, abs=1e-3)
+            assert task.validate()["removed"] == pytest.approx(share, abs=1e-3)
             assert ratios[now].max() <= ratios[~now].min()
             assert all(now[before].all() for before in gone.values())
             gone[epoch] = now
@@ -337,18 +337,6 @@ class TestNoise:
             again(runs / "brnn-medium", tmp_path / "r", told=Quiet(stop=2))
         assert removed_share(tmp_path / "r") == pytest.approx(0.8, abs=1e-3)
 
-    def test_what_a_pruned_run_had_lost_before_stays_lost(self, runs, tmp_path):
-        """It has no sigma to keep; the KL of that is a huge constant, and is not reported."""
-        again(runs / "brnn-medium", tmp_path / "r")
-        first, told = open_run(tmp_path / "r", CPU).model, Quiet()
-        again(tmp_path / "r", tmp_path / "s", fraction=0.9, told=told)
-        assert removed_share(tmp_path / "s") == pytest.approx(0.9, abs=1e-3)
-        assert [line["removed"] for line in told.lines] == pytest.approx([0.8875, 0.9, 0.9, 0.9], abs=1e-3)
-        assert "kl_per_sequence" not in told.lines[0]
-        last = checkpoint.load(tmp_path / "s" / checkpoint.LAST)[0]
-        for key, mask in pruning.removed(first).items():
-            assert (last[f"model.posterior.rho.{key}"][mask] == pruning.gone_rho(torch.float32)).all()
-
     def test_nothing_removed_is_training_on(self, runs, tmp_path):
         again(runs / "brnn-medium", tmp_path / "r", fraction=0.0)
         assert removed_share(tmp_path / "r") == 0
@@ -439,8 +427,8 @@ def test_an_unfinished_one_belongs_to_its_own_command(runs, text, tmp_path):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(("stop", "what"), [(1, "an unfinished"), (None, "a")])
-def test_one_under_other_rules_is_refused(stop, what, runs, tmp_path):
+@pytest.mark.parametrize("stop", [1, None])
+def test_one_under_other_rules_is_refused(stop, runs, tmp_path):
     """Its config.json says nothing of sigma, nor of steps before that; or another part of sigma."""
     folder = tmp_path / "r"
     with pytest.raises(InterruptedError) if stop else nullcontext():
@@ -449,8 +437,8 @@ def test_one_under_other_rules_is_refused(stop, what, runs, tmp_path):
     kept = {key: config["pruned"][key] for key in ("fraction", "weights")}
     for rules in ({}, {"steps": 2}, {"steps": 2, "sigma": 1.0}):
         (folder / "config.json").write_text(json.dumps({**config, "pruned": kept | rules}))
-        with pytest.raises(UserError, match=rf"holds {what} retraining by another version.*--force, or keep it"):
-            again(runs / "brnn-medium", folder)
+        with pytest.raises(UserError, match=r"other weights, .*--force"):
+            again(runs / "brnn-medium", folder, plan=Schedule(2, 0.1))
     again(runs / "brnn-medium", folder, force=True, plan=Schedule(1, 0.1))
     assert json.loads((folder / "record.json").read_text())["pruned"]["steps"] == 1
 

@@ -17,7 +17,7 @@ from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.tasks.language import token_files
 from bayesrnn.lab.tasks.language.task import Language
 from bayesrnn.lab.tasks.language.text import read_folder, words_of
-from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, tokenize
+from bayesrnn.lab.tasks.language.token_files import TokenFolder, tokenize
 from bayesrnn.lab.text import Vocabulary, batchify
 
 TINY = ["hidden=6", "layers=1", "batch_size=4", "window=6", "epochs=2", "save_every=20", "lr=0.2"]
@@ -105,13 +105,10 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 
 
 def test_streams_on_disk_are_streams(tokens):
-    folder = TokenFolder(tokens)
-    whole = batchify(folder.read("train"), 6)
-    disk = DiskStreams(folder.file("train"), 6, vocabulary=len(folder.vocabulary), where=tokens)
-    assert disk.shape == tuple(whole.shape)
-    assert len(disk) == len(whole)
-    assert torch.equal(disk.window(11, 5), whole[11:16])
-    assert torch.equal(disk.part(slice(2, 4)).window(0, 9), whole[:9, 2:4])
+    disk, memory = language(tokens).streams, batchify(TokenFolder(tokens).read("train"), 4)
+    assert disk.on_disk
+    assert torch.equal(disk.train.long(), memory)
+    assert torch.equal(disk.part(slice(2, 4)).train.long(), memory[:, 2:4])
 
 
 def run(data, out, *, overrides=(), **kwargs):

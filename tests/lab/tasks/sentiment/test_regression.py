@@ -96,72 +96,16 @@ class TestUncertainty:
         scale = 0.1 + torch.rand(4000, generator=generator)
         draws = scale * torch.randn(50, 4000, generator=generator)
         y = draws.mean(0) + scale * torch.randn(4000, generator=generator)
-        found = r.uncertainty_metrics(draws, y)
-        assert found["rank_correlation"] > 0.3
+        found = r.selective_risk(draws, y)
         assert found["risk"]["coverage"][-1] == 1
         assert found["risk"]["rmse"][-1] == pytest.approx(r.rmse(draws.mean(0), y))
         assert found["risk"]["rmse"][4] < 0.6 * found["risk"]["rmse"][-1]
-        spread, error = found["bins"]["spread"], found["bins"]["rmse"]
-        assert len(spread) == r.BINS
-        assert spread == sorted(spread)
-        assert all(0.8 < e / s < 1.25 for s, e in zip(spread, error, strict=True))  # 400 per bin: error of 3.5% each
 
     def test_a_spread_that_says_nothing(self, generator):
         draws, y = torch.randn(50, 4000, generator=generator), torch.randn(4000, generator=generator)
-        assert abs(r.uncertainty_metrics(draws, y)["rank_correlation"]) < 0.08  # 5 standard errors
+        risk = r.selective_risk(draws, y)["risk"]["rmse"]
+        assert risk[4] == pytest.approx(risk[-1], rel=0.12)  # 1000 of 4000: 5 standard errors
 
     def test_no_spread(self):
-        assert r.uncertainty_metrics(torch.zeros(1, 5), torch.ones(5)) is None
-        assert r.uncertainty_metrics(torch.zeros(4, 5), torch.ones(5)) is None
-
-    def test_noise_of_each_target_counts_too(self, generator):
-        """Draws that agree everywhere: only the noise says which targets are hard."""
-        draws, noise = torch.zeros(4, 4000), 0.1 + torch.rand(4000, generator=generator)
-        y = noise * torch.randn(4000, generator=generator)
-        found = r.uncertainty_metrics(draws, y, noise)
-        assert found["rank_correlation"] > 0.3
-        assert found["bins"]["spread"][0] == pytest.approx(0.145, abs=0.01)  # root mean square of U(0.1, 0.2) at 0.15
-        spread = torch.tensor([0.3, 0.0]) * torch.tensor([[-1.0], [1.0]])
-        both = r.uncertainty_metrics(spread, torch.zeros(2), torch.tensor([0.4, 0.1]))
-        assert sum(both["bins"]["spread"]) == pytest.approx(0.5 + 0.1)
-
-    def test_ranks_with_ties(self):
-        """Equal values share the mean of their ranks; without two different values there is no correlation."""
-        a, b = torch.tensor([3.0, 1.0, 3.0, 2.0]), torch.tensor([1.0, 2.0, 4.0, 3.0])
-        ranks = torch.tensor([[2.5, 0.0, 2.5, 1.0], [0.0, 1.0, 3.0, 2.0]]).double()
-        assert r._rank_correlation(a, b) == pytest.approx(float(torch.corrcoef(ranks)[0, 1]))
-        assert r._rank_correlation(a, torch.ones(4)) is None
-        assert r._rank_correlation(a[:1], b[:1]) is None
-
-
-class TestGroups:
-    def test_limits(self):
-        groups = r.groups_of(torch.tensor([1, 25, 26, 200, 300]), [25, 50, 200])
-        assert [group.tolist() for group in groups] == [
-            [True, True, False, False, False],
-            [False, False, True, False, False],
-            [False, False, False, True, True],
-        ]
-
-    def test_noise_of_each_group(self, generator):
-        y = torch.randn(4000, generator=generator)
-        y[:2000] *= 3
-        first = torch.arange(4000) < 2000
-        few = torch.arange(4000) < r.FEWEST - 1
-        found = r.noise_of_groups(torch.zeros(1, 4000), y, [first, ~first, few])
-        assert found[0] == pytest.approx(3, rel=0.08)  # five standard errors
-        assert found[1] == pytest.approx(1, rel=0.08)
-        assert found[2] == r.fit_noise(torch.zeros(1, 4000), y)
-
-    def test_figures_by_hand(self):
-        draws = torch.tensor([[0.0, 2.0, 5.0], [2.0, 2.0, 5.0]])
-        y = torch.tensor([1.0, 4.0, 5.0])
-        first = torch.tensor([True, True, False])
-        one, two, none = r.group_metrics(draws, y, [first, ~first, torch.zeros(3, dtype=torch.bool)], 0.5)
-        assert one["count"] == 2
-        assert one["rmse"] == pytest.approx(math.sqrt(2))
-        assert one["spread"] == pytest.approx(math.sqrt(0.5))
-        assert (one["predictions_sd"], one["targets_sd"]) == (0.5, 1.5)
-        assert one["coverage"] == 0.5  # 4 is four sigmas from 2
-        assert (two["count"], two["rmse"], two["coverage"]) == (1, 0.0, 1.0)
-        assert none == {"count": 0, **dict.fromkeys(("rmse", "spread", "predictions_sd", "targets_sd", "coverage"))}
+        assert r.selective_risk(torch.zeros(1, 5), torch.ones(5)) is None
+        assert r.selective_risk(torch.zeros(4, 5), torch.ones(5)) is None

@@ -245,30 +245,6 @@ class TestTask:
         assert found["test_slope_mc"] == pytest.approx(regression.slope(made[1:, n:].mean(0), task.ratings[n:]))
         assert again["test_slope"] is None
 
-    def test_figures_by_length(self, folder):
-        """Groups by words of a piece, padding not counted; the noise of each is of validation pieces."""
-        task = task_of(folder)
-        n = len(task.parts.valid)
-        torch.manual_seed(3)
-        made = task.ratings + 0.1 * torch.randn(9, len(task.ratings))
-        found = task.measures(made, made[:0])
-        words = (task.parts.test.tokens != 0).sum(0)
-        rows = found["lengths"]
-        assert rows[-1]["words"] == len(task.parts.test.tokens)
-        assert sum(row["count"] for row in rows) == len(words)
-        assert rows[-1]["count"] == int((words > rows[-2]["words"]).sum())
-        whole = regression.fit_noise(made[1:, :n], task.ratings[:n])
-        valid = (task.parts.valid.tokens != 0).sum(0) > rows[-2]["words"]
-        many = int(valid.sum()) >= regression.FEWEST
-        own = regression.fit_noise(made[1:, :n][:, valid], task.ratings[:n][valid]) if many else whole
-        assert rows[-1]["noise"] == own
-        assert all(0 <= row["coverage_own"] <= 1 for row in rows if row["count"])
-        task.ratings[n:] += 10  # nothing of the test part enters the noise, and no interval reaches that far
-        far = task.measures(made, made[:0])["lengths"]
-        assert [row["noise"] for row in far] == [row["noise"] for row in rows]
-        assert {row["coverage_own"] for row in far if row["count"]} == {0.0}
-        assert found["uncertainty_with_noise"]["risk"]["rmse"][-1] == pytest.approx(found["test_rmse_mc"])
-
     def test_draws_with_all_words(self, folder):
         """No draw drops a word: with word dropout alone, every draw is the standard prediction."""
         off = ["input_dropout=0", "recurrent_dropout=0", "output_dropout=0"]

@@ -17,17 +17,15 @@ from bayesrnn.lab.tasks.base import Say, weights_digest
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import CaptionedImages, References, words
-from bayesrnn.lab.tasks.captioning.consensus import most_typical
 from bayesrnn.lab.tasks.captioning.search import Found
 from bayesrnn.lab.text import UNK, noise_of_draws
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.captioning.task import Captioning
 
-WAYS = {"": "mean", "_mc": "draws", "_consensus": "consensus"}
-"""Suffixes of metrics, and the captions they score: of the posterior mean, of averaged draws, of their consensus."""
-_KEPT = (0.2, 0.4, 0.6, 0.8, 1.0)
-_WAYS = ["mean", "average", "each"]  # a file that lacks one is searched again
+WAYS = {"": "mean", "_mc": "draws"}
+"""Suffixes of metrics, and the captions they score: of the posterior mean, or of averaged draws."""
+_SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 _SIGNS = ("entropy", "mutual_information", "surprisal")
 
 
@@ -35,7 +33,7 @@ def evaluate(
     task: "Captioning", *, samples: int, decode_samples: int, seed: int, beams: Sequence[int],
     length_penalties: Sequence[float], again: bool, say: Say,
 ) -> dict[str, Any]:  # fmt: skip
-    """Metrics by name; ``_mc`` is for the average over draws, ``_consensus`` for the most typical of their captions."""
+    """Metrics by name; ``_mc`` is for the average over draws."""
     if min(beams) < 1 or min(length_penalties) < 0:
         raise UserError("A beam is at least 1, a length penalty at least 0.")
     if decode_samples < 0:
@@ -50,7 +48,6 @@ def evaluate(
         "max_words": task.recipe.evaluate.max_words,
         "beams": list(beams),
         "length_penalties": list(length_penalties),
-        "ways": _WAYS,
     }
     file = None if task.folder is None else task.folder / task.artifacts[0]
     if file is not None and file.exists() and not is_own(file):
@@ -95,13 +92,10 @@ def _of_draws(kept: Mapping[str, Any]) -> dict[str, Any]:
 def ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """The captions of each way in a ``captions.json``, by the suffix of its metrics."""
     draws = kept.get("decode_samples", kept["samples"])
-    wanted = {"": (0, False), **({"_mc": (draws, False), "_consensus": (draws, True)} if draws else {})}
-    each = {}
-    for suffix, way in wanted.items():
-        found = [one for one in kept["found"] if (one["draws"], one.get("consensus", False)) == way]
-        if found:  # files of older programs have no consensus
-            each[suffix] = [_agreed(one) for one in found] if way[1] else found
-    return each
+    # Files of earlier versions also have the captions of single draws, marked as a consensus.
+    found = [one for one in kept["found"] if not one.get("consensus", False)]
+    counts = {"": 0, "_mc": draws} if draws else {"": 0}
+    return {suffix: [one for one in found if one["draws"] == count] for suffix, count in counts.items()}
 
 
 def _kept(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -122,49 +116,22 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
 
 
 def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[dict[str, Any]]:
-    """Captions of both splits with every setting: of the mean, of averaged draws, and of each draw by itself."""
+    """Captions of both splits with every setting: of the mean, and of averaged draws."""
     drawn = caption_search.seeds(asked["decode_samples"], asked["seed"])
-    each = [(False, []), *([(False, drawn), (True, drawn)] if drawn else [])]
-    for split, (consensus, held), beam, length_penalty in itertools.product(
-        ("valid", "test"), each, asked["beams"], asked["length_penalties"]
+    for split, held, beam, length_penalty in itertools.product(
+        ("valid", "test"), [[], drawn] if drawn else [[]], asked["beams"], asked["length_penalties"]
     ):
-        way = f"{counted(len(held), 'draw') if held else 'no draws'}{', consensus' * consensus}"
+        way = counted(len(held), "draw") if held else "no draws"
         say(f"captions, {split}, {way}, beam {beam}, length penalty {length_penalty:g}")
-        about = {"split": split, "draws": len(held), "consensus": consensus, "beam": beam}
-        if consensus:
-            captions = _said(task, split, held, beam, length_penalty)
-        else:
-            found = _search(task, split, held, beam, length_penalty)
-            captions = _described(task, split, found, asked["samples"], asked["seed"])
-        yield {**about, "length_penalty": length_penalty, "captions": captions}
-
-
-def _search(task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float) -> list[Found]:
-    """The best caption of each image, by the average of these draws, or by the mean."""
-    with noise_of_draws(task.model):
-        return caption_search.find_captions(
-            task.model, task.splits[split].features, end=task.end, vocabulary=len(task.vocabulary), beam=beam,
-            length_penalty=length_penalty, max_words=task.recipe.evaluate.max_words,
-            banned=task.vocabulary.encode([UNK]).tolist(), held=held,
-        )  # fmt: skip
-
-
-def _said(
-    task: "Captioning", split: str, held: Sequence[int], beam: int, length_penalty: float
-) -> dict[str, dict[str, Any]]:
-    """The captions that single draws find, by image."""
-    each = [_search(task, split, [draw], beam, length_penalty) for draw in held]
-    text = [[" ".join(task.vocabulary.decode(one.words)) for one in found] for found in each]
-    return {name: {"said": list(said)} for name, *said in zip(task.splits[split].names, *text, strict=True)}
-
-
-def _agreed(one: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with one caption per image: the most typical of those that draws found."""
-    captions = {}
-    for name, about in one["captions"].items():
-        said = about["said"]
-        captions[name] = {"caption": said[most_typical([words(caption) for caption in said])]}
-    return {**one, "captions": captions}
+        with noise_of_draws(task.model):
+            found = caption_search.find_captions(
+                task.model, task.splits[split].features, end=task.end, vocabulary=len(task.vocabulary), beam=beam,
+                length_penalty=length_penalty, max_words=task.recipe.evaluate.max_words,
+                banned=task.vocabulary.encode([UNK]).tolist(), held=held,
+            )  # fmt: skip
+        captions = _described(task, split, found, asked["samples"], asked["seed"])
+        about = {"split": split, "draws": len(held), "beam": beam, "length_penalty": length_penalty}
+        yield {**about, "captions": captions}
 
 
 def _described(
@@ -234,7 +201,7 @@ def _selective(captions: Mapping[str, Mapping[str, Any]], cider: Mapping[str, fl
     for sign in _SIGNS:
         order = sorted(captions, key=lambda name: (captions[name][sign], name))
         found[sign] = []
-        for share in _KEPT:
+        for share in _SHARES:
             kept = order[: max(1, round(share * len(order)))]
             found[sign].append([share, sum(cider[name] for name in kept) / len(kept)])
     return found

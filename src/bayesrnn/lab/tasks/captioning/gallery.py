@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bayesrnn.lab.report import html
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.tasks.captioning.description import Description
+from bayesrnn.lab.tasks.captioning.description import Description
 
 ENTROPY_LEVELS = (0.5, 1.0, 2.0, 3.0)
 """Nats; at each the shade gets darker."""
@@ -16,7 +13,7 @@ INFORMATION_LEVELS = (0.02, 0.05, 0.1, 0.2)
 
 
 def gallery(
-    descriptions: Sequence["Description"], pictures: Sequence[bytes | None], *, title: str, footer: str = ""
+    descriptions: Sequence[Description], pictures: Sequence[bytes | None], *, title: str, footer: str = ""
 ) -> str:
     """The page. ``pictures`` are JPEG files' bytes, or None where there is only the name."""
     both = zip(descriptions, pictures, strict=True)

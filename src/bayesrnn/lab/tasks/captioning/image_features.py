@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import first_line, not_imported
+from bayesrnn.lab.runs.files import make_folder, write_file
 from bayesrnn.lab.tasks.captioning.captions import CaptionedImages, feature_names
 
 if TYPE_CHECKING:
@@ -149,8 +150,6 @@ def _tell(text: str) -> None:
 
 
 def _keep(features: Features, file: Path) -> None:
-    from bayesrnn.lab.runs.files import make_folder, write_file
-
     make_folder(file.parent, "set data.features to another place")
     data = io.BytesIO()
     np.save(data, features.values)

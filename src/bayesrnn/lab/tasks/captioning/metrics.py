@@ -3,17 +3,17 @@
 from bayesrnn.lab.metrics import Metric
 
 SCORES = {**{f"bleu{n}": f"BLEU-{n}" for n in range(1, 5)}, "cider": "CIDEr"}
-_WAYS = {"": "", "_mc": ", averaged over draws", "_consensus": ", consensus of draws"}
+_WAYS = {"": "", "_mc": ", averaged over draws"}
 _SPLITS = {"valid": "validation", "test": "test"}
 
 METRICS = (
     *(
         Metric(
             f"{split}_perplexity{way}",
-            f"{name} perplexity{_WAYS[way]}",
+            f"{name} perplexity{text}",
             paper_key=split if split == "test" and not way else "",
         )
-        for way in ("", "_mc")
+        for way, text in _WAYS.items()
         for split, name in _SPLITS.items()
     ),
     *(

@@ -2,9 +2,9 @@
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
 from rich.markup import escape
 
 from bayesrnn.errors import UserError
@@ -13,9 +13,6 @@ from bayesrnn.lab.runs.files import check_out, write_file
 from bayesrnn.lab.tasks.captioning.description import Description
 from bayesrnn.lab.tasks.captioning.gallery import gallery
 from bayesrnn.lab.tasks.captioning.image_features import encode, open_image, read_features
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _WIDTH = 480  # of pictures in a gallery, pixels
 
@@ -48,7 +45,7 @@ def rows(files: list[Path | None], names: list[str], features: Path | None, devi
     return encode([file for file in files if file is not None], device=device).to(device)
 
 
-def show(console: "Console", one: Description) -> None:
+def show(console: Console, one: Description) -> None:
     console.print(f"{escape(one.image)}: [bold]{escape(one.caption)}[/bold]", soft_wrap=True)
     columns = (
         Column("word", "word"),

@@ -8,16 +8,19 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn.dynamic import exp_or_inf
+from bayesrnn.elbo import Terms
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.captioning import COMMANDS
 from bayesrnn.lab.tasks.captioning import search as caption_search
@@ -28,10 +31,6 @@ from bayesrnn.lab.tasks.captioning.model import Captioner, WithFeatures
 from bayesrnn.lab.tasks.captioning.settings import SECTIONS
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import EOS, VOCABULARY, Vocabulary, each_split, vocabulary_of
-
-if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 PADDING = -100
 _FEATURES = "features.json"
@@ -144,8 +143,6 @@ class Captioning(Task):
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=exclude)
 
     def attach(self, model: nn.Module) -> None:
-        import bayesrnn as br
-
         super().attach(model)
         captioner = captioner_of(model)
         if not bool(captioner.scale.any()):
@@ -171,7 +168,7 @@ class Captioning(Task):
         words = self.minibatches.whole(position, self.words).sum() * (len(images) / self.batch_size)
         return self.splits["train"].features.index_select(0, images), tokens.t(), targets.t(), words
 
-    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, Terms, State]:
         """Per caption: -log p of its words, plus kl_weight * KL / (number of captions); padding does not count."""
         features, tokens, targets, words = batch
         terms, _ = self.elbo.evaluate(lambda: self.model(tokens, features=features), targets, count=words)
@@ -223,7 +220,7 @@ class Captioning(Task):
         )
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         size, device = len(captioner_of(run.model).shift), next(run.model.parameters()).device
         images = torch.zeros(ROWS, size, device=device)
         tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=device)

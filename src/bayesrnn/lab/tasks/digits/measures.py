@@ -1,4 +1,4 @@
-"""Metrics of a classifier of digits: errors and calibration, unfamiliar images, a turning digit, pruning.
+"""Metrics of a classifier of digits: errors and calibration, unfamiliar images, pruning.
 
 Errors are in percent, -log p and entropies in nats per image. Images are uint8 (N, 28, 28); ``scale`` is what pixels
 are divided by before the model sees them as (N, 1, 28, 28).
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn.lab.tasks.base import evaluating
 from bayesrnn.lab.tasks.digits import not_digits
+from bayesrnn.uncertainty import calibration_error
+from bayesrnn.uncertainty import detection_auroc as auroc
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
-ANGLES = tuple(range(0, 181, 15))
-ANGLE_DRAWS = 20
 UNFAMILIAR = 2000  # images of each kind
 _BATCH = 1000
 _TINY = torch.finfo(torch.float32).tiny
@@ -39,8 +40,6 @@ def beliefs(
     model: nn.Module, images: Tensor, *, scale: float, samples: int = 0, seed: int = 1, batch: int = _BATCH
 ) -> Beliefs:
     """Predictions for all images, batch by batch: the average of ``samples`` draws, or with 0 the posterior mean."""
-    import bayesrnn as br
-
     parts = []
     with evaluating(model):
         for part in images.split(batch):
@@ -64,8 +63,6 @@ def errors(found: Beliefs, labels: Tensor) -> dict[str, float]:
 
 def metrics(found: Beliefs, labels: Tensor) -> dict[str, float]:
     """Like :func:`errors`, and the expected calibration error over 15 bins."""
-    from bayesrnn.uncertainty import calibration_error
-
     return {**errors(found, labels), "calibration_error": calibration_error(found.probabilities, labels)}
 
 
@@ -84,8 +81,6 @@ def unfamiliar(images: Tensor, *, seed: int = 0) -> dict[str, Tensor]:
 
 def detection(familiar: Beliefs, others: dict[str, Beliefs]) -> list[dict[str, Any]]:
     """How well uncertainty tells each kind from digits: AUROC of entropy and (with draws) mutual information."""
-    from bayesrnn.uncertainty import detection_auroc as auroc
-
     drawn = bool((familiar.mutual_information > 0).any())
     return [
         {
@@ -98,29 +93,8 @@ def detection(familiar: Beliefs, others: dict[str, Beliefs]) -> list[dict[str, A
     ]
 
 
-@torch.no_grad()
-def turning(
-    model: nn.Module, image: Tensor, *, scale: float, samples: int = ANGLE_DRAWS, seed: int = 1
-) -> list[dict[str, Any]]:
-    """One image (28, 28) turned by 0 to 180 degrees: for each ``angle`` the ``logits`` (draws, classes), rounded."""
-    import bayesrnn as br
-
-    turned = not_digits.turned(image.expand(len(ANGLES), -1, -1), torch.tensor(ANGLES))
-    x = pixels(turned, scale)
-    with evaluating(model):
-        if samples:
-            raw = br.Gaussian(learn=False).to(image.device)  # the outputs as they are, not as probabilities
-            logits = br.predict(model, x, samples=samples, seed=seed, batch_dim=0, likelihood=raw).samples
-        else:
-            logits = model(x).unsqueeze(0)
-    rounded = [[[round(v, 2) for v in draw] for draw in angle] for angle in logits.transpose(0, 1).tolist()]
-    return [{"angle": angle, "logits": of_draws} for angle, of_draws in zip(ANGLES, rounded, strict=True)]
-
-
 def pruning(q: Any, splits: dict[str, tuple[Tensor, Tensor]], *, scale: float) -> list[dict[str, float]]:
     """Error of the posterior mean with ever more weights removed, those of lowest |mean| / sigma first."""
-    import bayesrnn as br
-
     rows = []
     for fraction in FRACTIONS:
         smaller = copy.deepcopy(q)

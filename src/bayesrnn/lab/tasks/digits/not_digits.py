@@ -2,9 +2,13 @@
 
 import math
 from functools import cache
+from pathlib import Path
 
+import matplotlib
+import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.ft2font import FT2Font
 from torch import Tensor
 
 from bayesrnn.lab.tasks.digits.images import SIDE
@@ -35,15 +39,6 @@ def shuffled_tiles(images: Tensor, *, seed: int = 0) -> Tensor:
     order = torch.rand(count, tiles**2, generator=_generator(seed)).argsort(1).to(images.device)
     mixed = cut.gather(1, order.view(count, -1, 1, 1).expand_as(cut))
     return mixed.view(count, tiles, tiles, _TILE, _TILE).transpose(2, 3).reshape(count, SIDE, SIDE)
-
-
-def turned(images: Tensor, degrees: Tensor) -> Tensor:
-    """Image k turned counter-clockwise by degrees[k] about its centre, with bilinear interpolation."""
-    angle = degrees.to(images.device, torch.float32) * (math.pi / 180)
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    # Where in the image each place of the result comes from; the second axis points down.
-    matrix = torch.stack([torch.stack([cos, -sin, zero], -1), torch.stack([sin, cos, zero], -1)], 1)
-    return _bytes(_resampled(images.unsqueeze(1).float(), matrix, SIDE).squeeze(1))
 
 
 def letters(count: int, *, seed: int = 0) -> Tensor:
@@ -92,12 +87,6 @@ def shapes(count: int, *, seed: int = 0) -> Tensor:
 @cache
 def _glyphs() -> Tensor:
     """All letters in all fonts at twice their size, each in the middle of 56 x 56 pixels, in 0..255."""
-    from pathlib import Path
-
-    import matplotlib
-    import numpy as np
-    from matplotlib.ft2font import FT2Font
-
     side, largest = 2 * SIDE, 40
     made = []
     for name in FONTS:

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
 from bayesrnn.lab.explore.risk import risk_curve
 from bayesrnn.lab.tasks.base import evaluating, is_random
@@ -69,8 +70,6 @@ class DigitsPanel(Panel):
 
     def _each(self, image: Tensor, draws: int) -> Tensor:
         """(draws, 10), of the same draws."""
-        import bayesrnn as br
-
         with evaluating(self.model), torch.no_grad():
             x = pixels(image, self.run.recipe.data.scale)
             return br.predict(self.model, x, samples=draws, seed=1, batch_dim=0).samples[:, 0]

@@ -5,26 +5,27 @@ The last ``data.valid`` training images are the validation set, which chooses th
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bayesrnn as br
+from bayesrnn.elbo import Terms
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.digits import images as data_
 from bayesrnn.lab.tasks.digits import measures
 from bayesrnn.lab.tasks.digits.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.digits.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, Signature
-
-if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
-    from bayesrnn.lab.runs.opening import OpenedRun
+from bayesrnn.nn import Dropout
+from bayesrnn.posteriors import DropConnect
 
 _CONVOLUTIONS = (20, 50)  # LeNet's channels
 _KERNEL = 5
@@ -83,8 +84,6 @@ class MLP(nn.Module):
 
 
 def _noise(p: float, kind: str) -> nn.Module:
-    from bayesrnn.nn import Dropout
-
     return Dropout(p, noise=kind) if p else nn.Identity()
 
 
@@ -138,13 +137,9 @@ class Digits(Task):
             return made
         if recipe.posterior.kind != "none":
             raise UserError("model.weight_dropout is a posterior of its own; set posterior.kind=none with it.")
-        from bayesrnn.posteriors import DropConnect
-
         return DropConnect(plain, m.weight_dropout, noise=m.noise, exclude="out.weight")
 
     def attach(self, model: nn.Module) -> None:
-        import bayesrnn as br
-
         super().attach(model)
         targets, weight = self.steps * self.batch_size, self.recipe.model.kl_weight
         self.elbo = recipe_elbo(model, br.Categorical(), self.recipe.posterior, num_data=targets, kl_weight=weight)
@@ -152,7 +147,7 @@ class Digits(Task):
     def batch(self, position: Tensor) -> tuple[Tensor, ...]:
         return (*self.minibatches(position), position)
 
-    def objective(self, batch: tuple[Tensor, ...], state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: tuple[Tensor, ...], state: State) -> tuple[Tensor, Terms, State]:
         images, labels, position = batch
         x = measures.pixels(images, self.recipe.data.scale)
         geometric = self.recipe.data.kl_weighting == "geometric"
@@ -167,12 +162,12 @@ class Digits(Task):
         return found
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         images = torch.zeros(ROWS, 1, data_.SIDE, data_.SIDE, device=next(run.model.parameters()).device)
         return Signature(run.model, (images,), ("images",), ("logits",), (("batch", 1, data_.SIDE, data_.SIDE),))
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
-        """Errors, calibration, detection of images that are not digits, a digit that turns, pruning.
+        """Errors, calibration, detection of images that are not digits, pruning.
 
         Keys that end in ``_mc`` are for the average over draws, the others for the posterior mean (dropout: the usual
         scaling of the weights).
@@ -191,13 +186,6 @@ class Digits(Task):
             others = {kind: self._beliefs(made, count, seed) for kind, made in unfamiliar.items()}
             found[f"unfamiliar{suffix}"] = measures.detection(on_split, others)
             found[f"test_entropy{suffix}"] = float(on_split.entropy.mean())
-        ones = (self.test[1] == 1).nonzero()
-        if len(ones):
-            say("a digit 1 that turns")
-            image, passes_ = self.test[0][ones[0, 0]], measures.ANGLE_DRAWS if len(ways) > 1 else 0
-            found["turning"] = measures.turning(
-                self._drawn(), image, scale=self.recipe.data.scale, samples=passes_, seed=seed
-            )
         if self.recipe.posterior.kind != "none":
             say("pruning")
             found["pruning"] = measures.pruning(self._drawn(), self._splits(), scale=self.recipe.data.scale)

@@ -1,30 +1,26 @@
 """What a report computes from the weights of a language model: words with their uncertainty, and entropy gaps."""
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab.tasks.base import is_random
+from bayesrnn.lab.runs.opening import OpenedRun
+from bayesrnn.lab.tasks.base import Say, is_random
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.words import ScoredWord, scored_words
 from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bayesrnn.lab.runs.opening import OpenedRun
-    from bayesrnn.lab.tasks.base import Say
 
 SENTENCES = 5
 DRAWS = (0, 1, 2, 5, 10)
 WORDS = 1500  # of the test text, for entropy gaps
 
 
-def analyse(run: "OpenedRun", known: "Mapping[str, Any]", say: "Say") -> dict[str, Any]:
+def analyse(run: OpenedRun, known: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Sentences of the test text, word by word; entropy gaps if the record has none."""
     try:
         task: Any = run.task(None, torch.device("cpu"), advice="make the report where it is")
@@ -37,7 +33,7 @@ def analyse(run: "OpenedRun", known: "Mapping[str, Any]", say: "Say") -> dict[st
     return found
 
 
-def _sentences(run: "OpenedRun", stream: Tensor) -> list[list[ScoredWord]]:
+def _sentences(run: OpenedRun, stream: Tensor) -> list[list[ScoredWord]]:
     """Sentences of 6 to 24 words, evenly spread over the first part of the test text, each in its context."""
     ids = stream[: WORDS + 1]
     tokens = vocabulary_of(run.files).decode(ids[1:, 0])
@@ -50,7 +46,7 @@ def _sentences(run: "OpenedRun", stream: Tensor) -> list[list[ScoredWord]]:
     return [words[a:b] for a, b in spans[::step][:SENTENCES]]
 
 
-def _gaps(run: "OpenedRun", stream: Tensor, say: "Say") -> list[tuple[int, float]]:
+def _gaps(run: OpenedRun, stream: Tensor, say: Say) -> list[tuple[int, float]]:
     """Entropy on the reversed text less that on the text, for several numbers of draws; 0 is the posterior mean."""
     text, reset = stream[: WORDS + 1], reset_of(run.recipe)
     found = []

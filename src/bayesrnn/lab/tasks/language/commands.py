@@ -1,5 +1,6 @@
 """Commands for language models: options, then one call."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,6 @@ def predict(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 1,
     device: _Device = None,
-    colour: Annotated[bool, typer.Option("--colour", help="Coloured words instead of JSON lines.")] = False,
 ) -> None:
     """Score a text: per word its surprisal, and entropy and mutual information of the prediction, all in nats."""
     from bayesrnn.lab.engine.launch import device_of
@@ -41,8 +41,8 @@ def predict(
     if not (random := is_random(trained.recipe)) and samples:
         raise UserError(NO_DRAWS.format("--samples"))
     draws = samples if samples is not None else 10 * random
-    lines = words.scored(trained, words.tokens(file), samples=draws, seed=seed)
-    (words.print_coloured if colour else words.print_json)(lines)
+    for line in words.scored(trained, words.tokens(file), samples=draws, seed=seed):
+        typer.echo(json.dumps(line))
 
 
 @one_line
@@ -53,10 +53,6 @@ def prune(
     device: _Device = None,
     retrain: Annotated[
         int | None, _retraining(min=1, help="Epochs to train on; weights are removed in steps in their first half.")
-    ] = None,
-    retrain_at: Annotated[
-        str | None,
-        _retraining(help="More shares to remove and train again, with commas, for the curve; 0 is the whole model."),
     ] = None,
     retrain_lr: Annotated[
         float | None,
@@ -79,8 +75,8 @@ def prune(
     from bayesrnn.lab.tasks.language import pruning
 
     check_task(run, "language")
-    asked = pruning.PruneOptions(fraction, data, retrain, retrain_at, retrain_lr, force)
-    pruning.prune(run, asked, device_of(device), plain_console())
+    options = pruning.PruneOptions(fraction, data, retrain, retrain_lr, force)
+    pruning.prune(run, options, device_of(device), plain_console())
 
 
 @one_line

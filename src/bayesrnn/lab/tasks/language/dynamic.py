@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from bayesrnn import dynamic
 from bayesrnn.errors import UserError
 from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
@@ -51,7 +49,6 @@ class DynamicEvaluation:
         if self.rule == "rms":
             self.say("mean squared gradients on train")
             train, options = self.streams.train, {"window": self.window, "carry_state": self.carry_state, "graph": True}
-            assert isinstance(train, Tensor)
             self.scale = dynamic.mean_squared_gradients(self.run.model, train[:-1], train[1:], **options)
 
     def limit(self, split: str) -> float:

@@ -35,7 +35,7 @@ def evaluate(
     training.
     """
     recipe = run.recipe
-    options.check(recipe, in_memory=isinstance(streams.train, Tensor))
+    options.check(recipe, in_memory=not streams.on_disk)
     rates, decays = options.rates(recipe), options.decays()
     metrics = _sound(_mean(run, streams, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:

@@ -1,7 +1,7 @@
 """Scores of a text by a trained language model, with the posterior mean or with draws held over the whole text."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,14 @@ def pieces(stream: Tensor, length: int, reset: int | None) -> Iterator[tuple[Ten
 
 @torch.no_grad()
 def log_probabilities(
-    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, first: int = 0, reset: int | None = None,
-    models: Sequence[nn.Module] = (),
-) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
+    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, first: int = 0, reset: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Window after window of one stream: targets (T,) and log-probabilities (draws, T, V).
 
     Each draw is held over the whole stream and carries its own state; with ``reset`` that starts from zero every so
     many words. ``samples=0`` is the posterior mean, as one draw. Draws of unit noise are rows of one batch; draws of
     weights run at once where that is faster, and take turns elsewhere. ``first``: how many draws of this seed were
-    taken before. ``models``: plain modules with the weights of the draws, if they have been made before.
+    taken before.
     """
     model.eval()
     count = max(samples, 1)
@@ -66,7 +65,7 @@ def log_probabilities(
                 logits, state = model(x.expand(-1, count), None if fresh else state)
                 yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
         return
-    if samples > 1 and not models and HeldDraws.serve(model):
+    if samples > 1 and HeldDraws.serve(model):
         weights = HeldDraws(model, [draws.Draw(draws.mix(seed, first + k)) for k in range(samples)])
         state = None
         for x, y, fresh in pieces(stream, length, reset):
@@ -74,15 +73,12 @@ def log_probabilities(
             yield y[:, 0], logits[:, :, 0].log_softmax(-1)
         return
     held: list[draws.Draw | None] = [draws.Draw(draws.mix(seed, first + k)) for k in range(samples)] or [None]
-    if models:
-        held = [None] * count
     states: list[Any] = [None] * count
     for x, y, fresh in pieces(stream, length, reset):
         outputs = []
         for k, one in enumerate(held):
-            own = models[k] if models else model
-            with draws.using(own, one):
-                logits, states[k] = own(x, None if fresh else states[k])
+            with draws.using(model, one):
+                logits, states[k] = model(x, None if fresh else states[k])
             outputs.append(logits[:, 0].log_softmax(-1))
         yield y[:, 0], torch.stack(outputs)
 
@@ -217,52 +213,35 @@ def entropy_of_logs(logs: Tensor) -> Tensor:
 def best_temperature(model: nn.Module, stream: Tensor, *, reset: int | None = None) -> float:
     """The T at which softmax(logits / T) of the posterior mean has the lowest -log p of a text (arXiv 1706.04599).
 
-    -log p is convex in 1/T, so its slope never falls. One pass finds the zero of that to a factor of 1.8, another to
-    one of 1.07; between those two it is taken from the cubic with their slopes and curvatures. Without a zero T is an
-    end of ``TEMPERATURES``.
+    -log p is convex in 1/T, so its slope never falls. Three passes find the zero of the slope to factors of 1.8, 1.07
+    and 1.01; between those two T is interpolated. Without a zero T is an end of ``TEMPERATURES``.
     """
-    low, high = (-math.log(T) for T in reversed(TEMPERATURES))
-    for _ in range(2):
-        width = (high - low) / (_NODES - 1)
-        nodes = [low + k * width for k in range(_NODES)]  # logarithms of 1/T
-        slopes, curvatures = _slopes(model, stream, [math.exp(node) for node in nodes], reset)
+    low, high = (1 / T for T in reversed(TEMPERATURES))
+    for _ in range(3):
+        inverse = torch.logspace(math.log10(low), math.log10(high), _NODES, dtype=torch.float64).tolist()
+        slopes = _slopes(model, stream, inverse, reset)
         if slopes[0] >= 0 or slopes[-1] <= 0:
-            return math.exp(-nodes[0] if slopes[0] >= 0 else -nodes[-1])
-        left = next(k for k in range(_NODES) if slopes[k] > 0) - 1
-        low, high = nodes[left : left + 2]
-    rises = [width * math.exp(nodes[k]) * curvatures[k] for k in (left, left + 1)]
-    return math.exp(-low - width * _zero(slopes[left : left + 2], rises))
+            return 1 / inverse[0 if slopes[0] >= 0 else -1]
+        right = next(k for k in range(_NODES) if slopes[k] > 0)
+        low, high = inverse[right - 1], inverse[right]
+    share = slopes[right - 1] / (slopes[right - 1] - slopes[right])
+    return 1 / (low + share * (high - low))
 
 
 @torch.no_grad()
-def _slopes(model: nn.Module, stream: Tensor, inverse: list[float], reset: int | None) -> list[list[float]]:
-    """First and second derivative of a text's -log p by the inverse temperature, at each of these.
+def _slopes(model: nn.Module, stream: Tensor, inverse: list[float], reset: int | None) -> list[float]:
+    """The derivative of a text's -log p by the inverse temperature, at each of these.
 
-    With l the log-probabilities at temperature 1: E[l] - l(target) and Var[l], summed over words.
+    With l the log-probabilities at temperature 1 it is E[l] - l(target), summed over words.
     """
-    sums = torch.zeros(2, len(inverse), dtype=torch.float64, device=stream.device)
+    sums = torch.zeros(len(inverse), dtype=torch.float64, device=stream.device)
     for y, logs in log_probabilities(model, stream, reset=reset):
         part = logs[0].clamp_min_(_LOWEST)
         target = part.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         for k, beta in enumerate(inverse):
-            weighted = (beta * part).softmax(-1)
-            mean = weighted.mul_(part).sum(-1)
-            variance = weighted.mul_(part).sum(-1) - mean.square()
-            sums[0, k] += (mean - target).double().sum()
-            sums[1, k] += variance.double().sum()
-    found: list[list[float]] = sums.tolist()
-    return found
-
-
-def _zero(values: list[float], slopes: list[float]) -> float:
-    """Where in [0, 1] the cubic with these values and slopes at 0 and 1 rises through zero, by bisection."""
-    left, right = 0.0, 1.0
-    for _ in range(50):
-        t = (left + right) / 2
-        from_left = (1 - t) ** 2 * ((1 + 2 * t) * values[0] + t * slopes[0])
-        from_right = t**2 * ((3 - 2 * t) * values[1] + (t - 1) * slopes[1])
-        left, right = (left, t) if from_left + from_right > 0 else (t, right)
-    return left
+            mean = (beta * part).softmax(-1).mul_(part).sum(-1)
+            sums[k] += (mean - target).double().sum()
+    return sums.tolist()
 
 
 def sharpened_perplexity(model: Any, stream: Tensor, *, window: int, carry_state: bool = True) -> float:

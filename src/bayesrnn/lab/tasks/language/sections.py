@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from bayesrnn.lab.report import html, plots
 from bayesrnn.lab.report.analysis import Analysis
@@ -10,9 +11,6 @@ from bayesrnn.lab.report.parts import Page
 from bayesrnn.lab.runs.collection import SeedGroup
 from bayesrnn.lab.tasks.language.analysis import WORDS
 from bayesrnn.lab.tasks.language.words import ScoredWord
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 SURPRISAL_LEVELS = (2.0, 4.0, 6.0, 9.0)
 INFORMATION_LEVELS = (0.02, 0.1, 0.3, 0.8)
@@ -89,7 +87,7 @@ def words(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analys
     )
 
 
-def _shaded(word: ScoredWord) -> "Markup":
+def _shaded(word: ScoredWord) -> Markup:
     return html.word(
         word.text,
         shade=html.level(word.surprisal, SURPRISAL_LEVELS),

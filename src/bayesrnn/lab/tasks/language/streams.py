@@ -11,7 +11,7 @@ from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.tasks.language.text import Corpus
-from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder
+from bayesrnn.lab.tasks.language.token_files import TokenFolder
 from bayesrnn.lab.text import Vocabulary, batchify, windows
 
 # Streams side by side for the validation after each epoch; final metrics are taken on one stream.
@@ -23,15 +23,16 @@ _LOGITS = 1 << 25  # numbers in one evaluation window's logits
 class Streams:
     """A corpus as ids: training text in ``batch_size`` streams (L, B), the other splits as one, (N, 1).
 
-    The training text of token files stays on disk.
+    The training text of token files stays on disk (``on_disk``), in the type of the files.
     """
 
     vocabulary: Vocabulary
-    train: Tensor | DiskStreams
+    train: Tensor
     valid: Tensor
     test: Tensor
     unknown: dict[str, int]
     window: int
+    on_disk: bool = False
 
     @property
     def windows(self) -> int:
@@ -49,13 +50,13 @@ class Streams:
         return batchify(self.valid[:, 0], max(1, min(EPOCH_STREAMS, len(self.valid) // (self.window + 1))))
 
     def to(self, device: torch.device) -> "Streams":
-        train = self.train.to(device) if isinstance(self.train, Tensor) else self.train
+        train = self.train if self.on_disk else self.train.to(device)
         return replace(self, train=train, valid=self.valid.to(device), test=self.test.to(device))
 
     def part(self, rows: slice) -> "Streams":
         """Some of the streams of the training text."""
-        train = self.train[:, rows].contiguous() if isinstance(self.train, Tensor) else self.train.part(rows)
-        return replace(self, train=train)
+        train = self.train[:, rows]
+        return replace(self, train=train if self.on_disk else train.contiguous())
 
 
 def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Streams:
@@ -71,16 +72,18 @@ def streams(corpus: Corpus, recipe: Recipe, vocabulary: Vocabulary | None = None
 
 def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
     """Token files as a recipe cuts them; validation and test text are read into memory."""
-    asked, made = recipe.data.min_count, folder.about.get("min_count")
-    if asked not in (1, made):
+    asked, there = recipe.data.min_count, folder.about.min_count
+    if asked not in (1, there):
         raise UserError(
-            f"data.min_count is {asked}, but the token files in {folder.path} were made with {made}; "
+            f"data.min_count is {asked}, but the token files in {folder.path} were made with {there}; "
             f"make them again with --min-count {asked}."
         )
-    size = len(folder.vocabulary)
-    train = DiskStreams(folder.file("train"), recipe.data.batch_size, vocabulary=size, where=folder.path)
+    words, rows = folder.mapped("train"), recipe.data.batch_size
+    length = len(words) // rows
+    train = words[: length * rows].view(rows, length).t()  # as `batchify` does it, without a copy
     valid, test = (folder.read(split).unsqueeze(1) for split in ("valid", "test"))
-    return _long_enough(Streams(folder.vocabulary, train, valid, test, folder.unknown, recipe.data.window), recipe)
+    made = Streams(folder.vocabulary, train, valid, test, folder.unknown, recipe.data.window, on_disk=True)
+    return _long_enough(made, recipe)
 
 
 def _long_enough(streams: Streams, recipe: Recipe) -> Streams:

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
 from bayesrnn.dynamic import exp_or_inf
+from bayesrnn.elbo import ELBO, Terms
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
@@ -21,13 +24,9 @@ from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
-from bayesrnn.lab.tasks.language.token_files import DiskStreams, TokenFolder, sampled
+from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
-
-if TYPE_CHECKING:
-    from bayesrnn.elbo import ELBO, Terms
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
@@ -37,14 +36,12 @@ def build(recipe: Recipe, vocabulary: int) -> nn.Module:
     return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude=ordinary)
 
 
-def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> "ELBO":
+def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> ELBO:
     """The published loss of a window: -log p summed over T steps and averaged over B rows, plus KL / (B C).
 
     That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch. With ``data.loss:
     word`` it is the loss per word.
     """
-    import bayesrnn as br
-
     window = recipe.data.window
     words = recipe.data.batch_size * windows * window
     units = window if recipe.data.loss == "window" else 1
@@ -133,11 +130,8 @@ class Language(Task):
     def content(self) -> Iterator[bytes]:
         """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
         yield from self.files().values()
-        train = self.streams.train
-        words = train.tokens[: train.length * train.batch_size] if isinstance(train, DiskStreams) else train.t()
-        for split in (words, self.streams.valid, self.streams.test):
-            ids = split.reshape(-1)
-            yield from sampled(ids.cpu().numpy() if isinstance(ids, Tensor) else ids)
+        for split in (self.streams.train.t(), self.streams.valid, self.streams.test):
+            yield from sampled(split.reshape(-1).cpu().numpy())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"offset": self.offset} if self.recipe.data.shift else {}
@@ -150,18 +144,19 @@ class Language(Task):
         return tuple(z.clone() for z in self._zeros) if self.recipe.data.carry_state else ()
 
     def fetch(self, step: int) -> None:
-        train, window = self.streams.train, self.streams.window
-        if isinstance(train, DiskStreams):
-            read = train.window(step * window + int(self.offset), window + 1)
+        if self.streams.on_disk:
+            start = step * self.streams.window + int(self.offset)
+            words = self.streams.train[start : start + self.streams.window + 1]
+            read = as_ids(words, len(self.streams.vocabulary))
             # From pinned memory the copy waits its turn behind the steps that are under way, and nobody waits for it.
             self._read.copy_(read.pin_memory() if self.device.type == "cuda" else read, non_blocking=True)
 
     def batch(self, position: Tensor) -> Tensor:
-        if isinstance(self.streams.train, DiskStreams):
+        if self.streams.on_disk:
             return self._read
         return self.streams.train.index_select(0, position * self.recipe.data.window + self.offset + self._rows)
 
-    def objective(self, batch: Tensor, state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: Tensor, state: State) -> tuple[Tensor, Terms, State]:
         before, data = state or self._zeros, self.recipe.data
         with activity(self.model, self.recipe.model) as penalties:
             terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], before), batch[1:])
@@ -205,11 +200,11 @@ class Language(Task):
         return bounds_of(found) if sharpened else found
 
     @staticmethod
-    def analyse(run: "OpenedRun", known: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    def analyse(run: OpenedRun, known: Mapping[str, Any], say: Say) -> dict[str, Any]:
         return analyse(run, known, say)
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         m, device = run.recipe.model, next(run.model.parameters()).device
         tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=device)
         state = zero_state(m, ROWS, device)

@@ -1,22 +1,22 @@
 """Texts that do not fit into memory: their words as numbers in files, read window by window.
 
 tokenize("news/", "news-tokens/", min_count=5)     # two passes over each file, in constant memory
-tokens = TokenFolder("news-tokens/")
-streams = DiskStreams(tokens.file("train"), batch_size=20)
-streams.window(0, 36)                               # (36, 20), as `batchify` of the whole text would have it
+TokenFolder("news-tokens/").mapped("train")         # (N,), on disk until it is read
 """
 
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from bayesrnn.errors import UserError
@@ -104,28 +104,46 @@ def _written(target: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+class _Counts(BaseModel, strict=True):
+    """Numbers of words by split."""
+
+    train: int = Field(ge=0)
+    valid: int = Field(ge=0)
+    test: int = Field(ge=0)
+
+
+class _About(BaseModel, strict=True):
+    """What tokens.json must say; any other type would be read as what it is not."""
+
+    format: Literal[1]
+    type: Literal["<u2", "<u4"]
+    tokens: _Counts
+    unknown: _Counts
+    min_count: int = Field(1, ge=0)
+
+
 class TokenFolder:
     """The files that :func:`tokenize` writes. Opening them reads the vocabulary, and no token."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self.about: dict[str, Any] = read_json(self.path / ABOUT, most=MB)
+            about = read_json(self.path / ABOUT, most=MB)
+            number = about.get("format") if isinstance(about, dict) else None
+            if isinstance(number, int) and number > _FORMAT:
+                raise UserError(f"it was written by a newer bayesrnn, in format {shown(number)}; update bayesrnn")
+            self.about = _About.model_validate(about)
             content = read_bytes(self.path / VOCABULARY, most=1024 * MB)
             self.vocabulary = Vocabulary.from_bytes(content, name=VOCABULARY)
-            number, kind = self.about["format"], self.about["type"]
-            self.unknown: dict[str, int] = {split: _count(self.about["unknown"][split]) for split in _SPLITS}
-            sizes = {split: _count(self.about["tokens"][split]) for split in _SPLITS}
-            _count(self.about.get("min_count", 1))
-        except (UserError, ValueError, KeyError, TypeError) as error:
-            reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        except (UserError, ValidationError) as error:
+            reason = str(error).rstrip(".")
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = f"{ABOUT}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise UserError(f"{self.path} holds no whole token files ({reason}); make them again.") from None
-        if isinstance(number, int) and number > _FORMAT:
-            raise UserError(f"{self.path} was written by a newer bayesrnn (format {shown(number)}); update bayesrnn.")
-        if number != _FORMAT or kind not in _TYPES:  # any other type would be read as what it is not
-            raise UserError(f"{self.path} holds no token files of this program; make them again with --force.")
-        self._type = np.dtype(kind)
-        for split, size in sizes.items():
+        self.unknown = self.about.unknown.model_dump()
+        self._type = np.dtype(self.about.type)
+        for split, size in self.about.tokens.model_dump().items():
             file = self.path / f"{split}.tokens"
             if not file.is_file() or file.stat().st_size != size * self._type.itemsize:
                 raise UserError(f"{file} is not whole; make the token files again with --force.")
@@ -134,30 +152,27 @@ class TokenFolder:
     def is_at(path: str | Path) -> bool:
         return (Path(path) / ABOUT).is_file()
 
-    def file(self, split: str) -> Words:
-        """The tokens of a split, mapped into memory: what is read is on disk until then."""
+    def mapped(self, split: str) -> Tensor:
+        """The tokens of a split, shape (N,), mapped into memory: what is read is on disk until then."""
         file = self.path / f"{split}.tokens"
         if not file.stat().st_size:
-            return np.empty(0, self._type)  # an empty file cannot be mapped
-        found: Words = np.memmap(file, self._type, mode="r")
-        return found
+            return torch.empty(0, dtype=torch.long)  # an empty file cannot be mapped
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it written to
+            return torch.from_numpy(np.memmap(file, self._type, mode="r"))
 
     def read(self, split: str) -> Tensor:
         """All tokens of a split, in memory: shape (N,), int64."""
-        return as_ids(self.file(split), len(self.vocabulary), self.path)
+        return as_ids(self.mapped(split), len(self.vocabulary))
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{shown(value)} is no number of words")
-    return value
-
-
-def as_ids(tokens: Words, vocabulary: int, where: Path) -> Tensor:
+def as_ids(tokens: Tensor, vocabulary: int) -> Tensor:
     """As int64; a number outside the vocabulary is refused."""
-    ids = torch.from_numpy(tokens.astype(np.int64))
-    if len(ids) and int(ids.max()) >= vocabulary:
-        raise UserError(f"A token file in {where} is damaged: it has a number outside the vocabulary; make it again.")
+    ids = tokens.long()
+    if ids.numel() and int(ids.max()) >= vocabulary:
+        raise UserError(
+            "A token file is damaged: it has a number outside the vocabulary; make it again with bayesrnn tokenize."
+        )
     return ids
 
 
@@ -171,31 +186,3 @@ def sampled(tokens: Words) -> Iterator[bytes]:
         starts = [i * (count - _BLOCK) // (_BLOCKS - 1) for i in range(_BLOCKS)]
     for start in starts:
         yield tokens[start : start + _BLOCK].astype("<u4").tobytes()
-
-
-class DiskStreams:
-    """A text on disk, cut into ``batch_size`` streams side by side as ``batchify`` does it; (L, B) in total.
-
-    ``rows`` are the streams to read, if other processes read the others; ``vocabulary`` and ``where`` check the ids.
-    """
-
-    def __init__(
-        self, tokens: Words, batch_size: int, *, vocabulary: int, where: Path, rows: slice = slice(None)
-    ) -> None:
-        self.tokens, self.batch_size, self.vocabulary, self.where = tokens, batch_size, vocabulary, where
-        self.length = len(tokens) // batch_size
-        self.rows = range(batch_size)[rows]
-        self.shape = (self.length, len(self.rows))
-
-    def __len__(self) -> int:
-        return self.length
-
-    def part(self, rows: slice) -> "DiskStreams":
-        """Some of the streams."""
-        return DiskStreams(self.tokens, self.batch_size, vocabulary=self.vocabulary, where=self.where, rows=rows)
-
-    def window(self, start: int, length: int) -> Tensor:
-        """Steps ``start`` to ``start + length`` of every stream, (length, B), int64."""
-        starts = [row * self.length + start for row in self.rows]
-        read = np.stack([self.tokens[at : at + length] for at in starts], axis=1)
-        return as_ids(read, self.vocabulary, self.where)

@@ -1,24 +1,21 @@
 """Single words of a text: how surprising each was, and how sure the model was of its prediction."""
 
 import io
-import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.language.scoring import entropy_of_logs, log_probabilities
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens
 from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
-
-if TYPE_CHECKING:
-    from bayesrnn.lab.runs.opening import OpenedRun
 
 _PART = 1 << 20
 
@@ -34,18 +31,17 @@ class ScoredWord:
 
 
 def scored_words(
-    model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None,
-    models: Sequence[nn.Module] = (),
-) -> Iterator[ScoredWord]:  # fmt: skip
+    model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None
+) -> Iterator[ScoredWord]:
     """Score the words that follow the first one of a stream (N + 1, 1); ``words`` are these N words as text.
 
     Probabilities are averaged over ``samples`` draws (0: the posterior mean). The mutual information of a word and the
     weights is the entropy of that average less the average entropy of the draws. The state starts from zero every
-    ``reset`` words; None: never. ``models``: see :func:`log_probabilities`.
+    ``reset`` words; None: never.
     """
     texts = iter(words)
     with noise_of_draws(model):
-        for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset, models=models):
+        for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset):
             mean = logs.logsumexp(0) - math.log(len(logs))
             surprisal = -mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
             entropy = entropy_of_logs(mean)
@@ -79,18 +75,15 @@ def _stdin() -> bytes:
     return bytes(data)
 
 
-def scored(
-    run: "OpenedRun", words: list[str], *, samples: int, seed: int, models: Sequence[nn.Module] = ()
-) -> Iterator[dict[str, Any]]:
+def scored(run: OpenedRun, words: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:
     """One line per word; the first is predicted from the end of a sentence.
 
-    With ``data.carry_state: false`` the state starts from zero in every window, as in training. ``models``: plain
-    modules with the weights of the draws, if they have been made before.
+    With ``data.carry_state: false`` the state starts from zero in every window, as in training.
     """
     vocabulary = vocabulary_of(run.files)
     stream = vocabulary.encode([EOS, *words]).unsqueeze(1).to(next(run.model.parameters()).device)
     reset = reset_of(run.recipe)
-    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset, models=models):
+    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset):
         yield {
             "word": word.text,
             "known": word.text in vocabulary,
@@ -98,25 +91,3 @@ def scored(
             "entropy": word.entropy,
             "mutual_information": word.mutual_information,
         }
-
-
-def print_json(lines: Iterable[dict[str, Any]]) -> None:
-    """One JSON object per word."""
-    import typer
-
-    for line in lines:
-        typer.echo(json.dumps(line))
-
-
-def print_coloured(lines: Iterable[dict[str, Any]]) -> None:
-    """The text with surprising words in red."""
-    from rich.console import Console
-    from rich.text import Text
-
-    text = Text()
-    for line in lines:
-        share = min(line["surprisal"] / 10, 1.0)
-        red, green = round(90 + 165 * share), round(220 - 150 * share)
-        text.append(line["word"], style=f"rgb({red},{green},90)")
-        text.append("\n" if line["word"] == EOS else " ")
-    Console().print(text)

@@ -5,16 +5,16 @@ target is the mixture of the S Gaussians N(draw, sigma^2). A model without rando
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import bayesrnn as br
+from bayesrnn.prediction.result import Summary
+
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-BINS = 10
-CURVE = 20
-FEWEST = 30  # targets that a noise of their own is fitted on
+SHARES = 20
 
 
 def rmse(predicted: Tensor, targets: Tensor) -> float:
@@ -61,9 +61,6 @@ def fit_noise(draws: Tensor, targets: Tensor) -> float:
 
 def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor]:
     """(low, high), each (N,): equal tails of the mixture."""
-    import bayesrnn as br
-    from bayesrnn.prediction.result import Summary
-
     summary = Summary(br.Gaussian(sigma, learn=False), keep_samples=True)
     summary.add(draws.double())
     low, high = summary.prediction().interval(level)
@@ -72,8 +69,6 @@ def intervals(draws: Tensor, sigma: float, level: float) -> tuple[Tensor, Tensor
 
 def interval_metrics(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[str, float]]:
     """For every level of ``LEVELS``: the share of targets inside their interval, and its mean width."""
-    import bayesrnn as br
-
     found = []
     for level in LEVELS:
         low, high = intervals(draws, sigma, level)
@@ -82,79 +77,15 @@ def interval_metrics(draws: Tensor, targets: Tensor, sigma: float) -> list[dict[
     return found
 
 
-def groups_of(sizes: Tensor, limits: Sequence[int]) -> list[Tensor]:
-    """For each limit, which targets (N,) have a size up to it and above the one before; the last one is open."""
-    place = torch.bucketize(sizes, torch.tensor(list(limits[:-1]), device=sizes.device))
-    return [place == i for i in range(len(limits))]
-
-
-def noise_of_groups(draws: Tensor, targets: Tensor, groups: Sequence[Tensor]) -> list[float]:
-    """The fitted noise of each group; a group of fewer than ``FEWEST`` targets has that of all targets."""
-    whole = fit_noise(draws, targets)
-    return [fit_noise(draws[:, g], targets[g]) if int(g.sum()) >= FEWEST else whole for g in groups]
-
-
-def group_metrics(draws: Tensor, targets: Tensor, groups: Sequence[Tensor], sigma: float) -> list[dict[str, Any]]:
-    """For each group of targets: count, RMSE, spread of draws, standard deviations, coverage of 90% intervals.
-
-    An empty group has a ``count`` of 0 and None elsewhere.
-    """
-    import bayesrnn as br
-
-    found: list[dict[str, Any]] = []
-    for group in groups:
-        own, truth = draws.double()[:, group], targets.double()[group]
-        if not len(truth):
-            found.append({"count": 0, **dict.fromkeys(("rmse", "spread", "predictions_sd", "targets_sd", "coverage"))})
-            continue
-        low, high = intervals(own, sigma, 0.9)
-        found.append(
-            {
-                "count": len(truth),
-                "rmse": rmse(own.mean(0), truth),
-                "spread": float(own.var(0, correction=0).mean().sqrt()),
-                "predictions_sd": float(own.mean(0).std(correction=0)),
-                "targets_sd": float(truth.std(correction=0)),
-                "coverage": br.uncertainty.interval_coverage(low, high, truth),
-            }
-        )
-    return found
-
-
-def uncertainty_metrics(draws: Tensor, targets: Tensor, noise: Tensor | None = None) -> dict[str, Any] | None:
-    """Error against uncertainty, the spread of the draws; None if all predictions are equally uncertain.
-
-    With ``noise``, a standard deviation of each target (N,), the uncertainty is the root of spread^2 + noise^2.
+def selective_risk(draws: Tensor, targets: Tensor) -> dict[str, Any] | None:
+    """Error against uncertainty, the standard deviation of the draws; None if all predictions are equally uncertain.
 
     Returns:
-        ``risk``: RMSE of the most certain predictions, for ``CURVE`` shares of them (``coverage``); ``bins``: root mean
-        squares of spread and error in ``BINS`` groups of rising spread; ``rank_correlation``: Spearman's, of both.
+        ``risk``: RMSE of the most certain predictions, for ``SHARES`` shares of them (``coverage``).
     """
-    import bayesrnn as br
-
     spread = draws.double().std(0, correction=0)
-    if noise is not None:
-        spread = torch.hypot(spread, noise.to(spread))
     if float(spread.max()) == float(spread.min()):
         return None
-    squared = (draws.double().mean(0) - targets.double()).square()
-    curve = br.uncertainty.risk_coverage(spread, squared)
-    coverage = [(i + 1) / CURVE for i in range(CURVE)]
-    order = spread.argsort(stable=True)
-    groups = [group for group in order.tensor_split(BINS) if len(group)]
-    return {
-        "risk": {"coverage": coverage, "rmse": [math.sqrt(curve.risk_at(c)) for c in coverage]},
-        "bins": {
-            "spread": [float(spread[g].square().mean().sqrt()) for g in groups],
-            "rmse": [float(squared[g].mean().sqrt()) for g in groups],
-        },
-        "rank_correlation": _rank_correlation(spread, squared),
-    }
-
-
-def _rank_correlation(a: Tensor, b: Tensor) -> float | None:
-    import pandas as pd
-
-    both = pd.DataFrame({"a": a.cpu().numpy(), "b": b.cpu().numpy()})
-    value = float(both.corr("spearman").to_numpy()[0, 1])
-    return value if math.isfinite(value) else None
+    curve = br.uncertainty.risk_coverage(spread, (draws.double().mean(0) - targets.double()).square())
+    coverage = [(i + 1) / SHARES for i in range(SHARES)]
+    return {"risk": {"coverage": coverage, "rmse": [math.sqrt(curve.risk_at(c)) for c in coverage]}}

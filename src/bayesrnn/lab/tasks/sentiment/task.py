@@ -4,15 +4,19 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import bayesrnn as br
+from bayesrnn.elbo import Terms
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.modules import sequence_dropout, word_layers
 from bayesrnn.lab.reading import counted
+from bayesrnn.lab.recipes import Recipe
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, is_random, posterior, recipe_elbo
 from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
@@ -20,14 +24,8 @@ from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import noise_of_draws
 
-if TYPE_CHECKING:
-    from bayesrnn.elbo import Terms
-    from bayesrnn.lab.recipes import Recipe
-    from bayesrnn.lab.runs.opening import OpenedRun
-
 WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
-_LENGTHS = (0.125, 0.25, 0.5, 0.99, 1.0)  # of a whole piece: groups of pieces by their words
 _TOKENS = {"cuda": 1 << 20, "cpu": 1 << 13}  # in one pass of a measurement
 _BYTES = {"cuda": None, "cpu": 1 << 26}  # of draws in one pass: a CPU spends as long again on new pages for larger ones
 
@@ -95,7 +93,7 @@ class Sentiment(Task):
         "bayesrnn.lab.report.weights:patterns",
     )
 
-    def __init__(self, recipe: "Recipe", data: str | None, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
         super().__init__(recipe, data, device)
         if data is None:
             raise UserError(f"This recipe needs reviews; name the folder with {reviews.ARCHIVE} with --data.")
@@ -126,13 +124,11 @@ class Sentiment(Task):
         return math.log(self.recipe.model.noise) + 0.5 * math.log(2 * math.pi)
 
     @staticmethod
-    def build(recipe: "Recipe", files: Files) -> nn.Module:
+    def build(recipe: Recipe, files: Files) -> nn.Module:
         plain = RatingModel(len(json.loads(files[WORDS])["words"]), recipe.model, recipe.data.length)
         return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="head.bias")
 
     def attach(self, model: nn.Module) -> None:
-        import bayesrnn as br
-
         super().attach(model)
         likelihood = br.Gaussian(self.recipe.model.noise, learn=False).to(self.device)
         weight = self.recipe.model.kl_weight
@@ -160,7 +156,7 @@ class Sentiment(Task):
         rows, ratings = self.minibatches(position)
         return rows.t(), ratings.unsqueeze(1)
 
-    def objective(self, batch: Any, state: State) -> tuple[Tensor, "Terms", State]:
+    def objective(self, batch: Any, state: State) -> tuple[Tensor, Terms, State]:
         tokens, ratings = batch
         terms, _ = self.elbo.evaluate(lambda: self.model(tokens), ratings)
         return terms.loss, terms, ()
@@ -224,26 +220,8 @@ class Sentiment(Task):
             "noise": noise,
             "test_log_likelihood": regression.log_likelihood(test, ratings, noise),
             "intervals": regression.interval_metrics(test, ratings, noise),
-            "uncertainty": regression.uncertainty_metrics(test, ratings),
-            **self._by_length(valid, test, noise),
+            "uncertainty": regression.selective_risk(test, ratings),
         }
-
-    def _by_length(self, valid: Tensor, test: Tensor, noise: float) -> dict[str, Any]:
-        """Error, spread and coverage by the number of words; and the uncertainty with a noise for each length."""
-        limits = [math.ceil(self.recipe.data.length * share) for share in _LENGTHS]
-        of_valid, of_test = (
-            regression.groups_of((part.tokens != reviews.PAD).sum(0).to(self.device), limits)
-            for part in (self.parts.valid, self.parts.test)
-        )
-        n = len(self.parts.valid)
-        rows = regression.group_metrics(test, self.ratings[n:], of_test, noise)
-        own = regression.noise_of_groups(valid, self.ratings[:n], of_valid)
-        each = torch.zeros(len(self.parts.test), dtype=torch.float64, device=self.device)
-        for row, limit, sigma, group in zip(rows, limits, own, of_test, strict=True):
-            (alone,) = regression.group_metrics(test, self.ratings[n:], [group], sigma)
-            row |= {"words": limit, "noise": sigma, "coverage_own": alone["coverage"]}
-            each[group] = sigma
-        return {"lengths": rows, "uncertainty_with_noise": regression.uncertainty_metrics(test, self.ratings[n:], each)}
 
     def final(self) -> dict[str, Any]:
         """Metrics of the best epoch's weights and, under ``end``, the last epoch's: the paper does not stop early."""
@@ -261,7 +239,7 @@ class Sentiment(Task):
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
     @classmethod
-    def signature(cls, run: "OpenedRun") -> Signature:
+    def signature(cls, run: OpenedRun) -> Signature:
         tokens = torch.zeros(STEPS, ROWS, dtype=torch.long, device=next(run.model.parameters()).device)
         return Signature(run.model, (tokens,), ("tokens",), ("rating",), (("time", "batch"),))
 
@@ -289,8 +267,6 @@ class Sentiment(Task):
 @torch.no_grad()
 def predict(model: nn.Module, tokens: Tensor, samples: int, seed: int) -> Tensor:
     """(1 + samples, B), standardised: the model as it is in eval mode, then draws."""
-    import bayesrnn as br
-
     mean = model(tokens)[:, 0]
     if samples == 0:
         return mean[None]
