@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _WORDS = 1000  # of a text
 _SCORED = 2000  # words of the validation text, to score a pruned model
 _LIKELY = 8
+_WARM = 32  # draws that are ready before the first question
 _HELD = 1 << 29  # parameters of all held draws; they take half as many floats
 _EXAMPLE = 12  # words
 _READ = 1 << 14  # characters of the validation text, for the example
@@ -86,6 +87,14 @@ class LanguagePanel(Panel):
         frequent = [word for word in self.vocabulary.words if word not in (EOS, UNK)]
         longest = max(lines[:20], key=len, default=[]) or frequent
         return " ".join(longest[:_EXAMPLE])
+
+    def warm(self) -> Iterator[None]:
+        asked = Text(text=self.example, draws=_WARM)
+        for _ in self._draw(self._draws(asked)):
+            yield
+        for _ in self.words(asked):  # in one step: it lies inside a draw
+            pass
+        yield
 
     def _draw(self, count: int) -> Iterator[Part]:
         """Make the weights of the first draws, once: drawing a large model takes longer than running it.
