@@ -35,6 +35,7 @@ nb_execution_show_tb = True
 default_role = "code"  # docstrings mark code with single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures have them
+autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 napoleon_custom_sections = [("Shapes", "notes_style")]
 
@@ -94,7 +95,7 @@ def _signature(app: Any, what: str, name: str, obj: Any, options: Any, given: st
     return None
 
 
-_ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
+_ARXIV = re.compile(r"\b[012]\d[01]\d\.\d{4,5}\b")
 _NAME = re.compile(r"(?:br|bayesrnn)\.([A-Za-z_][\w.]*)|(Forecaster(?:\.\w+)?)")
 
 
@@ -152,7 +153,14 @@ def _inside(node: Any, name: str) -> bool:
     return False
 
 
+def _keep_together(doctree: Any) -> None:
+    """A value and its deviation stay on one line."""
+    for text in [t for t in doctree.findall(nodes.Text) if " ± " in t]:
+        text.parent.replace(text, nodes.Text(text.replace(" ± ", "\u00a0±\u00a0")))
+
+
 def _links(app: Any, doctree: Any, page: str) -> None:
+    _keep_together(doctree)
     _link_papers(doctree)
     _link_names(app, doctree, page)
 

@@ -1,5 +1,6 @@
 """Speed on a GPU, from results/gpu-*.json: whole training steps beside torch.nn, and single layers beside cuDNN."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,12 @@ def _cell(row: dict[str, Any], base: dict[str, Any] | None) -> str | None:
     return took if base is None or "ratio" not in base else f"{took}, {row['ratio'] / base['ratio']:.2f}x"
 
 
+def _size(title: str, precision: str) -> str:
+    """Without the name: "medium (650 units), batch 20" is "650 units, batch 20, tf32"."""
+    size = re.sub(r"^.*?\((.*?)\)", r"\1", title)
+    return f"{size}, {precision}"
+
+
 def _training(found: list[GpuBench]) -> str:
     rows: dict[str, dict[str, Any]] = {}
     columns = [Column("kind", "training step, T = 35")]
@@ -47,7 +54,7 @@ def _training(found: list[GpuBench]) -> str:
         for title in dict.fromkeys(row["title"] for row in record.training):
             own = [row for row in record.training if row["title"] == title]
             base = next((row for row in own if row["kind"] == BASE), None)
-            key = f"{title}, {record.precision}"
+            key = _size(title, record.precision)
             columns.append(Column(key, key))
             if base is not None and "ratio" in base:  # which took turns with a model without dropout
                 own.insert(0, {"kind": WITHOUT, "milliseconds": base["plain_milliseconds"], "ratio": 1.0})
@@ -126,7 +133,7 @@ def _draw(figure: "Figure", found: list[GpuBench]) -> None:
         for row in record.training:
             base = next((r for r in record.training if r["title"] == row["title"] and r["kind"] == BASE), None)
             if base is not None and row["kind"] not in (BASE, "plain") and "ratio" in row:
-                title = f"{row['title']}, {record.precision}".replace(", batch", "\nbatch")
+                title = _size(row["title"], record.precision).replace(", batch", "\nbatch")
                 groups.setdefault(title, {})[row["kind"]] = row["ratio"] / base["ratio"]
     kinds = list(dict.fromkeys(kind for group in groups.values() for kind in group))
     axes, width = figure.add_subplot(), 0.8 / len(kinds)

@@ -143,9 +143,9 @@ def test_pruning_moves_the_pictures(open_page, language_runs):
     slider = page.get_by_label("Prune", exact=True)
     slider.focus()
     slider.press("Home")
-    page.get_by_text("0% of the weights are 0.").wait_for()
+    page.get_by_text("Pruning 0% removes 0 weights.").wait_for()
     slider.press("End")
-    page.get_by_text("99% of the weights are").wait_for()
+    page.get_by_text("Pruning 99% removes").wait_for()
     page.get_by_text("validation perplexity on a sample").wait_for()
 
 
@@ -205,7 +205,7 @@ def test_a_saved_forecaster(open_page, forecaster, width, scheme):
     until(page, "mean => document.querySelector('.fan path.main').getAttribute('d') === mean", mean)
     page.get_by_role("button", name="Walk forward").press("Enter")
     page.locator("figcaption", has_text="Where 60 values fell").wait_for(timeout=60_000)
-    assert page.locator("figure", has_text="Among the largest").count() == 2
+    assert page.locator("figure", has_text="Among the largest errors").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     check_accessible(page)
 

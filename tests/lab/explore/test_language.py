@@ -1,10 +1,13 @@
 """The panel of language models: its numbers are those of `bayesrnn predict`, and of the average over draws."""
 
 import math
+import threading
 
 import pytest
 
+from bayesrnn.lab.tasks.language import panel
 from bayesrnn.lab.tasks.language.words import scored
+from bayesrnn.prediction.weights import HeldDraws
 
 TEXT = "w1 w2\nW3, strange w4"
 
@@ -19,6 +22,56 @@ def test_words_are_scored_as_by_predict(client):
             for key in ("surprisal", "entropy", "mutual_information"):
                 assert word[key] == pytest.approx(line[key], rel=1e-4, abs=1e-6)
         assert max(word["mutual_information"] for word in found) > 0
+
+
+def test_held_draws_give_the_same_numbers(client, monkeypatch):
+    """Weights that are drawn once and held, as for large models."""
+    expected = client.ask("words", {"text": TEXT, "draws": 6})["words"]
+    monkeypatch.setattr(HeldDraws, "serve", staticmethod(lambda model: False))
+    made = []
+    monkeypatch.setattr(
+        panel, "drawn", lambda model, draw, original=panel.drawn: made.append(1) or original(model, draw)
+    )
+    for draws in (3, 6, 6):
+        found = client.ask("words", {"text": TEXT, "draws": draws})["words"]
+    assert len(made) == 6
+    for word, same in zip(found, expected, strict=True):
+        assert word["surprisal"] == pytest.approx(same["surprisal"], rel=1e-4)
+        assert word["mutual_information"] == pytest.approx(same["mutual_information"], rel=1e-3, abs=1e-6)
+
+
+def test_draws_are_ready_before_the_first_question(client_of, language_runs, monkeypatch):
+    """The server makes them when it starts; a question may come in between, and the numbers are the same."""
+    expected = client_of(language_runs[:1]).ask("words", {"text": TEXT, "draws": 6})["words"]
+    monkeypatch.setattr(HeldDraws, "serve", staticmethod(lambda model: False))
+    made, warm, ready = [], panel.LanguagePanel.warm, threading.Event()
+
+    def watched(self):
+        yield from warm(self)
+        ready.set()
+
+    monkeypatch.setattr(panel.LanguagePanel, "warm", watched)
+    monkeypatch.setattr(
+        panel, "drawn", lambda model, draw, original=panel.drawn: made.append(1) or original(model, draw)
+    )
+    with client_of(language_runs[:1]) as client:
+        found = client.ask("words", {"text": TEXT, "draws": 6})["words"]
+        assert ready.wait(60)
+        assert len(made) == 32
+        assert client.ask("words", {"text": TEXT, "draws": 6})["words"] == found
+        assert len(made) == 32
+    for word, same in zip(found, expected, strict=True):
+        assert word["surprisal"] == pytest.approx(same["surprisal"], rel=1e-4)
+
+
+def test_a_panel_that_cannot_be_prepared_still_answers(client_of, language_runs, monkeypatch):
+    def broken(self):
+        yield
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(panel.LanguagePanel, "warm", broken)
+    with client_of(language_runs[:1]) as client:
+        assert len(client.ask("words", {"text": TEXT, "draws": 2})["words"]) == 6
 
 
 def test_the_place_of_a_word_has_the_probability_of_its_surprisal(client):

@@ -1,6 +1,7 @@
 """The web application: the files of the page, and the questions that its panels answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -77,7 +78,15 @@ def application(runs: Sequence[OpenedRun | Saved], options: Options, *, token: s
             return PlainTextResponse("Too many questions are waiting.\n", 429)
         return Answer(worker, lambda: handler.answer(asked), background=handler.background)
 
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_warm, worker, [panel for own in panels for panel in own.values()])
+            yield
+            group.cancel_scope.cancel()
+
     made = Starlette(
+        lifespan=lifespan,
         routes=[
             Route("/", file),
             Route("/files/{name}", file),
@@ -88,6 +97,24 @@ def application(runs: Sequence[OpenedRun | Saved], options: Options, *, token: s
     )
     made.router.redirect_slashes = False
     return made
+
+
+async def _warm(worker: Worker, panels: Sequence[Panel]) -> None:
+    """Let panels prepare their first answers, one step at a time, so that a question waits for one step at most."""
+    for panel in panels:
+        steps = panel.warm()
+        going = True
+        while going:
+            async with worker.turn:
+                going = await worker.run(_step, steps)
+
+
+def _step(steps: Iterator[None]) -> bool:
+    """Whether there may be another one. What fails here fails again, and is told, when it is asked for."""
+    try:
+        return next(steps, True) is None
+    except Exception:
+        return False
 
 
 def _files(panels: Mapping[str, Panel]) -> dict[str, Response]:

@@ -90,6 +90,10 @@ class Panel:
         """The questions by name."""
         return {}
 
+    def warm(self) -> Iterator[None]:
+        """Prepare the first answers, in short steps, while nobody asks."""
+        yield from ()
+
     def score(self, model: nn.Module) -> float:
         """How good a changed copy of the run's model is, on a small part of the validation data; lower is better."""
         raise NotImplementedError

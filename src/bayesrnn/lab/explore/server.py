@@ -19,7 +19,7 @@ from bayesrnn.lab.runs.opening import OpenedRun
 
 HOST = "127.0.0.1"
 SETTINGS: dict[str, Any] = {
-    "http": "h11", "ws": "none", "lifespan": "off", "log_level": "error", "access_log": False, "server_header": False,
+    "http": "h11", "ws": "none", "lifespan": "on", "log_level": "error", "access_log": False, "server_header": False,
     "proxy_headers": False, "limit_concurrency": 64, "timeout_keep_alive": 20, "timeout_graceful_shutdown": 1,
     "h11_max_incomplete_event_size": 1 << 14,
 }  # fmt: skip

@@ -54,12 +54,12 @@ function weights(box, page, { about }, run) {
 
   const prune = () => page.ask(run, "prune", { share: share.value }, (part) => {
     if (part.tensors) {
-      removed.textContent = `${percent(share.value)} of the weights are ${part.removed.toLocaleString("en")}.`;
+      removed.textContent = `Pruning ${percent(share.value)} removes ${part.removed.toLocaleString("en")} weights.`;
       table.replaceChildren(numbers("Removed from each tensor", ["tensor", "removed", "of", "share"],
         part.tensors.map((t) => [t.name, t.removed.toLocaleString("en"), t.total.toLocaleString("en"), percent(t.removed / t.total)])));
       if (!about.score) cost.textContent = "This task cannot be scored quickly, so the cost is not shown; bayesrnn evaluate measures it.";
     } else if (part.unscored) cost.textContent = `The cost is not known: ${part.unscored}`;
-    else cost.textContent = `${part.label} on a sample: ${short(part.before)} with all weights, ${short(part.after)} without these.`;
+    else cost.textContent = `${part.label} on a sample: ${short(part.before)} with all weights, ${short(part.after)} after pruning.`;
   });
   const soon = later(150, () => { prune(); if (kind.value === "left") pictures(); });
 

@@ -17,7 +17,7 @@ export function mount(root, page) {
   const width = slider({ label: "Interval", min: 0.5, max: 0.99, step: 0.01, value: 0.9, format: (v) => percent(v), change: () => soon() });
   const paths = h("input", { type: "checkbox", id: "paths", checked: true, onchange: () => show() });
   const covariates = h("div");
-  const shown = Math.max(40, Math.min(8 * horizon, 3 * horizon + 60)); // steps in view
+  const shown = Math.max(24, Math.min(5 * horizon, 3 * horizon + 60)); // steps in view
   let series = 0;
   let from = 0;
   const look = () => { // the view moves only when the origin comes near its edge
@@ -65,7 +65,7 @@ export function mount(root, page) {
     if (!fan || fan.series !== series) return;
     const title = first.names[series];
     fans[run].replaceChildren(page.runs.length > 1 ? h("h3", { text: name }) : "", draw(fans[run], title, data[run], fan), spread(fans[run], fan),
-      h("figcaption", { text: `${title}. Black: the series. Blue: forecast with its ${percent(fan.level)} interval; orange: the part of it that comes from not knowing the weights (epistemic). Thin: sampled paths. Drag the dashed line, or use the slider. Below: standard deviation of the noise in the data (blue, aleatoric) and of the draws' means (orange, epistemic).` }));
+      h("figcaption", { text: `${title}. Long line: the observed series. Blue: forecast with its ${percent(fan.level)} interval; orange: the part of it that comes from not knowing the weights (epistemic). Thin: sampled paths. Drag the dashed line, or use the slider. Below: standard deviation of the noise in the data (blue, aleatoric) and of the draws' means (orange, epistemic).` }));
     tables[run].replaceChildren(numbers("All numbers", ["date", "mean", "low", "high", "aleatoric sd", "epistemic sd"],
       fan.mean.map((mean, k) => [date(fan.origin + 1 + k), ...[mean, fan.low[k], fan.high[k], fan.aleatoric_std[k], fan.epistemic_std[k]].map(short)])));
   });
@@ -187,11 +187,11 @@ function calibration(into, { rows, crps, edges, pit, coverage, times, aleatoric,
   for (const { name, labels, values, median, low, high, crps: score } of worst) {
     const all = [...values, ...low, ...high].filter(Number.isFinite);
     put((figure) => chart({ into: figure, height: 170, xs: [0, Math.max(1, labels.length - 1)], ys: [Math.min(...all), Math.max(...all)], xText: (k) => labels[k] ?? "",
-      xTicks: labelled([0, labels.length - 1], figure.clientWidth, labels), label: `${name}: what came and its forecasts, CRPS ${short(score)}.`,
+      xTicks: labelled([0, labels.length - 1], figure.clientWidth, labels), label: `${name}: observed values and forecasts, CRPS ${short(score)}.`,
       draw: ({ x, y }) => [s("path", { class: "band", d: area(low.map((v, k) => [x(k), y(v)]), high.map((v, k) => [x(k), y(v)])) }),
         s("path", { class: "main", d: line(median.map((v, k) => [x(k), y(v)])) }),
         s("path", { class: "ink", d: pieces(values, 0, values.length).map((part) => line(part.map(([k, v]) => [x(k), y(v)]))).join("") })] }).box,
-    `${name}: what came (black), medians and ${coverage.at(-1).level}% intervals; CRPS ${short(score)}.${worst.length > 1 ? " Among the largest, relative to the size of the series." : ""}`);
+    `${name}: observed values, and medians with ${coverage.at(-1).level}% intervals (blue); CRPS ${short(score)}.${worst.length > 1 ? " Among the largest errors, relative to the size of the series." : ""}`);
   }
 }
 
