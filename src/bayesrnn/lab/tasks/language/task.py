@@ -1,6 +1,7 @@
 """Word-level language modelling: predict the next word of a text."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
 if TYPE_CHECKING:
     from bayesrnn.elbo import ELBO, Terms
     from bayesrnn.lab.runs.opening import OpenedRun
+
+_TRIED = 100  # words of a stream, to measure how long an evaluation takes
 
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
@@ -179,6 +182,17 @@ class Language(Task):
 
     def validate(self) -> dict[str, Any]:
         return {"valid_perplexity": self._perplexity(self.valid_streams), "valid_streams": self.valid_streams.shape[1]}
+
+    def evaluation_seconds(self) -> tuple[float, float]:
+        each = []
+        for stream in (self.valid_streams, self.streams.valid):
+            part = stream[: max(_TRIED, self.streams.window) + 1]
+            self._perplexity(part[: self.streams.window + 1])  # the first call allocates memory
+            began = time.perf_counter()
+            self._perplexity(part)
+            each.append((time.perf_counter() - began) / (len(part) - 1))
+        last = len(self.streams.valid) + len(self.streams.test)
+        return each[0] * len(self.valid_streams), each[1] * last
 
     def final(self) -> dict[str, Any]:
         return {
