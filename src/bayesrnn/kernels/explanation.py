@@ -19,6 +19,12 @@ class ExplainedLayer:
         raise NotImplementedError
 
 
+class OnePath:
+    """Base of a recurrent layer that always runs in the same way, said in words."""
+
+    own_path: str
+
+
 class ExplainedWeights:
     """Base of a module that draws the weights of another."""
 
@@ -124,7 +130,9 @@ def _of_module(model: nn.Module, where: kernels.Case, facts: dict[str, Any]) -> 
     drawn: list[str] = []  # where torch's own layers run as ours do: in a posterior's module, in our models
     for name, part in model.named_modules():
         title = f"{name or 'the module'} ({type(part).__name__})"
-        if isinstance(part, nn.RNNBase):
+        if isinstance(part, OnePath):
+            yield f"{title}: {part.own_path}."
+        elif isinstance(part, nn.RNNBase):
             ours = isinstance(part, ExplainedLayer) or any(name.startswith(prefix) for prefix in drawn)
             yield _of_layer(part, title, where, facts, ours)
         elif isinstance(part, ExplainedWeights):

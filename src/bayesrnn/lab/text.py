@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.nn.embedding import Embedding
+from bayesrnn.nn import Dropout, Embedding, SequenceDropout
 from bayesrnn.nn.rnn import NoisyRNN
 
 EOS = "<eos>"
 VOCABULARY = "vocabulary.txt"
 UNK = "<unk>"
+_RATES: dict[type[nn.Module], tuple[str, ...]] = {
+    Embedding: ("word_dropout",),
+    NoisyRNN: ("input_dropout", "recurrent_dropout", "weight_dropout", "cell_dropout"),
+    SequenceDropout: ("p",),
+    Dropout: ("p",),
+}
 
 
 class Vocabulary:
@@ -132,17 +138,20 @@ def windows(stream: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @contextmanager
-def noise_of_draws(model: nn.Module, *, words: bool = False, weights: bool = True) -> Iterator[None]:
-    """What draws drop inside the block besides units: words (the papers keep them in Monte Carlo tests), weights."""
+def noise_of_draws(
+    model: nn.Module, *, words: bool = False, weights: bool = True, scale: float = 1.0
+) -> Iterator[None]:
+    """Inside the block draws drop no words (as the papers' Monte Carlo tests), or no weights; rates are scaled."""
+    factors = {"word_dropout": float(words), "weight_dropout": float(weights)}
     changed: list[tuple[Any, str, float]] = []
     for module in model.modules():
-        if isinstance(module, Embedding) and not words:
-            changed.append((module, "word_dropout", module.word_dropout))
-        if isinstance(module, NoisyRNN) and not weights:
-            changed.append((module, "weight_dropout", module.weight_dropout))
+        for kind, names in _RATES.items():
+            if isinstance(module, kind):
+                changed += [(module, name, getattr(module, name)) for name in names]
+    changed = [(module, name, rate) for module, name, rate in changed if rate and factors.get(name, 1.0) * scale != 1]
     try:
-        for module, name, _ in changed:
-            setattr(module, name, 0.0)
+        for module, name, rate in changed:
+            setattr(module, name, rate * factors.get(name, 1.0) * scale)
         yield
     finally:
         for module, name, rate in changed:

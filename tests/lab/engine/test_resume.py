@@ -157,7 +157,7 @@ def test_a_damaged_description_is_called_damaged(stopped):
 
 def test_the_first_lines_say_how_long_it_will_take(text_folder, tmp_path):
     """Once per start, before the first epoch ends; a resumed run counts what is left."""
-    told, pattern = Told(stop=2), r"3 epochs of \d+ steps, \S+ s each on this cpu: about .* left, plus validation\."
+    told, pattern = Told(stop=2), r"3 epochs of \d+ steps, \S+ s each on this cpu: about .* left, with validation\."
     options = {"data": str(text_folder), "overrides": TINY, "device": "cpu"}
     with pytest.raises(InterruptedError):
         launch("variational-tied-medium", out=tmp_path / "run", reporter=told, **options)

@@ -112,7 +112,10 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
     from bayesrnn.lab.runs.files import write_file
 
     task = task_class(run.recipe.task)
-    plain = export.to_torch(task.exported(run.model))
+    try:
+        plain = export.to_torch(task.exported(run.model))
+    except TypeError as error:
+        raise UserError(f"{str(error).split(':')[0]}; use --hub, which writes a folder for br.load.") from None
     about = description(run, plain)
     if form == "torch":
         from safetensors.torch import save

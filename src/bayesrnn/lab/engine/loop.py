@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FILES = ("config.json", "metrics.jsonl", *checkpoint.FILES, "state.json")
 _LOOK_EVERY = 100  # steps between checks that the loss is finite, which wait for the device
+_WRITTEN = 2e8  # bytes of a checkpoint that are written in a second, roughly
 _OWN = ("step.state.", "step.totals", "rng.cpu", "rng.cuda")  # tensors that each rank has for itself
 
 
@@ -72,6 +73,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # training time of this epoch, without validation
         self.pace, self._taken, self._report_every = Pace(), 0, _LOOK_EVERY
+        self._estimated = False
         self.identity = "" if folder is None else identity(folder.path)
         # A GPU trains the next epoch while a checkpoint is written. Ranks wait for each other's errors.
         self._writer = checkpoint.Writer(background=self.step.on_cuda and not self.ranks.several)
@@ -210,8 +212,8 @@ class Run:
             self.task.fetch(self.done)
             self.step()
             self.done, self._taken = self.done + 1, self._taken + 1
-            if self._taken in Pace.MEASURED:
-                self._estimate()
+            if not self._estimated:
+                self._time()
             saves = every and self.done % every == 0 and self.done < steps
             if self.done % _LOOK_EVERY == 0 or self.done == steps or saves:
                 self._checked_totals()
@@ -221,20 +223,40 @@ class Run:
             if saves:
                 self._save()
 
-    def _estimate(self) -> None:
-        """Say how long the run will take, and choose how often it reports: about once per second."""
+    def _time(self) -> None:
+        """Measure the first steps, until there is enough for an estimate."""
+        last, counts_only = self.done == self.task.steps, self.step.on_cuda or self.ranks.several
+        self._estimated = self.pace.measured(self._taken, last=last, counts_only=counts_only)
+        if self._taken > 1 and not self._estimated:
+            return
         if self.step.on_cuda:
             torch.cuda.synchronize(self.step.device)
-        seconds = self.ranks.from_first(lambda: self.pace.measure(Pace.MEASURED[1] - Pace.MEASURED[0]))
-        if self._taken == Pace.MEASURED[0]:
-            return
+        seconds = self.ranks.from_first(lambda: self.pace.mark(self._taken))
+        if self._estimated:
+            self._estimate(seconds)
+
+    def _estimate(self, seconds: float) -> None:
+        """Say how long the run will take, and choose how often it reports: about once per second."""
+        began = time.perf_counter()
         self._report_every = max(1, min(_LOOK_EVERY, round(1 / max(seconds, 1e-9))))
         train, device = self.recipe.train, self.step.device.type
+        with evaluating(self.model):
+            found = self.ranks.from_first(self.task.evaluation_seconds)
+        each, end = found or (0.0, 0.0)
+        left = self._steps_left() * seconds + (train.epochs - self.epoch + 1) * (each + self._saving()) + end
         most = "at most " if train.patience is not None else ""
         self.reporter.say(
             f"{counted(train.epochs, 'epoch')} of {counted(self.task.steps, 'step')}, {seconds:.2g} s each on this "
-            f"{device}: {most}about {duration(self._steps_left() * seconds)} left, plus validation."
+            f"{device}: {most}about {duration(left)} left{', with' if found else ', plus'} validation."
         )
+        self.pace.pause(time.perf_counter() - began)
+
+    def _saving(self) -> float:
+        """About how many seconds an epoch waits for its checkpoints, the last one and the best one."""
+        if self.step.on_cuda and not self.ranks.several:  # written meanwhile
+            return 0.0
+        tensors = [*self.model.state_dict().values()] * 2 + [*self.step.tensors().values()]
+        return sum(tensor.nbytes for tensor in tensors) / _WRITTEN
 
     def _steps_left(self) -> int:
         return (self.recipe.train.epochs - self.epoch) * self.task.steps + self.task.steps - self.done

@@ -44,33 +44,46 @@ class Silent:
 
 
 class Pace:
-    """The speed of a run: from its second and third step first, then from the epoch under way.
+    """The speed of a run: from its first steps, then from the epoch under way.
 
     The first step is left out: it allocates memory and starts threads.
     """
 
-    MEASURED = (1, 3)
-    """Steps of this process after which :meth:`measure` is to be called."""
+    _STEPS, _SECONDS = 20, 1.0  # that are measured, whichever comes first; on a GPU, which runs ahead, only the steps
 
     def __init__(self) -> None:
         self.validation = 0.0  # seconds of the last one
-        self._mark = self._began = time.perf_counter()
+        self._mark: tuple[int, float] | None = None  # steps of this process, and when they were done
+        self._began = time.perf_counter()
         self._before = self._first = 0.0
 
     def start(self, seconds: float, done: int) -> None:
         """An epoch begins, or goes on after ``done`` steps that took ``seconds``."""
         self._began, self._before, self._first = time.perf_counter(), seconds, done
+        if self._mark is not None:
+            self._mark = self._mark[0], self._began
+
+    def measured(self, steps: int, *, last: bool, counts_only: bool) -> bool:
+        """Whether enough is measured after ``steps`` steps of this process, the last one of an epoch or not."""
+        if self._mark is None:
+            return False
+        enough = steps - self._mark[0] >= self._STEPS or (last and steps > self._mark[0])
+        return enough or (not counts_only and time.perf_counter() - self._mark[1] > self._SECONDS)
+
+    def mark(self, steps: int) -> float:
+        """Seconds per step since the last mark; 0 at the first one."""
+        now = time.perf_counter()
+        before, self._mark = self._mark or (steps - 1, now), (steps, now)
+        return (now - before[1]) / (steps - before[0])
 
     @property
     def seconds(self) -> float:
         """Training time of this epoch."""
         return self._before + time.perf_counter() - self._began
 
-    def measure(self, steps: int) -> float:
-        """Seconds per step between the last call and this one, ``steps`` apart."""
-        now = time.perf_counter()
-        taken, self._mark = now - self._mark, now
-        return taken / steps
+    def pause(self, seconds: float) -> None:
+        """So much of the time since the epoch began was not training."""
+        self._began += seconds
 
     def steps_per_second(self, done: int) -> float:
         """In this epoch, by this process."""

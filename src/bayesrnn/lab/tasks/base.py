@@ -245,6 +245,10 @@ class Task:
         """
         raise NotImplementedError
 
+    def evaluation_seconds(self) -> tuple[float, float] | None:
+        """How long :meth:`validate` and :meth:`final` will take, measured on small parts; None: not known."""
+        return None
+
     def final(self) -> dict[str, Any]:
         """Metrics of the finished run for its record, with the best weights, in eval mode."""
         return self.validate()

@@ -106,9 +106,42 @@ def test_draws_may_keep_all_weights(text_folder):
     assert task.evaluate(samples=2, seed=3)["test_perplexity_mc"] == found["test_perplexity_mc_units"]
 
 
+def test_noise_of_draws_is_scaled_by_the_best_factor_on_validation(text_folder):
+    settings = ["embedding=6", "hidden=8", "softmaxes=2", "latent_dropout=0.4"]
+    task = task_of("awd-24m", text_folder, *settings)
+    usual, options = task.evaluate(samples=2, seed=3), {"samples": 2, "seed": 3}
+    found = task.evaluate(**options, noise="0.5,1", reversed_text=True, entropy_samples=2)
+    tried = found["noise_tried"]
+    assert tried["1"] == usual["valid_perplexity_mc"] != tried["0.5"]
+    assert found["noise_scaled"] == min((1.0, 0.5), key=lambda factor: tried[f"{factor:g}"])
+    half = task.evaluate(**options, noise="0.5")
+    assert (half["valid_perplexity_mc_scaled"], half["noise_scaled"]) == (tried["0.5"], 0.5)
+    assert "noise_tried" not in half
+    assert (
+        task.evaluate(**options, noise="0.5", test_only=True)["test_perplexity_mc_scaled"]
+        == half["test_perplexity_mc_scaled"]
+    )
+    rates = ["word", "input", "between", "output", "weight"]
+    halved = [f"{name}_dropout={getattr(task.recipe.model, f'{name}_dropout') / 2}" for name in rates]
+    other = task_of("awd-24m", text_folder, *settings, "latent_dropout=0.2", *halved)
+    other.model.load_state_dict(task.model.state_dict())
+    expected = other.evaluate(**options)["test_perplexity_mc"]  # the model with these rates
+    assert half["test_perplexity_mc_scaled"] == pytest.approx(expected, rel=1e-6)
+    assert usual == task.evaluate(**options)  # the rates are back
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("awd-24m", {"samples": 0, "noise": "0.5"}, "--noise is for draws, and there are none"),
+        (
+            "awd-24m",
+            {"samples": 2, "noise": "0.5", "drop_words": True},
+            "--drop-words and --noise name different draws",
+        ),
+        ("awd-24m", {"samples": 2, "noise": "0.5,2"}, "--noise is 0.5,2; factors of dropout rates are above 0"),
+        ("awd-24m", {"samples": 2, "noise": "0.5,1", "test_only": True}, "add --samples, omit --test-only"),
+        ("brnn-medium", {"samples": 2, "noise": "0.5"}, "--noise is for models with dropout per sequence"),
         ("awd-24m", {"samples": 0, "keep_weights": True}, "--keep-weights is for draws, and there are none"),
         ("awd-24m", {"samples": 2, "keep_weights": True, "drop_words": True}, "name different draws; run evaluate on"),
         ("brnn-medium", {"samples": 2, "keep_weights": True}, "--keep-weights is for models with weight dropout, and"),

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -169,3 +171,19 @@ def test_a_run_of_unequal_widths_is_trained_and_evaluated(name, folder, tmp_path
     assert signature.input_names[:3] == ("tokens", "h1", "c1")
     assert len(signature.input_names) == len(signature.axes) == len(signature.tensors) == 7
     assert len(signature.model(*signature.inputs)[1]) == 6
+
+
+def test_time_of_an_evaluation_is_that_of_all_its_words(folder, monkeypatch):
+    """Measured on a part: words side by side after each epoch, words one by one at the end."""
+    task, now = task_of(folder), [0.0]
+    monkeypatch.setattr(language, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(language, "_TRIED", 6)
+
+    def score(stream):
+        now[0] += 3.0 * (len(stream) - 1)
+
+    monkeypatch.setattr(task, "_perplexity", score)
+    each, end = task.evaluation_seconds()
+    assert each == pytest.approx(3.0 * len(task.valid_streams))
+    assert end == pytest.approx(3.0 * (len(task.streams.valid) + len(task.streams.test)))
+    assert now[0] == 3.0 * 2 * (4 + 6)

@@ -9,7 +9,12 @@ from bayesrnn.lab.tasks.base import merge_draws
 
 PAPERS_RULE = "sgd"
 """The rule of dynamic evaluation in all published values that recipes have."""
-KINDS = {"": "draws", "_words": "draws that drop words", "_units": "draws that keep all weights"}
+KINDS = {
+    "": "draws",
+    "_words": "draws that drop words",
+    "_units": "draws that keep all weights",
+    "_scaled": "draws with scaled noise",
+}
 """Suffixes of metric names, each with the draws it stands for; the published protocol has no suffix."""
 OF_A_RULE = {
     **{f"dynamic_{name}": name for name in ("lr", "decay", "clip", "tried", "diverged")},

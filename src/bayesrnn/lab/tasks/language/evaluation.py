@@ -1,6 +1,7 @@
 """What ``bayesrnn evaluate`` measures of a trained language model."""
 
 import math
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ def evaluate(
         rule = options.dynamic_rule or PAPERS_RULE
         metrics |= DynamicEvaluation(run, streams, rule, rates, decays, before, say).metrics()
     if options.reversed_text:
-        metrics |= _reversed(run, streams.test, options, say)
+        metrics |= _reversed(run, streams.test, options, say, metrics.get("noise_scaled", options.scales[0]))
     return _sound(metrics)
 
 
@@ -100,21 +101,32 @@ def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any
 def _monte_carlo(
     run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, samples: int, say: Say
 ) -> dict[str, Any]:
-    """Perplexity of averaged draws, and of fewer of them."""
-    splits = {"test": streams.test} if options.test_only else {"valid": streams.valid, "test": streams.test}
-    kind, seed = options.suffix, options.seed
+    """Perplexity of averaged draws, and of fewer of them; of several factors of the noise the best on validation."""
+    kind, seed, scales = options.suffix, options.seed, options.scales
     metrics: dict[str, Any] = {f"samples{kind}": samples, f"draws_seed{kind}": seed}
-    with noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights):
-        for split, stream in splits.items():
-            say(f"{counted(samples, 'draw')} on {split}")
+
+    def measured(split: str, stream: Tensor, scale: float) -> dict[str, Any]:
+        say(f"{counted(samples, 'draw')} on {split}" + (f", noise times {scale:g}" if options.noise else ""))
+        with _noise(run, options, scale):
             found = scoring.monte_carlo_perplexities(
                 run.model, stream, samples=samples, seed=seed, reset=reset_of(run.recipe)
             )
-            metrics[f"{split}_perplexity_mc{kind}"] = found[samples]
-            metrics[f"{split}_perplexity_by_draws{kind}"] = [
-                {"draws": draws, "perplexity": value} for draws, value in found.items()
-            ]
-    return metrics
+        by_draws = [{"draws": draws, "perplexity": value} for draws, value in found.items()]
+        return {f"{split}_perplexity_mc{kind}": found[samples], f"{split}_perplexity_by_draws{kind}": by_draws}
+
+    if not options.test_only:
+        tried = {scale: measured("valid", streams.valid, scale) for scale in scales}
+        scales = sorted(scales, key=lambda scale: tried[scale][f"valid_perplexity_mc{kind}"])
+        metrics |= tried[scales[0]]
+        if len(scales) > 1:
+            metrics["noise_tried"] = {f"{scale:g}": own[f"valid_perplexity_mc{kind}"] for scale, own in tried.items()}
+    if options.noise:
+        metrics["noise_scaled"] = scales[0]
+    return metrics | measured("test", streams.test, scales[0])
+
+
+def _noise(run: ModelWithRecipe, options: EvaluateOptions, scale: float) -> AbstractContextManager[None]:
+    return noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights, scale=scale)
 
 
 def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
@@ -132,10 +144,10 @@ def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
     return metrics
 
 
-def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say: Say) -> dict[str, Any]:
+def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say: Say, scale: float) -> dict[str, Any]:
     """Entropy gaps of the mean, of one draw, and of the average of all; ``entropy_gaps`` has those of 1, 2, … draws."""
     reset, samples = reset_of(run.recipe), options.drawn if is_random(run.recipe) else 0
-    with noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights):
+    with _noise(run, options, scale):
         say("reversed text, no draws")
         mean = scoring.entropy_gaps(run.model, test, reset=reset)
         found = {"entropy_gap_mean": mean.gaps[0], "reversed_entropy_mean": mean.reverse.entropy}

@@ -74,7 +74,7 @@ DETAILS = (
         )
     ),
 )
-CONDITIONS = tuple(f"{key}{kind}" for key in _CONDITIONS for kind in KINDS)
+CONDITIONS = (*(f"{key}{kind}" for key in _CONDITIONS for kind in KINDS), "noise_scaled")
 
 
 def bounds_of(values: Mapping[str, float]) -> dict[str, float]:

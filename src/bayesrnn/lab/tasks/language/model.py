@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.kernels.explanation import RunsRecurrent
 from bayesrnn.lab.modules import sequence_dropout, word_layers
+from bayesrnn.lab.tasks.language.mixture import MixtureOfSoftmaxes
+from bayesrnn.lab.tasks.language.mogrifier import MogrifierLSTM
 from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.nn.routing import run_linear, run_recurrent
 
@@ -40,14 +42,17 @@ def stacked_layers(vocabulary: int, m: Model) -> tuple[nn.Embedding, LSTMStack]:
     layers = LSTMStack()
     for k, (inputs, units) in enumerate(zip(m.widths, m.widths[1:], strict=False)):
         own = {**rates, "input": between if k else m.input_dropout}
-        noise = {f"{name}_dropout": rate for name, rate in own.items()}
-        noisy = any(own.values())
-        layers.append(br.LSTM(inputs, units, tied=m.tied_masks, **noise) if noisy else nn.LSTM(inputs, units))
+        noise: Any = {f"{name}_dropout": rate for name, rate in own.items()}
+        if m.mogrifier:
+            layers.append(MogrifierLSTM(inputs, units, rounds=m.mogrifier, rank=m.mogrifier_rank, **noise))
+        else:
+            noisy = any(own.values())
+            layers.append(br.LSTM(inputs, units, tied=m.tied_masks, **noise) if noisy else nn.LSTM(inputs, units))
     return embed or nn.Embedding(vocabulary, m.widths[0]), layers
 
 
 class LanguageModel(RunsRecurrent, nn.Module):
-    """Embedding, LSTM and a linear decoder; with all dropouts zero it is made of plain ``torch.nn`` layers.
+    """Embedding, LSTM and a linear decoder or mixture of softmaxes; without dropout made of plain ``torch.nn`` layers.
 
     Every parameter starts in U(-init, init); with ``torch_init`` the layers as torch's, and the decoder's bias at 0.
     With ``one_bias`` torch's second bias is 0, but for ``forget_bias``, and is not trained.
@@ -58,7 +63,7 @@ class LanguageModel(RunsRecurrent, nn.Module):
 
     Shape:
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state. Layers of different
-        widths or dropout rates are a :class:`LSTMStack`, with its state.
+        widths or dropout rates are a :class:`LSTMStack`, with its state. A mixture's logits are log-probabilities.
     """
 
     def __init__(self, vocabulary: int, settings: Model) -> None:
@@ -73,7 +78,10 @@ class LanguageModel(RunsRecurrent, nn.Module):
             self.embed, self.rnn = word_layers(vocabulary, m.hidden, m, layers=m.layers, tied=m.tied_masks, **rates)
         self.drop = sequence_dropout(m.output_dropout)
         self.step_drop = nn.Dropout(m.step_dropout)
-        self.decoder = nn.Linear(m.widths[-1], vocabulary)
+        self.mixture: MixtureOfSoftmaxes | None = None
+        if m.softmaxes > 1:
+            self.mixture = MixtureOfSoftmaxes(m.widths[-1], m.widths[0], m.softmaxes, dropout=m.latent_dropout)
+        self.decoder = nn.Linear(m.widths[0 if m.softmaxes > 1 else -1], vocabulary)
         if m.tied:
             self.decoder.weight = self.embed.weight
         ours = (self.embed, self.decoder) if m.torch_init else (self,)
@@ -92,7 +100,10 @@ class LanguageModel(RunsRecurrent, nn.Module):
 
     def forward(self, tokens: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
         hidden, state = run_recurrent(self.rnn, self.step_drop(self.embed(tokens)), state)
-        return run_linear(self.decoder, self.step_drop(self.drop(hidden))), state
+        hidden = self.step_drop(self.drop(hidden))
+        if self.mixture is not None:
+            return self.mixture(hidden, self.decoder), state
+        return run_linear(self.decoder, hidden), state
 
 
 def zero_state(m: Model, rows: int, device: torch.device) -> LSTMState:

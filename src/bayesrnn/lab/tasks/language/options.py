@@ -44,6 +44,13 @@ class EvaluateOptions:
     keep_weights: Annotated[
         bool, _option("--keep-weights", help="Turn weight dropout off in draws; their metrics end in _units.")
     ] = False
+    noise: Annotated[
+        str | None,
+        _option(
+            help="Factor of the dropout rates in draws, or several with commas: the best on validation; their metrics "
+            "end in _scaled."
+        ),
+    ] = None
     test_only: Annotated[bool, _option("--test-only", help="Draws on the test text, not on the validation text.")] = (
         False
     )
@@ -52,7 +59,8 @@ class EvaluateOptions:
     @property
     def suffix(self) -> str:
         """The end of the names of metrics of draws."""
-        return "_words" if self.drop_words else "_units" if self.keep_weights else ""
+        given = {"_words": self.drop_words, "_units": self.keep_weights, "_scaled": self.noise is not None}
+        return next((kind for kind, own in given.items() if own), "")
 
     @property
     def drawn(self) -> int:
@@ -84,15 +92,36 @@ class EvaluateOptions:
         if self.test_only and not (self.samples and random):
             raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
         drawn = random and (self.samples or (self.reversed_text and self.drawn))
-        for option, given in (("--drop-words", self.drop_words), ("--keep-weights", self.keep_weights)):
-            if given and not drawn:
-                raise UserError(f"{option} is for draws, and there are none; add --samples with their number.")
-        if self.drop_words and self.keep_weights:
-            raise UserError("--drop-words and --keep-weights name different draws; run evaluate once with each.")
+        named = {
+            "--drop-words": self.drop_words, "--keep-weights": self.keep_weights, "--noise": self.noise is not None
+        }  # fmt: skip
+        given = [option for option, own in named.items() if own]
+        if given and not drawn:
+            raise UserError(f"{given[0]} is for draws, and there are none; add --samples with their number.")
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)} name different draws; run evaluate once with each.")
         if self.drop_words and not recipe.model.word_dropout:
             raise UserError("--drop-words is for models with word dropout, and this one has none; omit it.")
         if self.keep_weights and not recipe.model.weight_dropout:
             raise UserError("--keep-weights is for models with weight dropout, and this one has none; omit it.")
+
+        self._check_noise(recipe)
+
+    def _check_noise(self, recipe: "Recipe") -> None:
+        if self.noise is None:
+            return
+        if not any(rate for name, rate in recipe.model if name.endswith("dropout") and name != "step_dropout"):
+            raise UserError("--noise is for models with dropout per sequence, and this one has none; omit it.")
+        if len(self.scales) > 1 and (self.test_only or not self.samples):
+            raise UserError("Of several factors --noise takes the best on validation; add --samples, omit --test-only.")
+
+    @property
+    def scales(self) -> list[float]:
+        """Factors of the dropout rates in draws, to try."""
+        found = _numbers("--noise", "1" if self.noise is None else str(self.noise))
+        if not all(0 < factor <= 1 for factor in found):
+            raise UserError(f"--noise is {self.noise}; factors of dropout rates are above 0 and at most 1.")
+        return found
 
     def rates(self, recipe: "Recipe") -> list[float]:
         """Rates of dynamic evaluation to try."""

@@ -5,8 +5,21 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes import schema
-from bayesrnn.lab.recipes.schema import Count, Draws, Layers, NotNegative, Positive, Rate, Real, Section, Sections
+from bayesrnn.lab.recipes.schema import (
+    Count,
+    Counts,
+    Draws,
+    Layers,
+    NotNegative,
+    Positive,
+    Rate,
+    Real,
+    Section,
+    Sections,
+    Whole,
+)
 
 
 class Paper(schema.Paper):
@@ -31,7 +44,16 @@ class Model(schema.WordLayers):
         description="width of the embedding, and of the last layer if the decoder is tied; null: hidden",
     )
     layers: Layers = Field(2, description="LSTM layers")
+    units: Counts = Field((), description="units of layer after layer, as in [960, 960, 620]; empty: hidden in each")
     tied: bool = Field(False, description="the decoder shares the embedding's weights")
+    softmaxes: Count = Field(1, description="softmaxes whose mixture predicts the word (arXiv 1711.03953); 1: plain")
+    latent_dropout: Rate = Field(0.0, description="dropout rate of each softmax's latent vector, one mask per sequence")
+    mogrifier: Whole = Field(
+        0, description="rounds in which input and state gate each other before a step (arXiv 1909.01792); 0: none"
+    )
+    mogrifier_rank: Count | None = Field(
+        None, description="inner size of the rounds' matrices, each a product of two; null: whole matrices"
+    )
     init: Positive = Field(0.05, description="weights start in U(-init, init)")
     torch_init: bool = Field(
         False, description="LSTM layers start as torch's do, in U(-r, r) with r = 1 / sqrt(units), decoder biases at 0"
@@ -53,19 +75,46 @@ class Model(schema.WordLayers):
 
     @property
     def stacked(self) -> bool:
-        """Whether each layer is a module of its own: its width or dropout rate differs from the others'."""
-        return self.embedding is not None or self.between_dropout is not None
+        """Whether each layer is a module of its own: its width, dropout rate or kind is not that of `br.LSTM`'s."""
+        return self.embedding is not None or self.between_dropout is not None or bool(self.units or self.mogrifier)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The width of the embedding, then of each layer."""
         first = self.embedding or self.hidden
-        return (first, *[self.hidden] * (self.layers - 1), first if self.tied else self.hidden)
+        last = first if self.tied else self.hidden
+        return (first, *(self.units or (*[self.hidden] * (self.layers - 1), last)))
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Model":
-        if self.stacked and self.step_dropout:
-            raise UserError("model.step_dropout is for layers of one width; use model.between_dropout in its place.")
+        (first, *_, last), one = self.widths, self.softmaxes == 1
+        problems = (
+            (
+                self.stacked and self.step_dropout,
+                "model.step_dropout is for layers of one width; use model.between_dropout in its place.",
+            ),
+            (
+                self.units and len(self.units) != self.layers,
+                f"model.units has {counted(len(self.units), 'width')}, and there are {counted(self.layers, 'layer')}.",
+            ),
+            (
+                self.tied and one and first != last,
+                f"model.tied: the embedding is {first} wide and the last layer {last}; make them equal, or set "
+                "model.softmaxes above 1.",
+            ),
+            (one and self.latent_dropout, "model.latent_dropout is for a mixture; set model.softmaxes above 1."),
+            (
+                self.mogrifier_rank and not self.mogrifier,
+                "model.mogrifier_rank is for Mogrifier layers; set model.mogrifier, their rounds.",
+            ),
+            (
+                self.mogrifier and not self.tied_masks,
+                "model.mogrifier gates an input once for all gates of a layer; set model.tied_masks=true.",
+            ),
+        )
+        for holds, message in problems:
+            if holds:
+                raise UserError(message)
         return self
 
 

@@ -1,6 +1,7 @@
 """Word-level language modelling: predict the next word of a text."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ from bayesrnn.lab.tasks.language.text import python_docs, read_folder
 from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
+
+_TRIED = 100  # words of a stream, to measure how long an evaluation takes
 
 
 def build(recipe: Recipe, vocabulary: int) -> nn.Module:
@@ -65,7 +68,7 @@ class Language(Task):
     source = "text"
     default_data = "python-docs"
     metrics, details, conditions = METRICS, DETAILS, CONDITIONS
-    draw_options = ("samples", "entropy_samples", "drop_words", "keep_weights", "test_only")
+    draw_options = ("samples", "entropy_samples", "drop_words", "keep_weights", "noise", "test_only")
     commands = COMMANDS
     panel = "bayesrnn.lab.tasks.language.panel:LanguagePanel"
     report_sections = (
@@ -174,6 +177,17 @@ class Language(Task):
 
     def validate(self) -> dict[str, Any]:
         return {"valid_perplexity": self._perplexity(self.valid_streams), "valid_streams": self.valid_streams.shape[1]}
+
+    def evaluation_seconds(self) -> tuple[float, float]:
+        each = []
+        for stream in (self.valid_streams, self.streams.valid):
+            part = stream[: max(_TRIED, self.streams.window) + 1]
+            self._perplexity(part[: self.streams.window + 1])  # the first call allocates memory
+            began = time.perf_counter()
+            self._perplexity(part)
+            each.append((time.perf_counter() - began) / (len(part) - 1))
+        last = len(self.streams.valid) + len(self.streams.test)
+        return each[0] * len(self.valid_streams), each[1] * last
 
     def final(self) -> dict[str, Any]:
         return {
