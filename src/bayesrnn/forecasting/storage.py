@@ -15,6 +15,7 @@ import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.grids import Calibration
+from bayesrnn.forecasting.growth import labels_from_json, labels_to_json
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
@@ -62,6 +63,7 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     about = {
         "settings": forecaster.settings,
         "ids": panel.ids,
+        "labels": labels_to_json(panel.labels),
         "clock": asdict(panel.clock),
         "columns": asdict(panel.columns),
         "bases": [_about(base) for base in model.bases],
@@ -130,7 +132,10 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
         "means": {k: (float(a), float(b)) for k, (a, b) in raw["means"].items()},
     })  # fmt: skip
     arrays = {key: found[f"panel_{key}"] for key in _PANEL}
-    forecaster.panel = Panel([str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns, **arrays)
+    forecaster.panel = Panel(
+        [str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns,
+        labels=labels_from_json(about["labels"]), **arrays,
+    )  # fmt: skip
     forecaster.columns = columns
     forecaster.model = Model(
         bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"])
