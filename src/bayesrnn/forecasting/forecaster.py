@@ -22,7 +22,7 @@ from bayesrnn.forecasting.checks import (
 )
 from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.growth import joined
-from bayesrnn.forecasting.model import Model, fit_model, shapes_of
+from bayesrnn.forecasting.model import Model, cold_start, fit_model, shapes_of
 from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
@@ -140,10 +140,13 @@ class Forecaster:
                 holidays=s["holidays"], seconds=60 * s["minutes"], seed=s["seed"], say=progress.say,
                 progress=progress.update,
             )  # fmt: skip
+            if s["calibrate"]:
+                model.cold = cold_start(model, panel, holidays=s["holidays"], seed=s["seed"])
         # Only now: an error leaves what was fitted before.
         self.model, self.panel, self.columns = model, panel, panel.columns
         self._width = np.ones(self.horizon)
-        self._trained = dict(zip(panel.ids, _last(panel).tolist(), strict=True))
+        last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
+        self._trained = dict(zip(panel.ids, last.tolist(), strict=True))
         return self
 
     def _chosen(self, frame: Any) -> Columns:
@@ -394,7 +397,3 @@ class Forecaster:
             about[self.columns.time] = panel.clock.stamps(numbers.reshape(-1))
             found.append(pd.DataFrame({**about, **{k: np.asarray(v).reshape(-1) for k, v in made.items()}}))
         return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
-
-
-def _last(panel: Panel) -> Array:
-    return panel.first + (panel.lengths - 1) * panel.clock.every

@@ -71,7 +71,9 @@ def check_fit(made: Forecaster) -> None:
         "weights": (model.weights, (len(model.bases) + len(model.members),)),
         "correlation": (model.correlation, (horizon, horizon)),
     }
-    for k, part in enumerate((*(base.calibration for base in model.bases), model.calibration)):
+    for k, part in enumerate(
+        (*(base.calibration for base in model.bases), model.calibration, *(part for _, part in model.cold))
+    ):
         wanted |= {f"centre {k}": (part.centre, (horizon,)), f"spread {k}": (part.spread, (horizon,))}
         wanted |= {f"levels {k}": (part.shape, Z.shape)}
     for name, (array, shape) in wanted.items():

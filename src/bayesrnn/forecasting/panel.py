@@ -118,6 +118,15 @@ class Panel:
             past=self.past[rows], future=self.future[rows], static=self.static[series], labels=self.labels.take(series),
         )  # fmt: skip
 
+    def cut(self, series: Array, begin: Array, rows: int) -> Panel:
+        """Pieces of so many rows, each a series of its own."""
+        at = (self.offsets[series][:, None] + begin[:, None] + np.arange(rows)).reshape(-1)
+        return replace(
+            self, ids=[str(k) for k in range(len(series))], offsets=rows * np.arange(len(series) + 1), y=self.y[at],
+            first=self.numbers(series, begin), past=self.past[at], future=self.future[at], static=self.static[series],
+            labels=self.labels.take(series),
+        )  # fmt: skip
+
     def until(self, ends: Array) -> Panel:
         """Each series up to a row; those without rows are left out."""
         keep = np.flatnonzero(ends > 0)

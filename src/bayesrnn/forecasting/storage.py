@@ -52,7 +52,8 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
             arrays[f"base{k}_theta"] = base.theta
         else:
             arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
-    for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration)):
+    for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration),
+                       *((f"cold{rows}", part) for rows, part in model.cold)):  # fmt: skip
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
     arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
     for k, member in enumerate(model.members):
@@ -68,6 +69,8 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
         "columns": asdict(panel.columns),
         "bases": [_about(base) for base in model.bases],
         "lower": str(model.lower),
+        "share": model.share,
+        "cold": [rows for rows, _ in model.cold],
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
         "trained": forecaster._trained,
@@ -138,7 +141,14 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     )  # fmt: skip
     forecaster.columns = columns
     forecaster.model = Model(
-        bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"])
+        bases,
+        members,
+        found["weights"],
+        calibration("model"),
+        found["correlation"],
+        float(about["lower"]),
+        float(about["share"]),
+        [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
     )
     forecaster._width = found["width"]
     forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}
