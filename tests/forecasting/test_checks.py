@@ -34,7 +34,7 @@ def changed(row, **values):
         (frame(10), {"horizon": 24}, r"Series 'a' has 10 rows \(0 to 9\), and a horizon of 24 needs at least 28; use"),
         (frame(), {"freq": "h"}, r"Series 'a' has 60 rows on 1,417 steps of one hour; set freq to the step"),
         (frame(), {"freq": "W"}, r"Series 'a': the stamp 2024-01-02.* in row 1 is off the grid of one week; set freq"),
-        (frame(), {"freq": "MS"}, r"Series 'a': rows 0 and 1 are both at 2024-01-01.*one month.*correct freq"),
+        (frame(), {"freq": "MS"}, r"the stamp 2024-01-02.* in row 1 is off the grid of one month; set freq"),
         (frame(), {"freq": "fortnight"}, r"freq is 'fortnight', which pandas does not know; use 'h'"),
         (changed(3, y="many"), {}, r"Series 'a': 'many' in column 'y', row 3, is no number; correct it"),
         (changed(4, y=np.inf), {}, r"Series 'a': 'inf' in column 'y', row 4, is infinite; correct it"),

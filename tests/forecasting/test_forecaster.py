@@ -115,14 +115,42 @@ class TestTime:
         assert (pd.DatetimeIndex(found["ds"]) == expected).all()
 
     @pytest.mark.parametrize(
-        ("freq", "given"), [("D", None), ("B", None), ("W-WED", None), ("MS", None), ("ME", None), ("QS", None),
-                            ("YS", None), ("15min", "15min"), ("2h", None)],
+        ("freq", "names"), [
+            ("D", ["D"]), ("B", ["B"]), ("W-WED", ["W-WED", "W"]), ("MS", ["MS"]), ("ME", ["ME", "M", "MS"]),
+            ("QS", ["QS"]), ("QE", ["QE", "Q"]), ("QE-NOV", ["QE-NOV", "Q-NOV"]), ("YS", ["YS", "AS"]),
+            ("YE", ["YE", "Y", "A"]), ("YE-FEB", ["YE-FEB"]), ("YE-JUN", ["YE-JUN", "A-JUN"]), ("BMS", ["BMS"]),
+            ("BME", ["BME", "BM"]), ("BQE", ["BQE", "BQ"]), ("BQS", ["BQS"]), ("BYE", ["BYE", "BA"]), ("BYS", ["BYS"]),
+            ("SME", ["SME", "SM"]), ("SMS", ["SMS"]), ("2MS", ["2MS"]), ("2W", ["2W"]), ("15min", ["15min", "15T"]),
+            ("h", ["h", "H"]), ("2h", ["2h", "2H"]), ("s", ["s", "S"]), ("WOM-3FRI", ["WOM-3FRI"]),
+        ],
     )  # fmt: skip
-    def test_stamps_continue_as_pandas_continues_them(self, freq, given):
-        index = pd.date_range("2001-01-01", periods=64, freq=freq)
+    @pytest.mark.parametrize("time", [0, 57_600])
+    def test_stamps_continue_as_pandas_continues_them(self, freq, names, time):
+        index = pd.date_range("2001-01-01", periods=64, freq=freq) + pd.Timedelta(seconds=time)
         y = pd.Series(np.sin(np.arange(60)) + np.arange(60) / 10 + 5, index=index[:60])
-        found = Forecaster(4, given, members=0).fit(y).predict()
-        assert (pd.DatetimeIndex(found["ds"]) == index[60:]).all()
+        for given in [*names, pd.tseries.frequencies.to_offset(freq)] + [None] * (freq != "WOM-3FRI"):
+            model = Forecaster(4, given, members=0).fit(y)
+            assert (pd.DatetimeIndex(model.history()["ds"]) == index[:60]).all(), given
+            assert (pd.DatetimeIndex(model.predict()["ds"]) == index[60:]).all(), given
+
+    def test_dates_that_follow_no_rule_are_refused_or_resampled(self):
+        rng = np.random.default_rng(0)
+        days = pd.DatetimeIndex(np.sort(rng.choice(pd.date_range("2001-01-01", "2010-12-31"), 2000, replace=False)))
+        frame = pd.DataFrame({"ds": days, "y": rng.normal(10, 1, 2000)})
+        for freq in ("MS", "ME", "BME", "QE", "W-WED", "SME", "B", "YE-JUN"):
+            model = Forecaster(2, freq, members=0, resample="sum").fit(frame)
+            stamps = pd.DatetimeIndex(model.history()["ds"])
+            expected = pd.date_range(stamps[0], periods=len(stamps) + 2, freq=freq)
+            assert (stamps == expected[:-2]).all()
+            assert (pd.DatetimeIndex(model.predict()["ds"]) == expected[-2:]).all()
+            assert model.history()["y"].sum() == pytest.approx(frame["y"].sum())
+        thinned = frame.groupby(frame["ds"].dt.to_period("M")).head(1)
+        with pytest.raises(UserError, match=r"the stamp .* in row 1 is off the grid of one month; set freq"):
+            Forecaster(2, "MS", members=0).fit(thinned)
+        with pytest.raises(
+            UserError, match=r"the stamp 2001-01-13.* in row 6 is off the grid of one weekday; set freq"
+        ):
+            Forecaster(2, "B", members=0).fit(frame)
 
     def test_a_whole_number_axis(self):
         noise = np.random.default_rng(0).normal(0, 0.1, 100)

@@ -27,6 +27,7 @@ _WHOLE = {"horizon": (1, "steps"), "context": (1, "steps"), "members": (0, "netw
 
 def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forecaster, as JSON can hold them; one column may be given by its name alone."""
+    given = given | {"freq": getattr(given["freq"], "freqstr", given["freq"])}
     for name, choices in _CHOICES.items():
         check_choice(name, given[name], choices)
     for name, (least, what) in _WHOLE.items():
@@ -39,16 +40,17 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     return {name: list(v) if isinstance(v, tuple) else v for name, v in (given | single).items()}
 
 
-def check_threshold(threshold: Any, ids: Sequence[str]) -> None:
-    """Refuse what is neither a number nor a number for each series."""
-    single = not isinstance(threshold, Mapping)
+def check_threshold(threshold: Any, ids: Sequence[str]) -> Array:
+    """(S,): one number for all series, or one for each."""
+    named = {str(key): value for key, value in threshold.items()} if isinstance(threshold, Mapping) else None
     for name in ids:
-        if not single and name not in threshold:
+        if named is not None and name not in named:
             raise UserError(f"threshold has no value for series {name!r}; give one number, or one per series.")
-        value = threshold if single else threshold[name]
+        value = threshold if named is None else named[name]
         if not is_number(value) or np.isnan(value):
-            of = "" if single else f" for series {name!r}"
+            of = "" if named is None else f" for series {name!r}"
             raise UserError(f"threshold is {value!r}{of}; give one number, or one per series.")
+    return np.array([threshold if named is None else named[name] for name in ids], dtype=float)
 
 
 def check_levels(level: Any, quantiles: Any) -> tuple[list[float], list[float]]:

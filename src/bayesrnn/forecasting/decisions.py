@@ -11,7 +11,8 @@ from bayesrnn.checks import is_number
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.checks import check_threshold
-from bayesrnn.forecasting.panel import Panel, joined
+from bayesrnn.forecasting.growth import joined
+from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Windows
 
 if TYPE_CHECKING:
@@ -42,21 +43,20 @@ def _cost(grid: Array, order: Array, over: float, under: float) -> Array:
 
 
 def crossing(
-    forecaster: Forecaster, threshold: float | Mapping[str, float], above: bool, n: int, seed: int, data: Any,
+    forecaster: Forecaster, threshold: float | Mapping[Any, float], above: bool, n: int, seed: int, data: Any,
     future: Any,
 ) -> Any:  # fmt: skip
     import pandas as pd
 
-    check_threshold(threshold, forecaster._data(data).ids)
+    panel = forecaster._data(data)
+    limit = check_threshold(threshold, panel.ids)[:, None, None]
     found = forecaster.sample_paths(n, data, future=future, seed=seed)
-    key = forecaster.columns.id
-    limit = found[key].map(threshold) if isinstance(threshold, Mapping) else threshold
-    over = (found["y"] > limit if above else found["y"] < limit).to_numpy().reshape(-1, n, forecaster.horizon)
+    y = found["y"].to_numpy().reshape(-1, n, forecaster.horizon)
+    over = y > limit if above else y < limit
     any_step = over.any(2)
     first = np.where(any_step, over.argmax(2) + 1.0, np.nan)
     middle = [float(np.nanmedian(row)) if some.any() else np.nan for row, some in zip(first, any_step, strict=True)]
-    ids = found[key].to_numpy().reshape(-1, n * forecaster.horizon)[:, 0]
-    return pd.DataFrame({key: ids, "probability": any_step.mean(1), "first_step": middle})
+    return pd.DataFrame({forecaster.columns.id: panel.labels, "probability": any_step.mean(1), "first_step": middle})
 
 
 def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
@@ -98,7 +98,8 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
         p = 2 * grids.normal_cdf(-np.abs(z))
         stamps = clock.stamps(both.first[series] + rows[inside] * clock.every)
         key, time = forecaster.columns.id, forecaster.columns.time
-        frame = pd.DataFrame({key: name, time: stamps, forecaster.columns.target: y, "p_value": p})
+        label = new.labels.take(np.full(len(y), i))
+        frame = pd.DataFrame({key: label, time: stamps, forecaster.columns.target: y, "p_value": p})
         frames.append(frame[~np.isnan(y)])
     table = pd.concat(frames, ignore_index=True)
     table["score"] = -np.log10(np.maximum(table["p_value"], 1e-300))
@@ -144,7 +145,7 @@ def walk_forward(
     together, frames = max(1, _AT_ONCE // total), []
     width = np.ones(horizon)
     waiting: list[Any] = []
-    ids, every = np.array(panel.ids, dtype=object), np.arange(total)
+    every = np.arange(total)
     for start in range(0, count, together):
         block = np.arange(start, min(start + together, count))
         series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
@@ -159,11 +160,11 @@ def walk_forward(
             waiting.append([int(k) * apart, 0, grids.outside(found, actual[rows])])
             at = (first + k * apart)[:, None] + np.arange(horizon)
             cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)
-            about = {names.id: np.repeat(ids, horizon), "cutoff": panel.clock.stamps(cutoff)}
+            about = {names.id: panel.labels.take(np.repeat(every, horizon)), "cutoff": panel.clock.stamps(cutoff)}
             about |= {"step": np.tile(np.arange(1, horizon + 1), total)}
             about[names.time] = panel.clock.stamps(panel.numbers(every[:, None], at).reshape(-1))
             about |= {"y": actual[rows], **summary(found, share[rows]), "crps": grids.crps(found, actual[rows])}
-            frames.append(pd.DataFrame({key: np.asarray(v).reshape(-1) if key not in ("cutoff", names.time) else v
+            frames.append(pd.DataFrame({key: v.reshape(-1) if isinstance(v, np.ndarray) else v
                                         for key, v in about.items()}))  # fmt: skip
     return pd.concat(frames, ignore_index=True)
 

@@ -21,8 +21,9 @@ from bayesrnn.forecasting.checks import (
     check_trainable,
 )
 from bayesrnn.forecasting.frames import frame_of
-from bayesrnn.forecasting.model import Model, fit_model, shapes_of
-from bayesrnn.forecasting.panel import Columns, Panel, joined, long_frame, panel_of
+from bayesrnn.forecasting.growth import joined
+from bayesrnn.forecasting.model import Model, cold_start, fit_model, shapes_of
+from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
 from bayesrnn.forecasting.training import Settings
@@ -139,10 +140,13 @@ class Forecaster:
                 holidays=s["holidays"], seconds=60 * s["minutes"], seed=s["seed"], say=progress.say,
                 progress=progress.update,
             )  # fmt: skip
+            if s["calibrate"]:
+                model.cold = cold_start(model, panel, holidays=s["holidays"], seed=s["seed"])
         # Only now: an error leaves what was fitted before.
         self.model, self.panel, self.columns = model, panel, panel.columns
         self._width = np.ones(self.horizon)
-        self._trained = dict(zip(panel.ids, _last(panel).tolist(), strict=True))
+        last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
+        self._trained = dict(zip(panel.ids, last.tolist(), strict=True))
         return self
 
     def _chosen(self, frame: Any) -> Columns:
@@ -155,7 +159,7 @@ class Forecaster:
         rest = [n for n in frame if n not in used and not pd.api.types.is_datetime64_any_dtype(frame[n])]
         past = tuple(s["past"]) if s["past"] is not None else tuple(rest)
         if s["past"] is None and past:
-            grouped = frame.groupby(c.id, sort=False)[list(past)].nunique(dropna=False).max()
+            grouped = frame.groupby(c.id, sort=False, observed=True)[list(past)].nunique(dropna=False).max()
             constant = tuple(n for n in past if grouped[n] <= 1)
             static += tuple(n for n in constant if frame[n].nunique() > 1)
             past = tuple(n for n in past if n not in constant)
@@ -188,7 +192,7 @@ class Forecaster:
         """Names of the series."""
         return self._panel.ids
 
-    def history(self, series: str | None = None) -> Any:
+    def history(self, series: object = None) -> Any:
         """The rows that forecasts start from, as a long frame in the units of the data; None: of all series."""
         return frame_of(self._panel, series)
 
@@ -273,8 +277,7 @@ class Forecaster:
         already may be repeated with equal values; others are refused, because the model was trained on the old ones.
         """
         new = self._data(data)
-        old = self._panel
-        both = joined(old, new)
+        both = joined(old := self._panel, new)
         place = {name: i for i, name in enumerate(both.ids)}
         series = np.array([place[name] for name in old.ids])
         later = both.lengths[series] > old.lengths
@@ -305,7 +308,7 @@ class Forecaster:
         decisions.check_costs(over, under)
         return self._table(lambda grid, share: decisions.orders(grid, over, under), data, future)
 
-    def crossing(self, threshold: float | Mapping[str, float], *, above: bool = True, n: int = 1000, seed: int = 0,
+    def crossing(self, threshold: float | Mapping[Any, float], *, above: bool = True, n: int = 1000, seed: int = 0,
                  data: Any = None, future: Any = None) -> Any:  # fmt: skip
         """The probability that a series crosses the threshold at least once within the horizon, from sample paths.
 
@@ -344,10 +347,10 @@ class Forecaster:
 
     def _data(self, data: Any) -> Panel:
         """A panel on the clock of `fit`."""
-        own = self._panel
+        own, s = self._panel, self.settings
         if data is None or isinstance(data, Panel):
             return own if data is None else data
-        return panel_of(data, self.columns, freq=None, clock=own.clock, resample=self.settings["resample"])
+        return panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
 
     def _windows(self, panel: Panel, ahead: Array | None = None, seen: Array | None = None) -> list[Windows]:
         """Those of each base; forecasts may learn from rows before ``seen`` (S,), or from all."""
@@ -390,11 +393,7 @@ class Forecaster:
             rows = np.repeat(series, self.horizon * max(copies, 1))
             if copies:
                 numbers = np.repeat(numbers[:, None], copies, 1)
-            about = {self.columns.id: np.array(panel.ids, dtype=object)[rows]}
+            about = {self.columns.id: panel.labels.take(rows)}
             about[self.columns.time] = panel.clock.stamps(numbers.reshape(-1))
             found.append(pd.DataFrame({**about, **{k: np.asarray(v).reshape(-1) for k, v in made.items()}}))
         return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
-
-
-def _last(panel: Panel) -> Array:
-    return panel.first + (panel.lengths - 1) * panel.clock.every

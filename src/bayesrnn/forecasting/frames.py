@@ -10,17 +10,18 @@ from bayesrnn.errors import UserError
 from bayesrnn.forecasting.panel import Panel
 
 
-def frame_of(panel: Panel, series: str | None = None) -> Any:
+def frame_of(panel: Panel, series: object = None) -> Any:
     """A panel, or one of its series, as a long frame in the units of the data; rare categories are None."""
     import pandas as pd
 
     if series is not None:
+        series = str(series)
         if series not in panel.ids:
             raise UserError(f"There is no series {series!r}; there are {', '.join(panel.ids[:8])}.")
         panel = panel.part(np.array([panel.ids.index(series)]))
     columns, each = panel.columns, np.repeat(np.arange(len(panel)), panel.lengths)
     rows = np.arange(len(panel.y)) - panel.offsets[each]
-    found: dict[str, Any] = {columns.id: np.array(panel.ids, dtype=object)[each]}
+    found: dict[str, Any] = {columns.id: panel.labels.take(each)}
     found[columns.time] = panel.clock.stamps(panel.numbers(each, rows))
     found[columns.target] = panel.y
     for names, values in (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesrnn.checks import is_number
+from bayesrnn.forecasting.clock import named_clock
 from bayesrnn.forecasting.grids import Z
 from bayesrnn.forecasting.panel import Columns
 from bayesrnn.forecasting.windows import Windows
@@ -70,7 +71,9 @@ def check_fit(made: Forecaster) -> None:
         "weights": (model.weights, (len(model.bases) + len(model.members),)),
         "correlation": (model.correlation, (horizon, horizon)),
     }
-    for k, part in enumerate((*(base.calibration for base in model.bases), model.calibration)):
+    for k, part in enumerate(
+        (*(base.calibration for base in model.bases), model.calibration, *(part for _, part in model.cold))
+    ):
         wanted |= {f"centre {k}": (part.centre, (horizon,)), f"spread {k}": (part.spread, (horizon,))}
         wanted |= {f"levels {k}": (part.shape, Z.shape)}
     for name, (array, shape) in wanted.items():
@@ -82,9 +85,19 @@ def check_fit(made: Forecaster) -> None:
     if count < 1 or panel.offsets[0] != 0 or panel.offsets[-1] != rows or (steps < 1).any():
         raise ValueError("offsets do not cut the rows into series")
     clock = panel.clock
-    if clock.unit not in ("number", "time", "weekday", "month") or _whole("every", clock.every, 1) > _FIRST:
+    known = ("number", "time", "weekday", "month", "offset")
+    if (
+        clock.unit not in known
+        or (clock.unit == "offset") != (named_clock(clock.freq or "D").unit == "offset")
+        or _whole("every", clock.every, 1) > _FIRST
+    ):
         raise ValueError("the clock is unknown")
-    if np.abs(panel.first).max() > _FIRST or np.isinf(panel.y).any() or len(set(panel.ids)) != count:
+    if (
+        np.abs(panel.first).max() > _FIRST
+        or np.isinf(panel.y).any()
+        or len(set(panel.ids)) != count
+        or (len(panel.labels) != count)
+    ):
         raise ValueError("stamps, values or names of the series are out of range")
     if not all(0 <= member.base < len(model.bases) for member in model.members):
         raise ValueError("a network belongs to no base")

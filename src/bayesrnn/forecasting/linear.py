@@ -48,8 +48,9 @@ def features(batch: Batch) -> Array:
 
 
 def moving(batch: Batch) -> Array:
-    """(B,): whether a window's context changes. A constant one teaches nothing, and its errors would count the most."""
-    return np.ptp(batch.context, axis=1) > 1e-6
+    """(B,): whether a window's context changes, or is too short to tell. A constant one teaches nothing, and its errors
+    would count the most."""
+    return (np.ptp(batch.context, axis=1) > 1e-6) | batch.cold
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,12 +17,12 @@ from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine
-from bayesrnn.forecasting.windows import Batch, Shape, Windows
+from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, with_usual
 
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
-_VALID = 2_000
-_FLOOR = 0.8  # of the lowest value
+_VALID, _COLD = 2_000, 256  # windows
+_FLOOR, _RARELY = 0.8, 0.005  # of the lowest value; how often values may fall below that
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Model:
     calibration: grids.Calibration
     correlation: Array
     lower: float
+    share: float
+    cold: list[tuple[int, grids.Calibration]] = field(default_factory=list)
 
     @property
     def shape(self) -> Shape:
@@ -44,9 +47,12 @@ class Model:
         used = np.flatnonzero(self.weights).tolist()
         parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
         floor = self.floor(cuts[0].batch(series, ends))
-        grid = sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used)
+        grid: Array = self.calibration.apply(sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used))  # type: ignore[arg-type]
         share = sum(self.weights[k] * parts[k][1] for k in used)
-        return np.maximum(self.calibration.apply(grid), floor), share  # type: ignore[return-value, arg-type]
+        for (rows, calibration), (stop, _) in pairwise([*self.cold, (self.shape.context, self.calibration)]):
+            these = (ends >= rows) & (ends < min(stop, self.shape.context))
+            grid[these] = calibration.apply(grid[these])
+        return np.maximum(grid, floor), share  # type: ignore[return-value]
 
     def bounded(self, grid: Array) -> Array:
         return np.maximum(grid, self.lower)
@@ -57,7 +63,8 @@ class Model:
         if not math.isfinite(self.lower):
             return np.full((len(batch.ends), 1, 1), -math.inf)
         levels = np.where(batch.known, batch.levels(self.shape, batch.context), math.inf)
-        return np.maximum(_FLOOR * levels.min(1), self.lower)[:, None, None]
+        share = np.where(batch.cold, 0, self.share)
+        return np.maximum(share * levels.min(1), self.lower)[:, None, None]
 
 
 def _parts(
@@ -102,7 +109,8 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     shift = 0.0 if known.min() > 0 else 1.0
     made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
     lowest = max(float(known.min() + shift) / 2, 1e-300)
-    return [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
+    shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
+    return [with_usual(panel, shape) for shape in shapes]
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
@@ -126,21 +134,21 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
         f"{shapes[0].context}"
     )
-    lower = 0.0 if known.min() >= 0 else -math.inf
+    bounds = _bounds(panel, shapes[0], rng)
     blank = grids.Calibration.identity(shapes[0].horizon)
     short = few(panel, shapes[0])
     found: list[Structure] = []
     if short:
         found = [structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)]
         if not panel.past.shape[1] or not folds(panel, shapes[0]):
-            return Model(found, [], np.ones(1), blank, found[0].correlation(), lower)
+            return Model(found, [], np.ones(1), blank, found[0].correlation(), *bounds)
     bases, before, fold = choose(
         panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
         progress=progress,
     )  # fmt: skip
     if short:  # a linear forecast knows the past columns
-        return Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), lower)
-    model = Model(bases, [], np.ones(1), blank, np.eye(len(blank.centre)), lower)
+        return Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
+    model = Model(bases, [], np.ones(1), blank, np.eye(len(blank.centre)), *bounds)
     cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
     for windows in cuts:
         windows.seen = fold.cut
@@ -172,6 +180,20 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     several = len(folds(panel, model.shape)) > 1 and model.weights[len(bases) :].any()
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
     return model
+
+
+def _bounds(panel: Panel, shape: Shape, rng: np.random.Generator) -> tuple[float, float]:
+    """The lower end of quantities that are never negative, and the share of the lowest value of a context that values
+    after it do not fall below: 0 where they do, as in a decline."""
+    if np.nanmin(panel.y) < 0:
+        return -math.inf, 0.0
+    low, high = np.full(len(panel), shape.least), panel.lengths - shape.horizon
+    batch = Windows(panel, shape).batch(*origins(panel, shape, low, high, _VALID, rng))
+    if np.isnan(batch.actual).all():
+        return 0.0, 0.0
+    lowest = np.where(batch.known, batch.levels(shape, batch.context), math.inf).min(1)
+    below = np.nanmean(np.where(np.isnan(batch.actual), np.nan, batch.actual < _FLOOR * lowest[:, None]))
+    return 0.0, _FLOOR if below < _RARELY else 0.0
 
 
 def _trained(
@@ -234,6 +256,29 @@ def _calibrated(
         model.calibration = replace(model.calibration, spread=model.calibration.spread * factor)
         say(f"widths times {factor:.2f}: the last fold against earlier ones")
     model.correlation = correlation_of(z, count)
+
+
+def cold_start(model: Model, panel: Panel, *, holidays: str | None, seed: int) -> list[tuple[int, grids.Calibration]]:
+    """Calibrations of series with at least so many rows, but fewer than the context: pieces of the panel's series are
+    forecast as if they were new."""
+    rng, horizon, rows, found = np.random.default_rng(seed), model.shape.horizon, 1, []
+    while rows < model.shape.context and (panel.lengths >= rows + horizon).any():
+        low, high = np.full(len(panel), rows), panel.lengths - horizon
+        series, ends = origins(panel, model.shape, low, high, _COLD, rng)
+        piece = panel.cut(series, ends - rows, rows + horizon)
+        y = piece.y.reshape(len(series), -1)
+        some = ~np.isnan(y[:, :rows]).all(1) & ~np.isnan(y[:, rows:]).all(1)
+        if some.any():
+            cuts = [Windows(piece, base.shape, holidays=holidays) for base in model.bases]
+            every = np.full(len(series), rows)
+            for windows in cuts:
+                windows.seen = every
+            grid, _ = model.grid(cuts, np.flatnonzero(some), every[some], seed=seed)
+            seen, counts = np.unique(series[some], return_counts=True)
+            apart = np.minimum(counts, panel.lengths[seen] / (rows + horizon)).sum()
+            found.append((rows, grids.Calibration.fit(grids.scores_of(grid, y[some, rows:]), float(apart))))
+        rows *= 2
+    return found
 
 
 def correlation_of(z: Array, count: float) -> Array:

@@ -88,5 +88,6 @@ def fitted(linear: Linear, windows: Windows, series: Array, seen: Array, penalti
     for pairs in found:
         coefficients, left = (np.concatenate(a) for a in zip(*pairs, strict=True))
         usual = float(left[count > 0].mean()) if (count > 0).any() else 1.0
-        made.append(Own(coefficients, np.maximum(trust * left + (1 - trust) * usual, 0.05 * usual + 1e-9)))
+        size = np.maximum(trust * left + (1 - trust) * usual, 0.05 * usual + 1e-9)
+        made.append(Own(coefficients, np.where(count > 0, size, 1.0)))  # the same in every panel
     return made

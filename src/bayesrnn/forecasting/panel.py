@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.clock import Clock, clock_of, same_kind
+from bayesrnn.forecasting.clock import Clock, clock_of, same_kind, snapped
 
 Array = np.ndarray
 _CATEGORIES = 64  # the most frequent ones have a column each
@@ -81,7 +81,8 @@ class Columns:
 class Panel:
     """Series one after the other: series i has rows ``offsets[i]`` to ``offsets[i + 1]``.
 
-    ``y`` (N,) float64 is NaN where a value is missing. ``first`` (S,) are the numbers of the clock at the first rows.
+    ``ids`` are names, and ``labels`` (S,) the same as in the data: numbers, categories or text. ``first`` (S,) are the
+    numbers of the clock at the first rows. ``y`` (N,) float64 is NaN where a value is missing.
     ``past`` (N, P), ``future`` (N, F) and ``static`` (S, K) are covariates, float32, NaN where missing.
     """
 
@@ -94,6 +95,7 @@ class Panel:
     static: Array
     clock: Clock
     columns: Columns
+    labels: Any
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -113,7 +115,16 @@ class Panel:
         rows = np.repeat(self.offsets[series] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return replace(
             self, ids=[self.ids[i] for i in series], offsets=offsets, first=self.first[series], y=self.y[rows],
-            past=self.past[rows], future=self.future[rows], static=self.static[series],
+            past=self.past[rows], future=self.future[rows], static=self.static[series], labels=self.labels.take(series),
+        )  # fmt: skip
+
+    def cut(self, series: Array, begin: Array, rows: int) -> Panel:
+        """Pieces of so many rows, each a series of its own."""
+        at = (self.offsets[series][:, None] + begin[:, None] + np.arange(rows)).reshape(-1)
+        return replace(
+            self, ids=[str(k) for k in range(len(series))], offsets=rows * np.arange(len(series) + 1), y=self.y[at],
+            first=self.numbers(series, begin), past=self.past[at], future=self.future[at], static=self.static[series],
+            labels=self.labels.take(series),
         )  # fmt: skip
 
     def until(self, ends: Array) -> Panel:
@@ -290,10 +301,14 @@ def panel_of(
     missing = [c for c in (*columns.past, *columns.future, *columns.static) if c not in frame]
     if missing:
         raise UserError(f"The frame has no column {missing[0]!r}, which the model uses; add it.")
-    names = frame[columns.id].astype(str).to_numpy()
-    values, stamps = _values(frame, names, columns), stamps_of(frame[columns.time], columns.time)
-    codes, ids = pd.factorize(names)
+    codes, given = pd.factorize(frame[columns.id])
+    alike, ids = pd.factorize(np.array([str(name) for name in given], dtype=object))
+    codes = alike[codes]
+    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame[columns.time], columns.time)
+    labels = frame[columns.id].array.take(np.unique(codes, return_index=True)[1])
     rows = np.arange(len(frame)) % frame.attrs.get("rows", len(frame))
+    if resample is not None:
+        stamps = snapped(freq, stamps)
     raw = stamps if not isinstance(stamps, pd.DatetimeIndex) else stamps.asi8
     order = np.lexsort((raw, codes))
     codes, values, rows, stamps = codes[order], values[order], rows[order], stamps[order]
@@ -302,7 +317,7 @@ def panel_of(
     ends = np.flatnonzero(np.diff(codes, append=len(ids)) > 0)
     starts = np.concatenate([[0], ends[:-1] + 1])
     phase = numbers % clock.every if resample is None else np.zeros_like(numbers)
-    uneven = np.flatnonzero(phase != phase[starts][codes])
+    uneven = np.flatnonzero((phase != phase[starts][codes]) | clock.off(stamps))
     if len(uneven):
         i = uneven[0]
         raise UserError(
@@ -310,7 +325,7 @@ def panel_of(
             'set freq to the step of the stamps, or resample="mean" to average them onto the grid.'
         )
     if resample is not None:
-        numbers = numbers - numbers % clock.every
+        numbers = clock.floor(numbers)
     twice = np.flatnonzero((np.diff(numbers) == 0) & (np.diff(codes) == 0))
     if len(twice) and resample is None:
         i = twice[0]
@@ -324,13 +339,13 @@ def panel_of(
     return assembled(
         [str(i) for i in ids], codes, numbers, values, columns.matrix(ordered, columns.past),
         columns.matrix(ordered, columns.future), columns.matrix(ordered.iloc[ends], columns.static), clock, columns,
-        resample,
+        labels, resample,
     )  # fmt: skip
 
 
 def assembled(
     ids: list[str], codes: Array, numbers: Array, y: Array, past: Array, future: Array, static: Array, clock: Clock,
-    columns: Columns, resample: str | None = None,
+    columns: Columns, labels: Any, resample: str | None = None,
 ) -> Panel:  # fmt: skip
     """A panel of rows in any order; of two at the same step the later one counts, unless they are resampled."""
     first, last = np.full(len(ids), np.iinfo(np.int64).max), np.full(len(ids), np.iinfo(np.int64).min)
@@ -341,36 +356,8 @@ def assembled(
     placed = [_placed(at, block, int(offsets[-1]), resample) for block in (y[:, None], past, future)]
     return Panel(
         ids, offsets, first, placed[0][:, 0], placed[1].astype(np.float32), placed[2].astype(np.float32), static, clock,
-        columns,
+        columns, labels,
     )  # fmt: skip
-
-
-def joined(old: Panel, new: Panel) -> Panel:
-    """Both together; new series come last. Where both have a value at a step, it must be the same."""
-    known = {name: i for i, name in enumerate(old.ids)}
-    ids = [*old.ids, *(name for name in new.ids if name not in known)]
-    place = {name: i for i, name in enumerate(ids)}
-    parts = []
-    for panel in (old, new):
-        codes = np.repeat(np.array([place[name] for name in panel.ids]), panel.lengths)
-        rows = np.arange(len(panel.y)) - np.repeat(panel.offsets[:-1], panel.lengths)
-        numbers = np.repeat(panel.first, panel.lengths) + rows * panel.clock.every
-        some = ~np.isnan(panel.y) | (panel is old)
-        parts.append((codes[some], numbers[some], panel.y[some], panel.past[some], panel.future[some]))
-    for i, name in enumerate(new.ids):
-        if name in known and (new.first[i] - old.first[known[name]]) % old.clock.every:
-            raise UserError(f"Series {name!r}: the new stamps are off the grid of the old ones; correct them.")
-    static = np.concatenate([old.static, new.static[[i for i, name in enumerate(new.ids) if name not in known]]])
-    codes, numbers, y, past, future = (np.concatenate(pair) for pair in zip(*parts, strict=True))
-    both = assembled(ids, codes, numbers, y, past, future, static, old.clock, old.columns)
-    codes, numbers, y = parts[0][:3]
-    kept = both.y[both.offsets[codes] + (numbers - both.first[codes]) // old.clock.every]
-    for row in np.flatnonzero(~np.isnan(y) & ~np.isclose(kept, y, rtol=1e-9, atol=0))[:1]:
-        raise UserError(
-            f"Series {ids[codes[row]]!r} already has {y[row]:g} at {old.clock.stamps(numbers[[row]])[0]}, not "
-            f"{kept[row]:g}; pass only new rows, or fit again to correct old ones."
-        )
-    return both
 
 
 def _check_density(ids: Any, starts: Array, ends: Array, lengths: Array, numbers: Array, clock: Clock) -> None:

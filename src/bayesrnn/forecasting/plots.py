@@ -149,8 +149,9 @@ def worst_series(
 
 def worst_first(table: Any, id_col: str = "unique_id") -> list[str]:
     """Names of series, the one with the largest CRPS relative to its size first."""
-    size = table.groupby(id_col)["y"].agg(lambda v: float(np.nanmean(np.abs(v))) or 1.0)
-    return (table.groupby(id_col)["crps"].mean() / size).sort_values(ascending=False).index.tolist()
+    by = table.groupby(id_col, observed=True)
+    size = by["y"].agg(lambda v: float(np.nanmean(np.abs(v))) or 1.0)
+    return (by["crps"].mean() / size).sort_values(ascending=False).index.tolist()
 
 
 def _short(name: Any) -> str:

@@ -29,7 +29,7 @@ def scores(table: Any, *, by: str | None = None, history: Any = None, season: in
     unit = np.ones(len(table))
     if history is not None:
         past = history.sort_values([id_col, *[c for c in ("ds",) if c in history]])
-        change = past.groupby(id_col, sort=False)[target_col].diff(season).abs()
+        change = past.groupby(id_col, sort=False, observed=True)[target_col].diff(season).abs()
         step = change.groupby(past[id_col].to_numpy(), sort=False).mean()
         unit = table[id_col].map(step.where(step > 0)).to_numpy(dtype=float)
     off = np.abs(y - table["median"].to_numpy())

@@ -113,6 +113,7 @@ def recent(base: Base, windows: Windows, batch: Batch) -> Array:
     shape = windows.shape
     old = windows.batch(batch.series, np.maximum(batch.ends - shape.horizon, 1), LAGS)
     error = np.abs(old.target - base.point(windows, old)) * (old.scale / batch.scale)[:, None]
+    error[old.ends[:, None] + np.arange(shape.horizon) >= batch.ends[:, None]] = np.nan  # not known yet
     count = (~np.isnan(error)).sum(1)
     size = np.where(count > 0, np.nansum(error, 1) / np.maximum(count, 1), batch.spread)
     size = np.clip(size, 0.1 * batch.spread, 10 * batch.spread)

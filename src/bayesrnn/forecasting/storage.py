@@ -15,6 +15,7 @@ import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.grids import Calibration
+from bayesrnn.forecasting.growth import labels_from_json, labels_to_json
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
@@ -51,7 +52,8 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
             arrays[f"base{k}_theta"] = base.theta
         else:
             arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
-    for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration)):
+    for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration),
+                       *((f"cold{rows}", part) for rows, part in model.cold)):  # fmt: skip
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
     arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
     for k, member in enumerate(model.members):
@@ -62,10 +64,13 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     about = {
         "settings": forecaster.settings,
         "ids": panel.ids,
+        "labels": labels_to_json(panel.labels),
         "clock": asdict(panel.clock),
         "columns": asdict(panel.columns),
         "bases": [_about(base) for base in model.bases],
         "lower": str(model.lower),
+        "share": model.share,
+        "cold": [rows for rows, _ in model.cold],
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
         "trained": forecaster._trained,
@@ -130,10 +135,20 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
         "means": {k: (float(a), float(b)) for k, (a, b) in raw["means"].items()},
     })  # fmt: skip
     arrays = {key: found[f"panel_{key}"] for key in _PANEL}
-    forecaster.panel = Panel([str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns, **arrays)
+    forecaster.panel = Panel(
+        [str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns,
+        labels=labels_from_json(about["labels"]), **arrays,
+    )  # fmt: skip
     forecaster.columns = columns
     forecaster.model = Model(
-        bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"])
+        bases,
+        members,
+        found["weights"],
+        calibration("model"),
+        found["correlation"],
+        float(about["lower"]),
+        float(about["share"]),
+        [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
     )
     forecaster._width = found["width"]
     forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from bayesrnn.forecasting.panel import Panel
 Array = np.ndarray
 _LONG = 48  # steps of a season that is long
 _LEAST = 1e-9  # scale of a constant window, relative to its values
+_PRIOR = 2.0  # rows that what is usual counts as, where few are known
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,10 @@ class Shape:
         seasons: in steps, the strongest first; empty: none.
         scaling: "mean_abs", "standard" or "robust".
         log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
-        lowest: what smaller values of shift + y count as: new rows may hold zeros or negative values, training did not.
+        lowest: what shift + y counts as where it is not positive: new rows may hold such values, training did not.
+        usual: for plain values and for logarithms, what is usual of a window at its level x (the mean of absolute
+            values): the change to the season before, exp(a + b log x), and the scale, exp(c + d log x), as a, b, c, d;
+            and the usual log x.
     """
 
     context: int
@@ -32,6 +36,7 @@ class Shape:
     log: str = "none"
     shift: float = 0.0
     lowest: float = 1e-300
+    usual: tuple[tuple[float, ...], ...] = ()
 
     @property
     def season(self) -> int:
@@ -49,7 +54,8 @@ class Batch:
 
     ``context`` (B, T) has every gap filled from before it, ``known`` (B, T) says where it was not; ``target`` (B, H) is
     NaN where unknown. ``spread`` (B,) is the mean absolute difference to the season before, in the same scale. ``log``
-    (B,) says which windows are logarithms.
+    (B,) says which windows are logarithms. ``cold`` (B,): fewer than `Shape.least` rows are known, and scale and spread
+    lean on what is usual.
     """
 
     series: Array
@@ -66,6 +72,7 @@ class Batch:
     calendar: Array
     static: Array
     log: Array
+    cold: Array
     features: Array | None = None
 
     def levels(self, shape: Shape, scaled: Array) -> Array:
@@ -121,11 +128,19 @@ class Windows:
         log = self.logs[series]
         values = y.copy()
         if log.any():
-            values[log] = np.log(np.maximum(y[log] + shape.shift, shape.lowest))
+            shifted = y[log] + shape.shift
+            values[log] = np.log(np.where(shifted > 0, shifted, np.where(np.isnan(shifted), np.nan, shape.lowest)))
         context, target = values[:, :size], values[:, size:]
         known = ~np.isnan(context)
         centre, scale = _scales(context, known, shape)
+        change, cold = None, (known.sum(1) < shape.least) & bool(shape.usual)
+        if cold.any():
+            scale, change = _usual(context, known, cold, log, scale, shape)
         filled = _filled((context - centre[:, None]) / scale[:, None], known, shape.seasons)
+        spread = spread_of(filled, known, shape.season)
+        if change is not None:
+            pairs = np.maximum(known.sum(1) - 1, 0)
+            spread = np.where(cold, (pairs * spread + _PRIOR * change / scale) / (pairs + _PRIOR), spread)
         late = slice(max(size - (lags or size), 0), size)
         past = self._past[at[:, late]]
         if not inside[:, late].all():
@@ -138,10 +153,9 @@ class Windows:
             given = self.ahead[series[:, None], np.clip(beyond, 0, horizon - 1)]
             future = np.where((beyond >= 0)[..., None], given, future)
         return Batch(
-            series=series, ends=ends, centre=centre, scale=scale, spread=spread_of(filled, known, shape.season),
-            context=filled, known=known, target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:],
-            past=past, future=np.nan_to_num(future), calendar=calendar, static=panel.static[series],
-            log=log,
+            series=series, ends=ends, centre=centre, scale=scale, spread=spread, context=filled, known=known,
+            target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:], past=past,
+            future=np.nan_to_num(future), calendar=calendar, static=panel.static[series], log=log, cold=cold,
         )  # fmt: skip
 
 
@@ -183,6 +197,40 @@ def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:
     least = np.maximum(_LEAST * np.maximum(size, np.abs(mean)), 1e-12)
     flat = scale <= least
     return centre, np.where(flat, np.where(size > 0, size, 1.0), scale)
+
+
+def with_usual(panel: Panel, shape: Shape) -> Shape:
+    """The shape, with what is usual of the windows of a panel."""
+    low, rng = np.full(len(panel), shape.least), np.random.default_rng(0)
+    batch = Windows(panel, shape).batch(*origins(panel, shape, low, panel.lengths, 1000, rng))
+    values = batch.centre[:, None] + batch.scale[:, None] * batch.context
+    level = np.where(batch.known, np.abs(values), 0).sum(1) / np.maximum(batch.known.sum(1), 1)
+    some = (np.ptp(batch.context, axis=1) > 1e-6) & (level > 0)
+    found = []
+    for log in (False, True):
+        rows = some & (batch.log == log)
+        x = np.log(level[rows]) if rows.any() else np.zeros(1)
+        middle, lines = float(np.median(x)), []
+        for size in (batch.spread * batch.scale, batch.scale):
+            y = np.log(size[rows]) if rows.any() else np.zeros(1)
+            varies = len(np.unique(batch.series[rows])) > 4 and x.std() > 0.3
+            slope = 0.0 if log else float(np.clip(np.cov(x, y)[0, 1] / x.var(ddof=1), 0, 1)) if varies else 1.0
+            lines += [float(np.median(y - slope * x)), slope]
+        found.append((*lines, middle))
+    return replace(shape, usual=tuple(found))
+
+
+def _usual(context: Array, known: Array, cold: Array, log: Array, scale: Array, shape: Shape) -> tuple[Array, Array]:
+    """Scales (B,), for cold windows drawn towards what is usual; and usual changes to the season before."""
+    a, b, c, d, middle = np.array(shape.usual)[log.astype(int)].T
+    count = known.sum(1)
+    level = np.where(known, np.abs(context), 0.0).sum(1) / np.maximum(count, 1)
+    x = np.where(level > 0, np.log(np.maximum(level, 1e-300)), middle)
+    if shape.scaling == "mean_abs":
+        return np.where(level > 0, scale, np.exp(c + d * x)), np.exp(a + b * x)
+    apart = np.where(known, context - (np.where(known, context, 0).sum(1) / np.maximum(count, 1))[:, None], 0.0)
+    shrunk = np.sqrt(((apart**2).sum(1) + _PRIOR * np.exp(2 * (c + d * x))) / np.maximum(count - 1 + _PRIOR, 1))
+    return np.where(cold, shrunk, scale), np.exp(a + b * x)
 
 
 def _filled(scaled: Array, known: Array, seasons: tuple[int, ...]) -> Array:

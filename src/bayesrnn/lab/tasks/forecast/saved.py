@@ -50,7 +50,7 @@ class Saved:
         names = plots.worst_first(table, made.columns.id)[:_FANS] if table is not None else made.ids[:_FANS]
         page.add("ahead", "Forecasts", html.paragraphs(
             "What comes after the end of the series. Orange: how much of the interval comes from not knowing the "
-            "model's weights."), html.pictures([self._fan(page, name) for name in names]))  # fmt: skip
+            "model's weights."), html.pictures([self._fan(page, str(name)) for name in names]))  # fmt: skip
         if table is not None:
             _walk_sections(page, table, made)
 
