@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from bayesrnn.lab.explore.panel import Options
+from bayesrnn.lab.tasks.language.panel import LanguagePanel
 from bayesrnn.lab.tasks.language.words import scored
 
 TEXT = "w1 w2\nW3, strange w4"
@@ -47,7 +49,7 @@ def test_the_mean_weights_are_beside_the_average(client):
 def test_the_example_is_of_the_runs_own_text(client, text_folder, monkeypatch):
     example = client.about()["runs"][0]["panels"]["task"]["example"]
     assert example in (text_folder / "valid.txt").read_text().splitlines()
-    own = panel.LanguagePanel(client.runs[0], panel.Options(data="/nowhere"))
+    own = LanguagePanel(client.runs[0], Options(data="/nowhere"))
     assert set(own.example.split()) <= set(own.vocabulary.words)
 
 

@@ -1,55 +1,44 @@
 """What ``bayesrnn evaluate`` measures of a trained language model."""
 
 import math
-from typing import Any, Protocol
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.tasks.base import Say, is_random
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.dynamic import NO_BOUND, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE
 from bayesrnn.lab.tasks.language.options import EvaluateOptions
-from bayesrnn.lab.tasks.language.streams import Streams, reset_of
+from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.text import batchify, noise_of_draws
 
-
-class ModelWithRecipe(Protocol):
-    """A run that was opened, or the task itself."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def model(self) -> nn.Module: ...
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.language.task import Language
 
 
-def evaluate(
-    run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, *, say: Say = lambda text: None
-) -> dict[str, Any]:
+def evaluate(task: "Language", options: EvaluateOptions, *, say: Say) -> dict[str, Any]:
     """Metrics by name, each on one stream unless its name says otherwise.
 
     The state is carried from word to word; with ``data.carry_state: false`` it starts from zero in every window, as in
     training.
     """
-    recipe = run.recipe
+    recipe, streams = task.recipe, task.streams
     options.check(recipe, in_memory=not streams.on_disk)
     rates, decays = options.rates(recipe), options.decays()
-    metrics = _sound(_mean(run, streams, say))  # first: the rest takes long, and would blame its own rates
+    metrics = _sound(_mean(task, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:
-        metrics |= _tempered(run, streams, say)
+        metrics |= _tempered(task, say)
     if options.samples and is_random(recipe):
-        metrics |= _monte_carlo(run, streams, options, options.samples, say)
+        metrics |= _monte_carlo(task, options, options.samples, say)
     if recipe.posterior.kind == "sharpened":
-        metrics |= _bounds(run, streams, say)
+        metrics |= _bounds(task, say)
     if options.dynamic:
         before = {split: metrics[f"{split}_perplexity"] for split in ("valid", "test")}
         rule = options.dynamic_rule or PAPERS_RULE
-        metrics |= DynamicEvaluation(run, streams, rule, rates, decays, before, say).metrics()
+        metrics |= DynamicEvaluation(task, rule, rates, decays, before, say).metrics()
     if options.reversed_text:
-        metrics |= _reversed(run, streams.test, options, say)
+        metrics |= _reversed(task, options, say)
     return _sound(metrics)
 
 
@@ -64,12 +53,12 @@ def _sound(metrics: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def _mean(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
+def _mean(task: "Language", say: Say) -> dict[str, Any]:
     """The posterior mean on both texts."""
     metrics: dict[str, Any] = {}
-    for split, stream in (("valid", streams.valid), ("test", streams.test)):
+    for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
         say(f"posterior mean on {split}")
-        found = scoring.scores(run.model, stream, reset=reset_of(run.recipe))
+        found = scoring.scores(task.model, stream, reset=reset_of(task.recipe))
         metrics |= {
             f"{split}_perplexity": found.perplexity,
             f"{split}_calibration_error": found.calibration_error,
@@ -78,15 +67,15 @@ def _mean(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
     return {**metrics, "reliability": found.reliability, "test_deciles": found.deciles}
 
 
-def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
-    reset = reset_of(run.recipe)
+def _tempered(task: "Language", say: Say) -> dict[str, Any]:
+    reset = reset_of(task.recipe)
     say("temperature of the posterior mean on valid")
-    chosen = scoring.best_temperature(run.model, streams.valid, reset=reset)
+    chosen = scoring.best_temperature(task.model, task.streams.valid, reset=reset)
     if any(math.isclose(chosen, end) for end in scoring.TEMPERATURES):
         say(f"temperature {chosen:g} is an end of the range that is searched; the best one is beyond it")
     say(f"posterior mean at temperature {chosen:.3f}")
-    valid = scoring.scores(run.model, streams.valid, reset=reset, temperature=chosen)
-    test = scoring.scores(run.model, streams.test, reset=reset, temperature=chosen)
+    valid = scoring.scores(task.model, task.streams.valid, reset=reset, temperature=chosen)
+    test = scoring.scores(task.model, task.streams.test, reset=reset, temperature=chosen)
     return {
         "temperature": chosen,
         "valid_perplexity_tempered": valid.perplexity,
@@ -97,18 +86,18 @@ def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any
     }
 
 
-def _monte_carlo(
-    run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, samples: int, say: Say
-) -> dict[str, Any]:
+def _monte_carlo(task: "Language", options: EvaluateOptions, samples: int, say: Say) -> dict[str, Any]:
     """Perplexity of averaged draws, and of fewer of them."""
-    splits = {"test": streams.test} if options.test_only else {"valid": streams.valid, "test": streams.test}
+    splits = (
+        {"test": task.streams.test} if options.test_only else {"valid": task.streams.valid, "test": task.streams.test}
+    )
     kind, seed = options.suffix, options.seed
     metrics: dict[str, Any] = {f"samples{kind}": samples, f"draws_seed{kind}": seed}
-    with noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights):
+    with noise_of_draws(task.model, words=options.drop_words, weights=not options.keep_weights):
         for split, stream in splits.items():
             say(f"{counted(samples, 'draw')} on {split}")
             found = scoring.monte_carlo_perplexities(
-                run.model, stream, samples=samples, seed=seed, reset=reset_of(run.recipe)
+                task.model, stream, samples=samples, seed=seed, reset=reset_of(task.recipe)
             )
             metrics[f"{split}_perplexity_mc{kind}"] = found[samples]
             metrics[f"{split}_perplexity_by_draws{kind}"] = [
@@ -117,14 +106,14 @@ def _monte_carlo(
     return metrics
 
 
-def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
+def _bounds(task: "Language", say: Say) -> dict[str, Any]:
     """The bounds of a sharpened model, on as many streams as in training where the text is long enough."""
-    data, metrics = run.recipe.data, dict[str, Any]()
-    for split, stream in (("valid", streams.valid), ("test", streams.test)):
+    data, metrics = task.recipe.data, dict[str, Any]()
+    for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
         say(f"sharpened bound on {split}")
         parts = batchify(stream[:, 0], min(data.batch_size, len(stream) // (data.window + 1)))
         metrics["bound_streams"] = min(metrics.get("bound_streams", data.batch_size), parts.shape[1])
-        bound = scoring.sharpened_perplexity(run.model, parts, window=data.window, carry_state=data.carry_state)
+        bound = scoring.sharpened_perplexity(task.model, parts, window=data.window, carry_state=data.carry_state)
         if math.isfinite(bound):
             metrics[f"{split}_perplexity_bound"] = bound
         else:
@@ -132,17 +121,17 @@ def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
     return metrics
 
 
-def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say: Say) -> dict[str, Any]:
+def _reversed(task: "Language", options: EvaluateOptions, say: Say) -> dict[str, Any]:
     """Entropy gaps of the mean, of one draw, and of the average of all; ``entropy_gaps`` has those of 1, 2, … draws."""
-    reset, samples = reset_of(run.recipe), options.drawn if is_random(run.recipe) else 0
-    with noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights):
+    reset, samples = reset_of(task.recipe), options.drawn if is_random(task.recipe) else 0
+    with noise_of_draws(task.model, words=options.drop_words, weights=not options.keep_weights):
         say("reversed text, no draws")
-        mean = scoring.entropy_gaps(run.model, test, reset=reset)
+        mean = scoring.entropy_gaps(task.model, task.streams.test, reset=reset)
         found = {"entropy_gap_mean": mean.gaps[0], "reversed_entropy_mean": mean.reverse.entropy}
         if not samples:
             return found
         say(f"reversed text, {counted(samples, 'draw')}")
-        drawn = scoring.entropy_gaps(run.model, test, samples=samples, seed=options.seed, reset=reset)
+        drawn = scoring.entropy_gaps(task.model, task.streams.test, samples=samples, seed=options.seed, reset=reset)
     own = {
         "entropy_gap_1": drawn.gaps[0],
         "reversed_entropy_1": drawn.reverse.entropies[0],

@@ -15,7 +15,7 @@ from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
 from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.language.scoring import log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
-from bayesrnn.lab.tasks.language.streams import evaluation_window, perplexity, reset_of
+from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import python_docs, split_files
 from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.lab.text import EOS, UNK, noise_of_draws, vocabulary_of
@@ -148,6 +148,4 @@ class LanguagePanel(Panel):
 
     def score(self, model: nn.Module) -> float:
         task: Any = self.task
-        stream, reset = task.streams.valid[: _SCORED + 1], reset_of(self.run.recipe)
-        window = reset or evaluation_window(stream, len(self.vocabulary))
-        return perplexity(model, stream, window=window, carry_state=reset is None)
+        return float(task.perplexity_of(model, task.streams.valid[: _SCORED + 1]))
