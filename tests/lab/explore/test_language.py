@@ -5,8 +5,10 @@ import math
 import pytest
 
 from bayesrnn.lab.explore.panel import Options
+from bayesrnn.lab.tasks.language import panel
 from bayesrnn.lab.tasks.language.panel import LanguagePanel
 from bayesrnn.lab.tasks.language.words import scored
+from bayesrnn.prediction.weights import HeldDraws
 
 TEXT = "w1 w2\nW3, strange w4"
 
@@ -21,6 +23,22 @@ def test_words_are_scored_as_by_predict(client):
             for key in ("surprisal", "entropy", "mutual_information"):
                 assert word[key] == pytest.approx(line[key], rel=1e-4, abs=1e-6)
         assert max(word["mutual_information"] for word in found) > 0
+
+
+def test_held_draws_give_the_same_numbers(client, monkeypatch):
+    """Weights that are drawn once and held, as for large models."""
+    expected = client.ask("words", {"text": TEXT, "draws": 6})["words"]
+    monkeypatch.setattr(HeldDraws, "serve", staticmethod(lambda model: False))
+    made = []
+    monkeypatch.setattr(
+        panel, "drawn", lambda model, draw, original=panel.drawn: made.append(1) or original(model, draw)
+    )
+    for draws in (3, 6, 6):
+        found = client.ask("words", {"text": TEXT, "draws": draws})["words"]
+    assert len(made) == 6
+    for word, same in zip(found, expected, strict=True):
+        assert word["surprisal"] == pytest.approx(same["surprisal"], rel=1e-4)
+        assert word["mutual_information"] == pytest.approx(same["mutual_information"], rel=1e-3, abs=1e-6)
 
 
 def test_the_place_of_a_word_has_the_probability_of_its_surprisal(client):

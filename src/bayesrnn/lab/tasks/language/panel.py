@@ -10,19 +10,24 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from bayesrnn.draws import Draw, mix
 from bayesrnn.errors import UserError
-from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
+from bayesrnn.lab.explore.panel import Draws, Handler, Options, Panel, Part, Request
+from bayesrnn.lab.modules import drawn
+from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import is_random
-from bayesrnn.lab.tasks.language.scoring import log_probabilities
+from bayesrnn.lab.tasks.language.scoring import draws_weights, log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import python_docs, split_files
 from bayesrnn.lab.tasks.language.words import scored
 from bayesrnn.lab.text import EOS, UNK, noise_of_draws, vocabulary_of
+from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
 
 _WORDS = 1000  # of a text
 _SCORED = 2000  # words of the validation text, to score a pruned model
 _LIKELY = 8
+_HELD = 1 << 29  # parameters of all held draws; they take half as many floats
 _EXAMPLE = 12  # words
 _READ = 1 << 14  # characters of the validation text, for the example
 
@@ -43,6 +48,11 @@ class Place(Text):
 class LanguagePanel(Panel):
     title = "Words"
     score_label = "validation perplexity"
+
+    def __init__(self, run: OpenedRun, options: Options) -> None:
+        super().__init__(run, options)
+        self.models: list[nn.Module] = []
+        """The first draws of the weights, as plain modules, where that is faster."""
 
     def about(self) -> dict[str, Any]:
         return {
@@ -75,10 +85,27 @@ class LanguagePanel(Panel):
         longest = max(lines[:20], key=len, default=[]) or frequent
         return " ".join(longest[:_EXAMPLE])
 
+    def _draw(self, count: int) -> Iterator[Part]:
+        """Make the weights of the first draws, once: drawing a large model takes longer than running it.
+
+        Models whose draws run all at once, with noise besides the weights', or too large to hold, are drawn each time.
+        """
+        model = self.run.model
+        weights = sum(p.numel() for p in model.parameters())
+        noisy = has_unit_noise(model.modules())
+        if not draws_weights(model) or noisy or HeldDraws.serve(model) or count * weights > _HELD:
+            self.models.clear()
+            return
+        while len(self.models) < count:
+            self.models.append(drawn(model, Draw(mix(1, len(self.models)))))
+            yield {"progress": len(self.models) / count}
+
     def words(self, asked: Text) -> Iterator[Part]:
         """Every word with its surprisal, and entropy and mutual information of the prediction, in nats."""
         shown, known = self._tokens(asked.text)
-        lines = scored(self.run, known, samples=self._draws(asked), seed=1) if known else iter(())
+        draws = self._draws(asked)
+        yield from self._draw(draws)
+        lines = scored(self.run, known, samples=draws, seed=1, models=self.models[:draws]) if known else iter(())
         done = 0
         while part := list(islice(lines, 16)):
             texts = shown[done : done + len(part)]
@@ -92,6 +119,7 @@ class LanguagePanel(Panel):
         if asked.place > len(known):
             raise UserError(f"The text has only {len(known)} words.")
         before, draws = known[: asked.place], self._draws(asked)
+        yield from self._draw(draws)
         mean = self._probabilities(before, 0)[0]
         each = self._probabilities(before, draws) if draws else mean[None]
         average = each.mean(0)
@@ -141,8 +169,8 @@ class LanguagePanel(Panel):
         """(draws, V) of the word after these; without draws (1, V), of the mean weights."""
         stream = self.vocabulary.encode([EOS, *before, UNK]).unsqueeze(1).to(self.device)
         with noise_of_draws(self.run.model), torch.no_grad():
-            reset = reset_of(self.run.recipe)
-            for _, logs in log_probabilities(self.run.model, stream, samples=draws, seed=1, reset=reset):
+            reset, models = reset_of(self.run.recipe), self.models[:draws]
+            for _, logs in log_probabilities(self.run.model, stream, samples=draws, seed=1, reset=reset, models=models):
                 last = logs[:, -1]
         return last.exp()
 

@@ -1,7 +1,7 @@
 """Scores of a text by a trained language model, with the posterior mean or with draws held over the whole text."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,15 @@ def pieces(stream: Tensor, length: int, reset: int | None) -> Iterator[tuple[Ten
 
 @torch.no_grad()
 def log_probabilities(
-    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, first: int = 0, reset: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+    model: nn.Module, stream: Tensor, *, samples: int = 0, seed: int = 0, first: int = 0, reset: int | None = None,
+    models: Sequence[nn.Module] = (),
+) -> Iterator[tuple[Tensor, Tensor]]:  # fmt: skip
     """Window after window of one stream: targets (T,) and log-probabilities (draws, T, V).
 
     Each draw is held over the whole stream and carries its own state; with ``reset`` that starts from zero every so
     many words. ``samples=0`` is the posterior mean, as one draw. Draws of unit noise are rows of one batch; draws of
     weights run at once where that is faster, and take turns elsewhere. ``first``: how many draws of this seed were
-    taken before.
+    taken before. ``models``: plain modules with the weights of the draws, if they have been made before.
     """
     model.eval()
     count = max(samples, 1)
@@ -65,7 +66,7 @@ def log_probabilities(
                 logits, state = model(x.expand(-1, count), None if fresh else state)
                 yield y[:, 0], logits.transpose(0, 1).log_softmax(-1)
         return
-    if samples > 1 and HeldDraws.serve(model):
+    if samples > 1 and not models and HeldDraws.serve(model):
         weights = HeldDraws(model, [draws.Draw(draws.mix(seed, first + k)) for k in range(samples)])
         state = None
         for x, y, fresh in pieces(stream, length, reset):
@@ -73,12 +74,15 @@ def log_probabilities(
             yield y[:, 0], logits[:, :, 0].log_softmax(-1)
         return
     held: list[draws.Draw | None] = [draws.Draw(draws.mix(seed, first + k)) for k in range(samples)] or [None]
+    if models:
+        held = [None] * count
     states: list[Any] = [None] * count
     for x, y, fresh in pieces(stream, length, reset):
         outputs = []
         for k, one in enumerate(held):
-            with draws.using(model, one):
-                logits, states[k] = model(x, None if fresh else states[k])
+            own = models[k] if models else model
+            with draws.using(own, one):
+                logits, states[k] = own(x, None if fresh else states[k])
             outputs.append(logits[:, 0].log_softmax(-1))
         yield y[:, 0], torch.stack(outputs)
 

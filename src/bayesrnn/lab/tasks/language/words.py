@@ -29,17 +29,18 @@ class ScoredWord:
 
 
 def scored_words(
-    model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None
-) -> Iterator[ScoredWord]:
+    model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None,
+    models: Sequence[nn.Module] = (),
+) -> Iterator[ScoredWord]:  # fmt: skip
     """Score the words that follow the first one of a stream (N + 1, 1); ``words`` are these N words as text.
 
     Probabilities are averaged over ``samples`` draws (0: the posterior mean). The mutual information of a word and the
     weights is the entropy of that average less the average entropy of the draws. The state starts from zero every
-    ``reset`` words; None: never.
+    ``reset`` words; None: never. ``models``: see :func:`log_probabilities`.
     """
     texts = iter(words)
     with noise_of_draws(model):
-        for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset):
+        for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset, models=models):
             mean = logs.logsumexp(0) - math.log(len(logs))
             surprisal = -mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
             entropy = entropy_of_logs(mean)
@@ -69,15 +70,18 @@ def _stdin() -> bytes:
     return data
 
 
-def scored(run: OpenedRun, words: list[str], *, samples: int, seed: int) -> Iterator[dict[str, Any]]:
+def scored(
+    run: OpenedRun, words: list[str], *, samples: int, seed: int, models: Sequence[nn.Module] = ()
+) -> Iterator[dict[str, Any]]:
     """One line per word; the first is predicted from the end of a sentence.
 
-    With ``data.carry_state: false`` the state starts from zero in every window, as in training.
+    With ``data.carry_state: false`` the state starts from zero in every window, as in training. ``models``: see
+    :func:`log_probabilities`.
     """
     vocabulary = vocabulary_of(run.files)
     stream = vocabulary.encode([EOS, *words]).unsqueeze(1).to(next(run.model.parameters()).device)
     reset = reset_of(run.recipe)
-    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset):
+    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset, models=models):
         yield {
             "word": word.text,
             "known": word.text in vocabulary,
