@@ -312,18 +312,6 @@ def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def paths(size: Size, options: Options) -> dict[str, str]:
-    """Which path layers of this size take in a training step, by their masks, and why."""
-    lower = options.cuda and options.precision == "bf16"
-    facts: dict[str, Any] = {"device": torch.device(options.device), "batch": size.batch, "hidden": size.hidden}
-    facts |= {"steps": WINDOW, "graph": options.cuda, "autocast": torch.bfloat16 if lower else None}
-    return {
-        "LSTM, no mask": kernels.explain("LSTM", plain=True, **facts),
-        "LSTM, one mask per sequence": kernels.explain("LSTM", recurrent_mask="tied", **facts),
-        "LSTM, one mask per gate": kernels.explain("LSTM", recurrent_mask="untied", **facts),
-    }
-
-
 @kernels.float32_precision()  # as it was, after the benchmark
 def run(
     options: Options, say: Say, command: str = "", keep: Callable[[dict[str, Any]], None] = lambda record: None
@@ -338,10 +326,6 @@ def run(
         "threads": torch.get_num_threads(),
         "precision": options.precision if device.type == "cuda" else "fp32",
         "steps": WINDOW,
-        "paths": {
-            **{f"{size.hidden}x{size.batch}": paths(size, options) for size in options.sizes},
-            "drawn weights": kernels.explain("gaussian", device=device),
-        },
     }
     say(f"{record['device']}, torch {torch.__version__}, {record['precision']}")
     record |= {"training": [], "prediction": []}

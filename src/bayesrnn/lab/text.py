@@ -33,8 +33,6 @@ class Vocabulary:
     """
 
     def __init__(self, tokens: Iterable[str], *, min_count: int = 1) -> None:
-        if min_count < 1:
-            raise ValueError(f"min_count is {min_count}; it must be at least 1.")
         counts = Counter(tokens)
         counts.pop(UNK, None)
         kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
@@ -104,8 +102,6 @@ def batchify(ids: Tensor, batch_size: int) -> Tensor:
     Returns:
         Shape (N // batch_size, batch_size); column b is the b-th part of the text. The remainder is dropped.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
     length = len(ids) // batch_size
     if length < 2:
         raise UserError(
@@ -125,8 +121,6 @@ def windows(stream: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
     Yields:
         x and y, each (T, B). Together the y are steps 1 to L - 1 of the stream, each once.
     """
-    if length < 1:
-        raise ValueError(f"The window length is {length}; it must be at least 1.")
     steps = len(stream) - 1
     if steps < length:
         raise UserError(

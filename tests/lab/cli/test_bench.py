@@ -33,7 +33,6 @@ def test_the_record_has_a_row_for_every_kind_and_says_where_it_was_made(tmp_path
     assert [row["draws"] for row in record["prediction"]] == [3, 3]
     assert record["versions"]["torch"] == torch.__version__
     assert record["device"].startswith("cpu")
-    assert "path" in record["paths"]["drawn weights"]
     assert "Bayes by Backprop" in result.output
     again = run("--out", str(out))
     assert again.exit_code == 2
@@ -164,33 +163,3 @@ def test_a_step_that_is_no_graph_is_not_checked_as_one(monkeypatch, reason, grap
     assert (asked, order) == ({"plain": graph}, ["check", "time"])
     assert row["graph"] is graph
     assert row.get("note", "") == reason
-
-
-def test_the_record_has_paths_of_every_size_with_layers_without_masks_as_a_graph_takes_them(monkeypatch):
-    from bayesrnn.kernels import dispatch
-
-    cases, real = [], dispatch.choose
-
-    def watched(case):
-        cases.append(case)
-        return real(case)
-
-    monkeypatch.setattr(dispatch, "choose", watched)
-    for part in ("training", "prediction"):
-        monkeypatch.setattr(bench, part, lambda options, say: iter(()))
-    sizes = (bench.Size(8, 2), bench.Size(16, 4))
-    record = bench.run(bench.Options(device="cpu", precision="fp32", sizes=sizes), lambda text: None)
-    assert set(record["paths"]) == {"8x2", "16x4", "drawn weights"}
-    for found in (record["paths"]["8x2"], record["paths"]["16x4"]):
-        assert found["LSTM, no mask"].startswith("LSTM: torch's kernel for whole layers")
-        assert found["LSTM, one mask per gate"].startswith("LSTM: path")
-    assert {(case.hidden, case.batch, case.plain) for case in cases if case.kernel == "LSTM"} == {
-        (8, 2, True), (8, 2, False), (16, 4, True), (16, 4, False)
-    }  # fmt: skip
-    cases.clear()
-    found = bench.paths(sizes[1], bench.Options(device="cuda", precision="bf16", sizes=sizes))
-    assert all(case.graph and case.autocast == torch.bfloat16 and case.steps == 35 for case in cases)
-    assert "cuDNN" in found["LSTM, no mask"] or "path" in found["LSTM, no mask"]
-    cases.clear()
-    bench.paths(sizes[1], bench.Options(device="cuda", precision="tf32", sizes=sizes))
-    assert all(case.graph and case.autocast is None for case in cases)

@@ -318,7 +318,9 @@ def test_a_run_that_is_stopped_waits_for_its_checkpoint(text_folder, tmp_path, m
     assert checkpoint.load(tmp_path / "r" / "last.safetensors")[1]["epoch"] == 2
 
 
-@pytest.mark.parametrize("dtype", list(checkpoint._NAMES))
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+)
 def test_checkpoints_of_every_dtype_are_safetensors(tmp_path, dtype):
     from safetensors.torch import load_file
 

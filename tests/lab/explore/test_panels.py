@@ -110,14 +110,7 @@ class TestCaptioning:
         assert found["words"][0]["entropy"] == pytest.approx(one.words[0].entropy, rel=1e-4)
         assert found["said"] == one.draws
 
-    def test_a_folder_of_images_takes_stored_features(self, captioning, captions, client_of, tmp_path):
-        client = client_of([captioning], Options(images=captions / "images"))
-        assert [image["name"] for image in client.ask("images")["images"]] == ["test1.png", "test2.png"]
-        assert client.ask("caption", {"index": 0, "draws": 2})["words"]
-        empty = client_of([captioning], Options(images=tmp_path))
-        assert "has no image files" in empty.ask("images")["error"]
-
-    def test_without_data_and_images(self, captioning, client_of, tmp_path):
+    def test_without_data(self, captioning, client_of, tmp_path):
         client = client_of([captioning], Options(data=str(tmp_path / "gone")))
         assert "is not a folder" in client.ask("images")["error"]
 

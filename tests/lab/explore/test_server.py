@@ -37,7 +37,6 @@ def test_what_cannot_be_done_is_one_line(language_runs, tmp_path):
         for arguments, message in (
             ((tmp_path,), "is not a run of bayesrnn train"),
             ((language_runs[0], tmp_path / "gone"), "is not a run of bayesrnn train"),
-            ((language_runs[0], "--images", tmp_path / "gone"), "--images names a folder of image files"),
             ((language_runs[0], "--no-browser", "--port", port), f"Port {port} is in use"),
         ):
             result = invoke(*arguments)

@@ -15,9 +15,6 @@ def command(
         Path | None, typer.Argument(metavar="[RUN2]", help="A run of the same task, to compare with.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="The data, if it has moved since.")] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder of images to choose from, for tasks on images. Default: the data's.")
-    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 0,
     browser: Annotated[
         bool, typer.Option(help="Open a browser. On a machine with other users its command line shows the address.")
@@ -45,13 +42,11 @@ def command(
     from bayesrnn.lab.registry import open_saved
     from bayesrnn.lab.runs.opening import open_run
 
-    if images is not None and not images.is_dir():
-        raise UserError(f"{images} is not a folder; --images names a folder of image files.")
     torch.set_num_threads(1)  # answers are small, and two threads spend more time waiting for each other
     where = device_of(device)
     runs = [open_saved(path) or open_run(path, where) for path in (run, other) if path is not None]
     console = plain_console()
     serve(
-        runs, Options(data, images), port=port, browser=browser,
+        runs, Options(data), port=port, browser=browser,
         say=lambda text: console.print(text, soft_wrap=True, markup=False),
     )  # fmt: skip

@@ -130,7 +130,7 @@ def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bo
         program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
         archive = io.BytesIO()  # torch's own writer of files ends the process where the disk is full
         torch.export.save(program, archive)
-        write_file(path, [archive.getbuffer()])
+        write_file(path, archive.getbuffer())
         return about, True
     names = {"input_names": called.input_names, "output_names": called.output_names}
     shapes = called.dynamic_shapes()

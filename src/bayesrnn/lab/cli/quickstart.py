@@ -62,18 +62,12 @@ def command(
 def _replaces(out: Path, force: bool) -> bool:
     """Whether to replace what the folder holds: a quickstart, if it was stopped or the user says so; nothing else."""
     from bayesrnn.lab.quickstart import MODELS
-    from bayesrnn.lab.reading import read_json
-    from bayesrnn.lab.runs.folder import MARKER
+    from bayesrnn.lab.runs.files import read_own
+    from bayesrnn.lab.runs.folder import CONFIG, MARKER
     from bayesrnn.lab.runs.record import RECORD
 
-    def keys(name: str) -> set[str]:
-        try:
-            return set(read_json(out / name))
-        except (UserError, TypeError):
-            return set()
-
-    there = [name for name in ("config.json", RECORD, *MODELS) if (out / name).exists()]
-    ours = "quickstart" in keys("config.json") or {"table", "findings"} <= keys(RECORD)
+    there = [name for name in (CONFIG, RECORD, *MODELS) if (out / name).exists()]
+    ours = "quickstart" in read_own(out / CONFIG) or {"table", "findings"} <= read_own(out / RECORD).keys()
     if force and there and not ours:
         raise UserError(f"{out / there[0]} is not of a quickstart: --force does not replace it; choose another --out.")
     return force or (ours and (out / MARKER).exists())

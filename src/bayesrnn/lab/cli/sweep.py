@@ -10,8 +10,6 @@ from bayesrnn.lab.cli.options import SEEDS, Device, Graph, Overrides, Recipe, Se
 from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.reading import as_given, counted
 
-PICTURE = "sweep.png"
-
 
 @one_line
 def command(
@@ -34,15 +32,13 @@ def command(
     device: Device = None,
     graph: Graph = True,
 ) -> None:
-    """Try settings of a recipe and compare validation results. Writes sweep.json and, for two settings, sweep.png.
+    """Try settings of a recipe and compare validation results. Writes sweep.json.
 
     Start it again, also in several processes with the same --out, to share the work; killed runs are continued.
     """
     from bayesrnn.lab.console.output import command_line, plain_console
     from bayesrnn.lab.engine.sweep import sweep
-    from bayesrnn.lab.report.plots import heat_map
     from bayesrnn.lab.report.tables import Column, rich_table
-    from bayesrnn.lab.runs.files import write_file
 
     console = plain_console()
     where = out or Path("sweeps") / Path(recipe).stem
@@ -65,11 +61,6 @@ def command(
         Column("state", "state"),
     )
     console.print(rich_table(rows, columns))
-    if record["kind"] == "grid" and len(record["space"]) == 2:
-        down, right = record["space"]
-        label = record["metric"].replace("valid_", "validation ").replace("_", " ")
-        values = (record["space"][down], record["space"][right])
-        write_file(where / PICTURE, heat_map(record["trials"], keys=(down, right), values=values, label=label))
     console.print(_summary(record, where), soft_wrap=True)
 
 

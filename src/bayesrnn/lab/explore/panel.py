@@ -65,10 +65,9 @@ class Handler:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was given: where the data and the images are now; None: where the run says."""
+    """What the command was given: where the data is now; None: where the run says."""
 
     data: str | None = None
-    images: Path | None = None
 
 
 class Panel:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
@@ -33,16 +34,6 @@ OTHER = "other-run-{}"
 _UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # one changed byte cannot turn the second into the first
 _BLANK = "-" * 64
 _HEADER = 100 << 20
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, RuntimeError)  # errors that a damaged header can cause
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]
@@ -76,27 +67,12 @@ def save_file(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> 
     return write_file(path, _encoded(snapshot(tensors), about))
 
 
-def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> list[bytes | memoryview]:
-    """The parts of a safetensors file: its header's length, the header, every tensor's own memory.
-
-    The library's own writer makes three copies of everything and blocks other threads meanwhile.
-    """
-    text = json.dumps({"checksum": _BLANK, **about})
-    entries: dict[str, Any] = {"__metadata__": {_KEY: text}}
-    parts: list[memoryview] = []
-    end = 0
-    for key, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        start, end = end, end + tensor.nbytes
-        entries[key] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        if tensor.numel():
-            parts.append(memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data))
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    length = len(header).to_bytes(8, "little")
-    checksum = hashlib.sha256(length + header)
-    for part in parts:
-        checksum.update(part)
-    return [length, header.replace(_BLANK.encode(), checksum.hexdigest().encode(), 1), *parts]
+def _encoded(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytearray:
+    """A safetensors file whose header holds the JSON and, in the place of a blank, the checksum of the file."""
+    data = bytearray(to_bytes(tensors, {_KEY: json.dumps({"checksum": _BLANK, **about})}))
+    at = data.index(_BLANK.encode())
+    data[at : at + len(_BLANK)] = hashlib.sha256(data).hexdigest().encode()
+    return data
 
 
 def load(path: str | Path) -> Checkpoint:

@@ -5,15 +5,14 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from bayesrnn.errors import UserError
 
-Content = str | bytes | Sequence[bytes | memoryview]
-"""What a file holds: text, bytes, or bytes in parts."""
+Content = str | bytes | bytearray | memoryview
+"""What a file holds."""
 
 
 def write_file(final: Path, content: Content) -> Path:
@@ -25,7 +24,7 @@ def write_file(final: Path, content: Content) -> Path:
         if final.exists() and not final.is_file():  # a device or a pipe would become a file for everyone
             raise UserError(f"{final} is not a regular file, and will not be replaced by one.")
         with open(temporary, "xb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, final)

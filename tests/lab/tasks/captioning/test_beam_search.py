@@ -140,13 +140,3 @@ def test_no_caption_is_empty_and_none_is_too_long():
         found = beam_search(made.step, None, 30, start=END, end=END, beam=2, max_words=max_words, length_penalty=3.0)
         assert {len(one.words) for one in found} <= set(range(1, max_words + 1))
         assert max(len(one.words) for one in found) == max_words
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"beam": 0}, {"max_words": 0}, {"images": 0}, {"length_penalty": -0.1}], ids=lambda w: next(iter(w))
-)
-def test_bad_arguments(wrong):
-    options = {"images": 1, "beam": 2, "max_words": 2, **wrong}
-    made = Made(1, 2, seed=0)
-    with pytest.raises(ValueError, match="at least"):
-        beam_search(made.step, None, options.pop("images"), start=END, end=END, **options)

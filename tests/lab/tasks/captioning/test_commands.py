@@ -246,8 +246,6 @@ class TestDescribe:
         assert again == mean, "the same seed, the same draws"
         other = describe(trained, ["a", "b"], features, samples=3, draws=2, seed=2)
         assert [w.entropy for w in other[0].words] != [w.entropy for w in mean[0].words]
-        one = describe(trained, ["a", "b"], features, samples=1, draws=1, average=True)
-        assert one[0].caption == one[0].draws[0], "the average of one draw is that draw"
 
 
 class TestCaption:
@@ -332,9 +330,6 @@ class TestCaption:
         result = run("caption", runs["caption-bbb"], "--features", tmp_path / "f.npy", "--ids", "a.jpg")
         assert result.exit_code == 2
         assert "was trained on 24 features per image, these have 3" in result.output
-        result = self.words(runs, pictures, "--average", "--samples", "0")
-        assert result.exit_code == 2
-        assert "An average needs draws" in result.output
 
     def test_images(self, runs, tmp_path, monkeypatch):
         """With the encoder in place of which 24 numbers stand: the run's features are made up."""

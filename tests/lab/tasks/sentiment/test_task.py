@@ -228,7 +228,7 @@ class TestTask:
         n = len(task.parts.valid)
         torch.manual_seed(3)
         made = task.ratings + 0.1 * torch.randn(9, len(task.ratings))
-        found = task.measures(made, made[1:3])
+        found = task.measures(made)
         error = (made[1:, n:].mean(0) - task.ratings[n:]).square().mean().sqrt()
         assert found["test_rmse_mc"] == pytest.approx(float(error), rel=1e-6)
         assert found["test_rmse"] == pytest.approx(float((made[0, n:] - task.ratings[n:]).square().mean().sqrt()))
@@ -236,24 +236,11 @@ class TestTask:
         assert [i["level"] for i in found["intervals"]] == [0.5, 0.8, 0.9, 0.95]
         changed = made.clone()
         changed[:, n:] = 0.5  # the noise is fitted on validation: nothing of the test part enters
-        again = task.measures(changed, made[:0])
+        again = task.measures(changed)
         assert again["noise"] == found["noise"]
-        error = (made[1:3, n:].mean(0) - task.ratings[n:]).square().mean().sqrt()
-        assert found["test_rmse_mc_all_words"] == pytest.approx(float(error), rel=1e-6)
-        assert "test_rmse_mc_all_words" not in again
         assert found["valid_slope"] == pytest.approx(regression.slope(made[0, :n], task.ratings[:n]))
         assert found["test_slope_mc"] == pytest.approx(regression.slope(made[1:, n:].mean(0), task.ratings[n:]))
         assert again["test_slope"] is None
-
-    def test_draws_with_all_words(self, folder):
-        """No draw drops a word: with word dropout alone, every draw is the standard prediction."""
-        off = ["input_dropout=0", "recurrent_dropout=0", "output_dropout=0"]
-        task = task_of(folder, "sentiment-lstm-variational", *off)
-        task.model.eval()
-        found = task.with_all_words(3)
-        assert torch.allclose(found, task.predictions(0).expand(3, -1), atol=1e-6)
-        assert task.predictions(3)[1:].std(0).min() > 0, "and with dropped words they differ"
-        assert len(task_of(folder, "sentiment-lstm-bbb").with_all_words(3)) == 0
 
     def test_draws_of_the_last_epoch_serve_all_that_needs_them(self, folder, monkeypatch):
         task, asked = task_of(folder, "sentiment-lstm-variational", "evaluate.samples=4", "epoch_samples=2"), []
@@ -265,12 +252,12 @@ class TestTask:
         task.epoch.fill_(task.recipe.train.epochs)
         found = task.validate()
         best = task.final()
-        assert asked == [4, 4, 0]  # draws that drop words, draws that keep them, and no draw of the same weights again
+        assert asked == [4, 0]  # no draw of the same weights again
         assert best["end"]["test_rmse_mc"] == best["test_rmse_mc"] != found["test_rmse_mc"]
         with torch.no_grad():
             task.model.head.bias.add_(1.0)
         assert task.final()["test_rmse_mc"] != best["test_rmse_mc"]
-        assert asked[3:] == [0, 4, 4]
+        assert asked[2:] == [0, 4]
 
     def test_evaluate_shows_the_coverage(self, folder):
         task = task_of(folder)
@@ -313,8 +300,6 @@ def test_a_run(variant, folder, tmp_path):
     assert ("test_rmse_mc" in curves) == ("test_rmse_mc" in metrics) == (variant != "plain")
     assert metrics["samples"] == metrics["end"]["samples"] == (0 if variant == "plain" else 8)
     assert (metrics["uncertainty"] is None) == (variant == "plain")
-    for found in (metrics, metrics["end"]):
-        assert ("test_rmse_mc_all_words" in found) == (variant == "variational")
     chunks = record.extra["chunks"]
     assert chunks["train"] > chunks["test"] > chunks["valid"]
     json.dumps(record.to_dict(), allow_nan=False)

@@ -22,9 +22,6 @@ def command(
         int, typer.Option(min=0, max=100_000, help="Draws for the uncertainty; 0: the posterior mean alone.")
     ] = 20,
     draws: Annotated[int, typer.Option(min=0, help="How many single draws to show captions of.")] = 3,
-    average: Annotated[
-        bool, typer.Option("--average", help="Search with the draws' average, not the posterior mean.")
-    ] = False,
     beam: Annotated[int | None, typer.Option(min=1, help="Default: what validation chose, or the recipe's.")] = None,
     length_penalty: Annotated[float | None, typer.Option(min=0.0, help="Default: as for --beam.")] = None,
     gallery: Annotated[Path | None, typer.Option(help="Write a page with the images and shaded words.")] = None,
@@ -50,7 +47,7 @@ def command(
     trained = open_run(run, where)
     rows = request.rows(files, names, features, where)
     found = describe(
-        trained, names, rows, samples=samples, draws=draws, average=average, beam=beam, length_penalty=length_penalty,
+        trained, names, rows, samples=samples, draws=draws, beam=beam, length_penalty=length_penalty,
         seed=seed,
     )  # fmt: skip
     console = plain_console()

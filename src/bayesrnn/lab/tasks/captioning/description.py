@@ -38,7 +38,7 @@ class Description:
 
 
 def describe(
-    run: OpenedRun, names: list[str], features: Tensor, *, samples: int = 20, draws: int = 3, average: bool = False,
+    run: OpenedRun, names: list[str], features: Tensor, *, samples: int = 20, draws: int = 3,
     beam: int | None = None, length_penalty: float | None = None, seed: int = 1,
 ) -> list[Description]:  # fmt: skip
     """Captions of images by their features, (len(names), F).
@@ -46,7 +46,6 @@ def describe(
     Args:
         samples: draws for the uncertainty; 0: the mean's entropy alone.
         draws: how many single draws find a caption of their own.
-        average: search with the average of the draws' probabilities, not with the posterior mean.
         beam, length_penalty: None: what ``bayesrnn evaluate`` has chosen for this run, or the recipe's first.
     """
     expected = captioner_of(run.model).image.in_features
@@ -55,8 +54,6 @@ def describe(
             f"{run.path} was trained on {expected} features per image, these have {features.shape[1]}; "
             "give the features it was trained on."
         )
-    if average and not samples:
-        raise UserError("An average needs draws; give --samples 1 or more.")
     vocabulary = vocabulary_of(run.files)
     (end,), banned = vocabulary.encode([EOS]).tolist(), vocabulary.encode([UNK]).tolist()
     chosen = settings(run)
@@ -70,8 +67,7 @@ def describe(
     }
     seeds = caption_search.seeds(max(samples, draws), seed)
     with noise_of_draws(run.model):
-        held = seeds[:samples] if average else ()
-        found = caption_search.find_captions(run.model, features, **search, held=held)
+        found = caption_search.find_captions(run.model, features, **search)
         ids = [one.words for one in found]
         unsure = caption_search.word_uncertainty(
             run.model, features, ids, end=end, vocabulary=len(vocabulary), samples=samples, seed=seed

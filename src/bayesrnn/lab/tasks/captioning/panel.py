@@ -15,10 +15,8 @@ from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
 from bayesrnn.lab.tasks.base import is_random
-from bayesrnn.lab.tasks.captioning.captions import image_files
 from bayesrnn.lab.tasks.captioning.description import describe
 from bayesrnn.lab.tasks.captioning.gallery import ENTROPY_LEVELS, INFORMATION_LEVELS
-from bayesrnn.lab.tasks.captioning.image_features import encode
 from bayesrnn.lab.tasks.captioning.request import small
 from bayesrnn.lab.tasks.captioning.search import log_likelihood
 
@@ -43,7 +41,7 @@ class Caption(Chosen):
 class _Image:
     name: str
     file: Path | None
-    features: Tensor | None
+    features: Tensor
 
 
 class CaptioningPanel(Panel):
@@ -63,26 +61,13 @@ class CaptioningPanel(Panel):
 
     @cached_property
     def images(self) -> list[_Image]:
-        """Images of the folder that the command names, or of the test split; those with a picture first.
-
-        Features are the stored ones where the data has the image, and are computed elsewhere.
-        """
-        stored: dict[str, Tensor] = {}
-        given = self.options.images
-        missing = self.why_no_data
-        if not missing:
-            task: Any = self.task
-            splits = [task.splits["test"]] if given is None else task.splits.values()
-            stored = {name: row for split in splits for name, row in zip(split.names, split.features, strict=True)}
-        elif given is None:
-            raise UserError(missing)
-        files = (
-            image_files(given) if given is not None else {k: v for k, v in task.references.files.items() if k in stored}
-        )
-        names = [*sorted(files), *(name for name in stored if given is None and name not in files)]
-        if not names:
-            raise UserError(f"{given} has no image files; name another folder with --images.")
-        return [_Image(name, files.get(name), stored.get(name)) for name in names[:_IMAGES]]
+        """Images of the test split; those with a picture first."""
+        if self.why_no_data:
+            raise UserError(self.why_no_data)
+        task: Any = self.task
+        split, files = task.splits["test"], task.references.files
+        rows = sorted(zip(split.names, split.features, strict=True), key=lambda row: (row[0] not in files, row[0]))
+        return [_Image(name, files.get(name), features) for name, features in rows[:_IMAGES]]
 
     def list_images(self, asked: Request) -> Iterator[Part]:
         yield {"progress": 0.2}
@@ -101,12 +86,7 @@ class CaptioningPanel(Panel):
         """The caption and its doubt first, then the captions of single draws."""
         image, draws = self._image(asked), asked.draws if is_random(self.run.recipe) else 0
         yield {"progress": 0.1}
-        if image.features is not None:
-            row = image.features[None]
-        else:
-            assert image.file is not None
-            row = encode([image.file], device=self.device)
-        row = row.to(self.device)
+        row = image.features[None].to(self.device)
         (found,) = describe(self.run, [image.name], row, samples=draws, draws=0)
         yield {"words": [asdict(word) for word in found.words]}
         if draws:

@@ -53,10 +53,6 @@ def beam_search(
         state, start: what the first call gets. In later states rows are dimension 1 of every tensor.
         banned: words that no caption has.
     """
-    if beam < 1 or max_words < 1 or images < 1:
-        raise ValueError(f"beam, max_words and images must be at least 1, got {beam}, {max_words} and {images}")
-    if length_penalty < 0:
-        raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
     words = torch.full((images * beam,), start, device=device)
     alive = torch.full((images, beam), -math.inf, device=device)
     alive[:, 0] = 0.0

@@ -1,4 +1,4 @@
-"""What a report computes from the weights of a language model: words with their uncertainty, and entropy gaps."""
+"""What a report computes from the weights of a language model: words with their uncertainty."""
 
 import itertools
 from collections.abc import Mapping
@@ -9,28 +9,23 @@ from torch import Tensor
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.runs.opening import OpenedRun
-from bayesrnn.lab.tasks.base import Say, is_random
-from bayesrnn.lab.tasks.language import scoring
+from bayesrnn.lab.tasks.base import Say
 from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.words import ScoredWord, scored_words
-from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
+from bayesrnn.lab.text import EOS, vocabulary_of
 
 SENTENCES = 5
-DRAWS = (0, 1, 2, 5, 10)
-WORDS = 1500  # of the test text, for entropy gaps
+WORDS = 1500  # of the test text, to choose sentences from
 
 
 def analyse(run: OpenedRun, known: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Sentences of the test text, word by word; entropy gaps if the record has none."""
+    """Sentences of the test text, word by word."""
     try:
         task: Any = run.task(None, torch.device("cpu"), advice="make the report where it is")
     except UserError as error:
         raise UserError(f"Words are not shown: {error}") from None
     say(f"{run.path}: words of the test text")
-    found: dict[str, Any] = {"sentences": _sentences(run, task.streams.test)}
-    if "entropy_gap_mean" not in known:
-        found["gaps"] = _gaps(run, task.streams.test, say)
-    return found
+    return {"sentences": _sentences(run, task.streams.test)}
 
 
 def _sentences(run: OpenedRun, stream: Tensor) -> list[list[ScoredWord]]:
@@ -44,15 +39,3 @@ def _sentences(run: OpenedRun, stream: Tensor) -> list[list[ScoredWord]]:
         spans = [(k, min(k + 20, len(words))) for k in range(0, len(words), 20)]
     step = max(1, len(spans) // SENTENCES)
     return [words[a:b] for a, b in spans[::step][:SENTENCES]]
-
-
-def _gaps(run: OpenedRun, stream: Tensor, say: Say) -> list[tuple[int, float]]:
-    """Entropy on the reversed text less that on the text, for several numbers of draws; 0 is the posterior mean."""
-    text, reset = stream[: WORDS + 1], reset_of(run.recipe)
-    found = []
-    with noise_of_draws(run.model):
-        for most in (0, DRAWS[-1]) if is_random(run.recipe) else (0,):
-            say(f"{run.path}: entropy gap with {most or 'no'} draws")
-            gaps = scoring.entropy_gaps(run.model, text, samples=most, seed=1, reset=reset).gaps
-            found += [(count, gaps[count - 1]) for count in DRAWS[1:]] if most else [(0, gaps[0])]
-    return found

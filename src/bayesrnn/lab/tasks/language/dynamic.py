@@ -11,8 +11,7 @@ from bayesrnn.lab.tasks.language.dynamic_metrics import by_rule
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Say
-    from bayesrnn.lab.tasks.language.evaluation import ModelWithRecipe
-    from bayesrnn.lab.tasks.language.streams import Streams
+    from bayesrnn.lab.tasks.language.task import Language
 
 NO_BOUND = "the bound is larger than any number: the rates of sharpening (eta) are too high here; it is left out"
 
@@ -29,8 +28,7 @@ class DynamicEvaluation:
         perplexities: of the model that does not learn, by split: above :meth:`limit` learning has diverged.
     """
 
-    run: "ModelWithRecipe"
-    streams: "Streams"
+    task: "Language"
     rule: str
     rates: Sequence[float]
     decays: Sequence[float]
@@ -40,7 +38,7 @@ class DynamicEvaluation:
     """Validation perplexities; infinite where learning diverged."""
 
     def __post_init__(self) -> None:
-        recipe = self.run.recipe
+        recipe = self.task.recipe
         self.carry_state = recipe.data.carry_state
         self.window = recipe.evaluate.dynamic_window if self.carry_state else recipe.data.window
         # As in training: one stream's gradient is several times as long as a batch's.
@@ -48,20 +46,23 @@ class DynamicEvaluation:
         self.scale: Any = None
         if self.rule == "rms":
             self.say("mean squared gradients on train")
-            train, options = self.streams.train, {"window": self.window, "carry_state": self.carry_state, "graph": True}
-            self.scale = dynamic.mean_squared_gradients(self.run.model, train[:-1], train[1:], **options)
+            train, options = (
+                self.task.streams.train,
+                {"window": self.window, "carry_state": self.carry_state, "graph": True},
+            )
+            self.scale = dynamic.mean_squared_gradients(self.task.model, train[:-1], train[1:], **options)
 
     def limit(self, split: str) -> float:
         """The perplexity of all words being equally likely; twice its own for a model that is worse than that."""
-        before, vocabulary = self.perplexities[split], float(len(self.streams.vocabulary))
+        before, vocabulary = self.perplexities[split], float(len(self.task.streams.vocabulary))
         return vocabulary if before < vocabulary else 2 * before
 
     def perplexity(self, split: str, pair: Pair, *, bound: bool = False) -> float:
         """Infinite if learning diverges."""
-        stream = {"valid": self.streams.valid, "test": self.streams.test}[split]
+        stream = {"valid": self.task.streams.valid, "test": self.task.streams.test}[split]
         try:
             found = dynamic.dynamic_evaluation(
-                self.run.model, stream[:-1], stream[1:], lr=pair[0], window=self.window, rule=self.rule, decay=pair[1],
+                self.task.model, stream[:-1], stream[1:], lr=pair[0], window=self.window, rule=self.rule, decay=pair[1],
                 gradient_scale=self.scale, clip=self.clip, carry_state=self.carry_state, bound=bound,
                 graph=True,
             ).perplexity  # fmt: skip
@@ -98,7 +99,7 @@ class DynamicEvaluation:
         found["test_perplexity_dynamic"] = self.perplexity("test", best)
         if found["test_perplexity_dynamic"] == math.inf:
             raise _diverged("test", [best])
-        if self.run.recipe.posterior.kind == "sharpened":
+        if self.task.recipe.posterior.kind == "sharpened":
             found |= self._bounds(best)
         return found | {"dynamic_by_rule": by_rule(found)}
 

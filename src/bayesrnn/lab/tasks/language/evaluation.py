@@ -2,55 +2,46 @@
 
 import math
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import counted
-from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.tasks.base import Say, is_random
 from bayesrnn.lab.tasks.language import scoring
 from bayesrnn.lab.tasks.language.dynamic import NO_BOUND, DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import PAPERS_RULE
 from bayesrnn.lab.tasks.language.options import EvaluateOptions
-from bayesrnn.lab.tasks.language.streams import Streams, reset_of
+from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.text import batchify, noise_of_draws
 
-
-class ModelWithRecipe(Protocol):
-    """A run that was opened, or the task itself."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def model(self) -> nn.Module: ...
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.language.task import Language
 
 
-def evaluate(
-    run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, *, say: Say = lambda text: None
-) -> dict[str, Any]:
+def evaluate(task: "Language", options: EvaluateOptions, *, say: Say) -> dict[str, Any]:
     """Metrics by name, each on one stream unless its name says otherwise.
 
     The state is carried from word to word; with ``data.carry_state: false`` it starts from zero in every window, as in
     training.
     """
-    recipe = run.recipe
+    recipe, streams = task.recipe, task.streams
     options.check(recipe, in_memory=not streams.on_disk)
     rates, decays = options.rates(recipe), options.decays()
-    metrics = _sound(_mean(run, streams, say))  # first: the rest takes long, and would blame its own rates
+    metrics = _sound(_mean(task, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:
-        metrics |= _tempered(run, streams, say)
+        metrics |= _tempered(task, say)
     if options.samples and is_random(recipe):
-        metrics |= _monte_carlo(run, streams, options, options.samples, say)
+        metrics |= _monte_carlo(task, options, options.samples, say)
     if recipe.posterior.kind == "sharpened":
-        metrics |= _bounds(run, streams, say)
+        metrics |= _bounds(task, say)
     if options.dynamic:
         before = {split: metrics[f"{split}_perplexity"] for split in ("valid", "test")}
         rule = options.dynamic_rule or PAPERS_RULE
-        metrics |= DynamicEvaluation(run, streams, rule, rates, decays, before, say).metrics()
+        metrics |= DynamicEvaluation(task, rule, rates, decays, before, say).metrics()
     if options.reversed_text:
-        metrics |= _reversed(run, streams.test, options, say, metrics.get("noise_scaled", options.scales[0]))
+        metrics |= _reversed(task, options, say, metrics.get("noise_scaled", options.scales[0]))
     return _sound(metrics)
 
 
@@ -65,12 +56,12 @@ def _sound(metrics: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def _mean(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
+def _mean(task: "Language", say: Say) -> dict[str, Any]:
     """The posterior mean on both texts."""
     metrics: dict[str, Any] = {}
-    for split, stream in (("valid", streams.valid), ("test", streams.test)):
+    for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
         say(f"posterior mean on {split}")
-        found = scoring.scores(run.model, stream, reset=reset_of(run.recipe))
+        found = scoring.scores(task.model, stream, reset=reset_of(task.recipe))
         metrics |= {
             f"{split}_perplexity": found.perplexity,
             f"{split}_calibration_error": found.calibration_error,
@@ -79,15 +70,15 @@ def _mean(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
     return {**metrics, "reliability": found.reliability, "test_deciles": found.deciles}
 
 
-def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
-    reset = reset_of(run.recipe)
+def _tempered(task: "Language", say: Say) -> dict[str, Any]:
+    reset = reset_of(task.recipe)
     say("temperature of the posterior mean on valid")
-    chosen = scoring.best_temperature(run.model, streams.valid, reset=reset)
+    chosen = scoring.best_temperature(task.model, task.streams.valid, reset=reset)
     if any(math.isclose(chosen, end) for end in scoring.TEMPERATURES):
         say(f"temperature {chosen:g} is an end of the range that is searched; the best one is beyond it")
     say(f"posterior mean at temperature {chosen:.3f}")
-    valid = scoring.scores(run.model, streams.valid, reset=reset, temperature=chosen)
-    test = scoring.scores(run.model, streams.test, reset=reset, temperature=chosen)
+    valid = scoring.scores(task.model, task.streams.valid, reset=reset, temperature=chosen)
+    test = scoring.scores(task.model, task.streams.test, reset=reset, temperature=chosen)
     return {
         "temperature": chosen,
         "valid_perplexity_tempered": valid.perplexity,
@@ -98,18 +89,16 @@ def _tempered(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any
     }
 
 
-def _monte_carlo(
-    run: ModelWithRecipe, streams: Streams, options: EvaluateOptions, samples: int, say: Say
-) -> dict[str, Any]:
+def _monte_carlo(task: "Language", options: EvaluateOptions, samples: int, say: Say) -> dict[str, Any]:
     """Perplexity of averaged draws, and of fewer of them; of several factors of the noise the best on validation."""
-    kind, seed, scales = options.suffix, options.seed, options.scales
+    kind, seed, scales, streams = options.suffix, options.seed, options.scales, task.streams
     metrics: dict[str, Any] = {f"samples{kind}": samples, f"draws_seed{kind}": seed}
 
     def measured(split: str, stream: Tensor, scale: float) -> dict[str, Any]:
         say(f"{counted(samples, 'draw')} on {split}" + (f", noise times {scale:g}" if options.noise else ""))
-        with _noise(run, options, scale):
+        with _noise(task, options, scale):
             found = scoring.monte_carlo_perplexities(
-                run.model, stream, samples=samples, seed=seed, reset=reset_of(run.recipe)
+                task.model, stream, samples=samples, seed=seed, reset=reset_of(task.recipe)
             )
         by_draws = [{"draws": draws, "perplexity": value} for draws, value in found.items()]
         return {f"{split}_perplexity_mc{kind}": found[samples], f"{split}_perplexity_by_draws{kind}": by_draws}
@@ -125,18 +114,18 @@ def _monte_carlo(
     return metrics | measured("test", streams.test, scales[0])
 
 
-def _noise(run: ModelWithRecipe, options: EvaluateOptions, scale: float) -> AbstractContextManager[None]:
-    return noise_of_draws(run.model, words=options.drop_words, weights=not options.keep_weights, scale=scale)
+def _noise(task: "Language", options: EvaluateOptions, scale: float) -> AbstractContextManager[None]:
+    return noise_of_draws(task.model, words=options.drop_words, weights=not options.keep_weights, scale=scale)
 
 
-def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
+def _bounds(task: "Language", say: Say) -> dict[str, Any]:
     """The bounds of a sharpened model, on as many streams as in training where the text is long enough."""
-    data, metrics = run.recipe.data, dict[str, Any]()
-    for split, stream in (("valid", streams.valid), ("test", streams.test)):
+    data, metrics = task.recipe.data, dict[str, Any]()
+    for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
         say(f"sharpened bound on {split}")
         parts = batchify(stream[:, 0], min(data.batch_size, len(stream) // (data.window + 1)))
         metrics["bound_streams"] = min(metrics.get("bound_streams", data.batch_size), parts.shape[1])
-        bound = scoring.sharpened_perplexity(run.model, parts, window=data.window, carry_state=data.carry_state)
+        bound = scoring.sharpened_perplexity(task.model, parts, window=data.window, carry_state=data.carry_state)
         if math.isfinite(bound):
             metrics[f"{split}_perplexity_bound"] = bound
         else:
@@ -144,17 +133,17 @@ def _bounds(run: ModelWithRecipe, streams: Streams, say: Say) -> dict[str, Any]:
     return metrics
 
 
-def _reversed(run: ModelWithRecipe, test: Tensor, options: EvaluateOptions, say: Say, scale: float) -> dict[str, Any]:
+def _reversed(task: "Language", options: EvaluateOptions, say: Say, scale: float) -> dict[str, Any]:
     """Entropy gaps of the mean, of one draw, and of the average of all; ``entropy_gaps`` has those of 1, 2, … draws."""
-    reset, samples = reset_of(run.recipe), options.drawn if is_random(run.recipe) else 0
-    with _noise(run, options, scale):
+    reset, samples = reset_of(task.recipe), options.drawn if is_random(task.recipe) else 0
+    with _noise(task, options, scale):
         say("reversed text, no draws")
-        mean = scoring.entropy_gaps(run.model, test, reset=reset)
+        mean = scoring.entropy_gaps(task.model, task.streams.test, reset=reset)
         found = {"entropy_gap_mean": mean.gaps[0], "reversed_entropy_mean": mean.reverse.entropy}
         if not samples:
             return found
         say(f"reversed text, {counted(samples, 'draw')}")
-        drawn = scoring.entropy_gaps(run.model, test, samples=samples, seed=options.seed, reset=reset)
+        drawn = scoring.entropy_gaps(task.model, task.streams.test, samples=samples, seed=options.seed, reset=reset)
     own = {
         "entropy_gap_1": drawn.gaps[0],
         "reversed_entropy_1": drawn.reverse.entropies[0],

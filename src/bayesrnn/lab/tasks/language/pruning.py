@@ -22,7 +22,6 @@ from bayesrnn.lab.runs import checkpoint
 from bayesrnn.lab.runs.files import as_json, write_file
 from bayesrnn.lab.runs.folder import MARKER
 from bayesrnn.lab.runs.opening import OpenedRun, WeightsGuard, open_run
-from bayesrnn.lab.tasks.language import streams
 from bayesrnn.lab.tasks.language.retraining import SIGMA, Schedule, retrain, schedule
 from bayesrnn.pruning import count_of, gaussian_of, removed
 
@@ -122,17 +121,10 @@ def _retrain(run: OpenedRun, plan: Schedule, options: PruneOptions, console: Con
             raise
 
 
-def _perplexity(model: Any, stream: torch.Tensor, task: Any) -> float:
-    """Perplexity of the posterior mean on one stream; its state is carried as the recipe says."""
-    reset = streams.reset_of(task.recipe)
-    window = reset or streams.evaluation_window(stream, len(task.streams.vocabulary))
-    return streams.perplexity(model, stream, window=window, carry_state=reset is None)
-
-
 def _results(q: Any, task: Any) -> Row:
     return {
-        "valid_perplexity": _perplexity(q, task.streams.valid, task),
-        "test_perplexity": _perplexity(q, task.streams.test, task),
+        "valid_perplexity": task.perplexity_of(q, task.streams.valid),
+        "test_perplexity": task.perplexity_of(q, task.streams.test),
         "tensors": {name: {"removed": int(mask.sum()), "total": mask.numel()} for name, mask in removed(q).items()},
     }
 
@@ -143,7 +135,7 @@ def _curve(task: Any, shares: set[float]) -> list[Row]:
     for share in sorted(shares):
         smaller = copy.deepcopy(task.model)
         br.prune(smaller, share)
-        rows.append({"fraction": share, "valid_perplexity": _perplexity(smaller, task.streams.valid, task)})
+        rows.append({"fraction": share, "valid_perplexity": task.perplexity_of(smaller, task.streams.valid)})
     for row in rows:
         row["rise"] = row["valid_perplexity"] / rows[0]["valid_perplexity"] - 1
     return rows

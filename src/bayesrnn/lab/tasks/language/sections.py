@@ -9,7 +9,6 @@ from bayesrnn.lab.report import html, plots
 from bayesrnn.lab.report.analysis import Analysis
 from bayesrnn.lab.report.parts import Page
 from bayesrnn.lab.runs.collection import SeedGroup
-from bayesrnn.lab.tasks.language.analysis import WORDS
 from bayesrnn.lab.tasks.language.words import ScoredWord
 
 SURPRISAL_LEVELS = (2.0, 4.0, 6.0, 9.0)
@@ -18,7 +17,6 @@ INFORMATION_LEVELS = (0.02, 0.1, 0.3, 0.8)
 
 def entropy_gap(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
     named: dict[str, list[tuple[float, float]]] = {}
-    computed = False
     for group in groups:
         metrics, points = group.scalars[0], {}
         for key, draws in (
@@ -28,9 +26,6 @@ def entropy_gap(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, 
         ):
             if abs(draws) <= plots.LARGEST and abs(metrics.get(key, math.nan)) <= plots.LARGEST:
                 points[draws] = metrics[key]
-        if not points and group.label in analyses:
-            points = dict(analyses[group.label].own.get("gaps", ()))
-            computed |= bool(points)
         if points:
             named[group.label] = sorted(points.items())
     if not named:
@@ -48,10 +43,9 @@ def entropy_gap(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, 
     ticks = sorted({n for points in named.values() for n, _ in points})
     order, up = [g.label for g in groups], "entropy gap, nats per word"
     png = plots.lines(named, order=order, across="draws (0: the posterior mean)", up=up, levels=levels, ticks=ticks)
-    where = f" Computed on the first {WORDS:,} words of the test text." if computed else ""
     about = (
         "How much less sure the model is of the next word when the test text is read backwards. Higher is better: it "
-        f"knows what it does not know.{where}"
+        "knows what it does not know."
     )
     alt = f"Entropy gap against the number of draws. {said}."
     page.add_figure("entropy-gap", "Entropy gap", png, alt=alt, caption=f"{said}.", text=about)

@@ -176,7 +176,8 @@ class Language(Task):
         }
 
     def validate(self) -> dict[str, Any]:
-        return {"valid_perplexity": self._perplexity(self.valid_streams), "valid_streams": self.valid_streams.shape[1]}
+        found = self.perplexity_of(self.model, self.valid_streams)
+        return {"valid_perplexity": found, "valid_streams": self.valid_streams.shape[1]}
 
     def evaluation_seconds(self) -> tuple[float, float]:
         each = []
@@ -191,21 +192,22 @@ class Language(Task):
 
     def final(self) -> dict[str, Any]:
         return {
-            "valid_perplexity": self._perplexity(self.streams.valid),
-            "test_perplexity": self._perplexity(self.streams.test),
+            "valid_perplexity": self.perplexity_of(self.model, self.streams.valid),
+            "test_perplexity": self.perplexity_of(self.model, self.streams.test),
         }
 
-    def _perplexity(self, stream: Tensor) -> float:
+    def perplexity_of(self, model: nn.Module, stream: Tensor) -> float:
+        """Perplexity of the posterior mean on streams (L, B); the state is carried as the recipe says."""
         window, carry = self.recipe.data.window, self.recipe.data.carry_state
         if carry:
             window = evaluation_window(stream, len(self.streams.vocabulary))
-        return perplexity(self.model, stream, window=window, carry_state=carry)
+        return perplexity(model, stream, window=window, carry_state=carry)
 
     def evaluate(
         self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None, **options: Any
     ) -> dict[str, Any]:
         draws = self.recipe.evaluate.samples if samples is None else samples
-        return evaluate(self, self.streams, EvaluateOptions(samples=draws, seed=seed, **options), say=say)
+        return evaluate(self, EvaluateOptions(samples=draws, seed=seed, **options), say=say)
 
     @classmethod
     def paper_values(cls, settings: Mapping[str, Any]) -> dict[str, float]:

@@ -17,8 +17,6 @@ from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens
 from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
 
-_PART = 1 << 20
-
 
 @dataclass(frozen=True)
 class ScoredWord:
@@ -60,20 +58,16 @@ def tokens(file: Path | None) -> list[str]:
 
 
 def _stdin() -> bytes:
-    """All of stdin, up to the largest size of a file; binary input only up to its first zero byte."""
+    """All of stdin, up to the largest size of a file."""
     if sys.stdin is None:
         raise UserError("stdin is closed; send a text to it, or name a file.")
-    data = bytearray()
     try:
-        while part := sys.stdin.buffer.read(_PART):  # by parts: between them an interrupt is seen
-            data += part
-            if b"\0" in part:
-                return bytes(data[: data.index(0) + 1])
-            if len(data) > MAX_BYTES:
-                raise UserError(f"stdin has more than {MAX_BYTES / (1 << 30):g} GB, too much to hold in memory.")
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"stdin cannot be read ({error.strerror or error}).") from None
-    return bytes(data)
+    if len(data) > MAX_BYTES:
+        raise UserError(f"stdin has more than {MAX_BYTES / (1 << 30):g} GB, too much to hold in memory.")
+    return data
 
 
 def scored(

@@ -3,7 +3,7 @@
 from bayesrnn.lab.metrics import Metric
 
 _SPLITS = {"valid": "validation", "test": "test"}
-_WAYS = {"": "", "_mc": ", averaged over draws", "_mc_all_words": ", averaged over draws that keep all words"}
+_WAYS = {"": "", "_mc": ", averaged over draws"}
 _KINDS = {"rmse": ("RMSE", True), "slope": ("slope", None)}
 
 
@@ -22,7 +22,6 @@ METRICS = (
 )
 DETAILS = (
     *(_metric("valid", "slope", way) for way in ("", "_mc")),
-    *(_metric(split, key, "_mc_all_words") for key in _KINDS for split in _SPLITS),
     *(_metric(split, key, way, end=True) for key in _KINDS for way in _WAYS for split in _SPLITS),
     Metric("end.test_review_rmse", "after the last epoch: test RMSE of whole reviews"),
     Metric("end.test_log_likelihood", "after the last epoch: test log likelihood", "nats", False),

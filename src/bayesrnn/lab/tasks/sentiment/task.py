@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,7 +21,6 @@ from bayesrnn.lab.tasks.sentiment import regression, reviews
 from bayesrnn.lab.tasks.sentiment.metrics import DETAILS, METRICS
 from bayesrnn.lab.tasks.sentiment.settings import SECTIONS, Model
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
-from bayesrnn.lab.text import noise_of_draws
 
 WORDS = "words.json"
 _SEED = 1  # of the draws after each epoch: the same noise every time, so that curves show the weights change
@@ -115,7 +113,6 @@ class Sentiment(Task):
         self.random = is_random(recipe)
         samples = recipe.evaluate.samples if self.random else 0
         self.at_end = torch.full((1 + samples, held_out.shape[1]), math.nan, device=device)
-        self.at_end_all_words = self.at_end[1:].clone() if recipe.model.word_dropout else self.at_end[:0].clone()
         self.epoch = torch.zeros((), dtype=torch.long)
 
     @property
@@ -145,8 +142,7 @@ class Sentiment(Task):
             yield from (part.tokens, part.ratings, part.review)
 
     def tensors(self) -> dict[str, Tensor]:
-        at_end = {"at_end": self.at_end, "at_end_all_words": self.at_end_all_words}
-        return {**self.minibatches.tensors(), **at_end, "epoch": self.epoch}
+        return {**self.minibatches.tensors(), "at_end": self.at_end, "epoch": self.epoch}
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)
@@ -171,21 +167,12 @@ class Sentiment(Task):
         made = [predict(self.model, part, samples, seed) for part in self.held_out.split(rows, 1)]
         return self.mean + self.sd * torch.cat(made, 1)
 
-    def with_all_words(self, samples: int, seed: int = _SEED) -> Tensor:
-        """Draws like those of :meth:`predictions` that keep all words, (samples, N); (0, N) without word dropout."""
-        if not (samples and self.recipe.model.word_dropout):
-            return self.at_end[:0]
-        with noise_of_draws(self.model), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the model has no noise")  # it may have word dropout alone
-            return self.predictions(samples, seed)[1:]
-
     def validate(self) -> dict[str, Any]:
         recipe, at_end = self.recipe, len(self.at_end) - 1
         draws, last = recipe.evaluate.epoch_samples if self.random else 0, int(self.epoch) == recipe.train.epochs
         found = self.predictions(max(draws, at_end) if last else draws)  # the first draws are the same
         if last:
             self.at_end.copy_(found[: 1 + at_end])
-            self.at_end_all_words.copy_(self.with_all_words(len(self.at_end_all_words)))
         errors = {
             key: value
             for way, each in _averages(found[: 1 + draws]).items()
@@ -202,12 +189,9 @@ class Sentiment(Task):
             found[f"{split}_slope{way}"] = regression.slope(predicted[part], self.ratings[part])
         return found
 
-    def measures(self, predictions: Tensor, all_words: Tensor) -> dict[str, Any]:
-        """All metrics of these predictions; the noise of the intervals is fitted on the validation part.
-
-        ``all_words`` are draws without word dropout, (0, N) if there are none; only their errors are measured.
-        """
-        averages = _averages(predictions) | ({"_mc_all_words": all_words.mean(0)} if len(all_words) else {})
+    def measures(self, predictions: Tensor) -> dict[str, Any]:
+        """All metrics of these predictions; the noise of the intervals is fitted on the validation part."""
+        averages = _averages(predictions)
         found = {key: value for way, each in averages.items() for key, value in self._errors(each, way).items()}
         n, draws = len(self.parts.valid), predictions[1:] if len(predictions) > 1 else predictions
         valid, test, ratings = draws[:, :n], draws[:, n:], self.ratings[n:]
@@ -225,16 +209,15 @@ class Sentiment(Task):
 
     def final(self) -> dict[str, Any]:
         """Metrics of the best epoch's weights and, under ``end``, the last epoch's: the paper does not stop early."""
-        end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end, self.at_end_all_words)
+        end = None if bool(self.at_end.isnan().any()) else self.measures(self.at_end)
         if end is not None and torch.equal(self.predictions(0)[0], self.at_end[0]):  # the best epoch was the last one
             return {**end, "end": end}
-        samples = len(self.at_end) - 1
-        return {**self.measures(self.predictions(samples), self.with_all_words(samples)), "end": end}
+        return {**self.measures(self.predictions(len(self.at_end) - 1)), "end": end}
 
     def evaluate(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> dict[str, Any]:
         count = (self.recipe.evaluate.samples if samples is None else samples) if self.random else 0
         say(f"{counted(count, 'draw') if count else 'no draws'} on {counted(len(self.ratings), 'piece')} of reviews")
-        found = self.measures(self.predictions(count, seed), self.with_all_words(count, seed))
+        found = self.measures(self.predictions(count, seed))
         found |= {"draws_seed": seed} if count else {}
         return {**found, **{f"test_coverage_{100 * i['level']:.0f}": i["coverage"] for i in found["intervals"]}}
 
