@@ -20,6 +20,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,8 @@ def squeezed(recipe: str, epochs: int, *, averaging: bool = True) -> list[str]:
     train = recipes.load(recipe).train
     share, settings = epochs / train.epochs, [f"train.epochs={epochs}"]
     if not train.averages:
-        decay = [
-            f"train.decay={train.decay ** (1 / share):.6g}",
-            f"train.decay_after={round(train.decay_after * share)}",
-        ]
-        return settings + decay
+        decay, later = train.decay ** (1 / share), round(train.decay_after * share)
+        return [*settings, f"train.decay={decay:.6g}", f"train.decay_after={later}"]
     first = max(2, round((train.average_from or train.average_restarts[0]) * share))
     settings += [f"train.{key}=null" for key in ("average_from", "average_stall") if getattr(train, key)]
     settings += ["train.average_restarts=[]"] if train.average_restarts else []
@@ -126,8 +124,9 @@ def trained(recipe: str, name: str, overrides: list[str], seed: int, options: An
     if time.monotonic() > options.end:
         raise OutOfTime
     words = ["bayesrnn", "train", recipe, *wanted, "--data", options.data, "--seed", str(seed)]
-    command = (f"BAYESRNN_KERNEL={path} " if path else "") + shlex.join(words)
-    known: dict[str, Any] = {"overrides": wanted, "seed": seed, "command": command}
+    if path:  # of every recurrent layer, which no option of the command asks for
+        words = ["python", "benchmarks/comparison.py", "paths", "--data", options.data, "--epochs", str(options.epochs)]
+    known: dict[str, Any] = {"overrides": wanted, "seed": seed, "command": shlex.join(words)}
     with kernels.force(path) if path else nullcontext():
         try:
             record = launch(
@@ -136,7 +135,8 @@ def trained(recipe: str, name: str, overrides: list[str], seed: int, options: An
                 force=options.force, **known,
             )  # fmt: skip
         except Diverged as error:  # a result too
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            kept = folder / "metrics.jsonl"
+            lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
             curves = {"valid_perplexity": [line["valid_perplexity"] for line in lines]}
             about = {"recipe": recipe, "data": data_name(options.data), "kernel": path, "commit": commit(), **known}
             record = Record(**about, curves=curves, metrics={"diverged": str(error)})
@@ -157,12 +157,14 @@ def ingredients(options: argparse.Namespace) -> None:
 def paths(options: argparse.Namespace) -> None:
     """Pairs of every case in turn, so that all cases have some where the time is short."""
     device, cases = device_of(options.device), options.only or list(CASES)
+    for path in PATHS[device.type]:
+        if not kernels.able(path, kernels.Case("LSTM", device.type)):
+            raise UserError(f"The path {path} cannot run on this {device.type}, and would be replaced by another.")
     pairs: dict[str, list[list[Record]]] = {case: [] for case in cases}
-    for seed in range(1, options.seeds + 1) if options.seeds else range(1, 9):
-        for case in cases:
-            recipe, overrides, seeds = CASES[case]
-            if seed > (options.seeds or seeds):
-                continue
+    wanted = {case: options.seeds or CASES[case][2] for case in cases}
+    for seed in range(1, max(wanted.values()) + 1):
+        for case in (case for case in cases if seed <= wanted[case]):
+            recipe, overrides, _ = CASES[case]
             more = [*squeezed(recipe, options.epochs), *overrides]
             pair = [trained(recipe, f"{case}-{path}", more, seed, options, path) for path in PATHS[device.type]]
             pairs[case].append(pair)
@@ -176,23 +178,22 @@ def difference(case: str, pairs: list[list[Record]], about: dict[str, Any]) -> R
     sound = [pair for pair in pairs if not any("diverged" in record.metrics for record in pair)]
     metrics: dict[str, Any] = {"pairs": len(sound), "diverged": len(pairs) - len(sound)}
     for split in ("valid", "test"):
-        first, second = ([pair[k].metrics[f"{split}_perplexity"] for pair in sound] for k in (0, 1))
-        each = [100 * (a / b - 1) for a, b in zip(first, second, strict=True)]
+        each = above([[record.metrics[f"{split}_perplexity"] for record in pair] for pair in sound])
         metrics[f"{split}_each"] = each
-        if len(each) > 1:
-            free = len(each) - 1
-            half = (_T[free - 1] if free <= len(_T) else 1.96 + 2.4 / free) * statistics.stdev(each) / len(each) ** 0.5
+        if free := max(len(each) - 1, 0):
+            half = _T[min(free, len(_T)) - 1] * statistics.stdev(each) / len(each) ** 0.5
             mean = statistics.fmean(each)
             metrics |= {f"{split}_percent": mean, f"{split}_low": mean - half, f"{split}_high": mean + half}
-    curves = zip(*([r.curve("valid_perplexity") for r in pair] for pair in sound), strict=True) if sound else iter(())
-    rows = [[100 * (a / b - 1) for a, b in zip(*pair, strict=True)] for pair in zip(*curves, strict=True)]
-    means = {"valid_percent": [statistics.fmean(epoch) for epoch in zip(*rows, strict=True)]}
-    last = pairs[-1][0]
-    named = " over ".join(record.kernel or "" for record in pairs[-1])
+    rows = [above(zip(*(record.curve("valid_perplexity") for record in pair), strict=True)) for pair in sound]
     return Record(
-        recipe=last.recipe, data=last.data, overrides=last.overrides, kernel=named, curves=means, metrics=metrics,
-        note=f"{case}: paired differences of runs in this folder", **about,
+        recipe=pairs[0][0].recipe, data=pairs[0][0].data, overrides=pairs[0][0].overrides, metrics=metrics,
+        kernel=" over ".join(record.kernel or "" for record in pairs[0]), note=f"{case}: pairs of runs in this folder",
+        curves={"valid_percent": [statistics.fmean(epoch) for epoch in zip(*rows, strict=True)]}, **about,
     )  # fmt: skip
+
+
+def above(pairs: Iterable[Iterable[float]]) -> list[float]:
+    return [100 * (a / b - 1) for a, b in pairs]
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

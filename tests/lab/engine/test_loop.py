@@ -151,6 +151,7 @@ def weights(out, name="last.safetensors"):
 KILLED = {
     "brnn-sharpened-medium": ["average_from=2", "inverse_gamma=0.01"],
     "awd-24m": ["embedding=6", "optimizer=adamw", "lr=0.01", "average_from=2", "average_restarts=[4]", "cosine_from=2"],
+    "frontier-24m": ["embedding=6", "units=[8,8,7]", "vary=2", "mogrifier=2", "lr=0.5", "average_restarts=[]"],
 }
 
 

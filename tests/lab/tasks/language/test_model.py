@@ -130,10 +130,50 @@ def test_shifted_windows(folder):
             assert torch.equal(task.batch(torch.tensor(k)), train[start : start + 5])
             assert len(train[start : start + 5]) == 5
     assert seen == {0, 1, 2, 3}
-    with pytest.raises(UserError, match=r"in each of 19 streams, fewer than one window .* that data.shift skips"):
+    with pytest.raises(UserError, match=r"in each of 19 streams, fewer than one window .* that data.shift or"):
         task_of(folder, "data.batch_size=19")  # 6 words are a window and the next word, but not after 3 others
     assert task.tensors()["offset"] is task.offset
     assert task_of(folder, "data.shift=false").tensors() == {}
+
+
+@pytest.mark.parametrize("name", ["awd-24m", "brnn-24m"])
+def test_windows_of_random_length(name, folder):
+    """Each is the window of its length alone, under the same draw; the next one begins where it ends."""
+    task = task_of(folder, "data.vary=2", "model.activation=0", "model.activation_change=0", name=name)
+    train, lengths, state = task.streams.train, [], tuple(s.normal_() for s in task.state())
+    task.offset.zero_()
+    for step in range(task.steps - 2):
+        start = sum(lengths)
+        batch = task.batch(torch.tensor(step))
+        assert torch.equal(batch, train[start : start + 7])
+        torch.manual_seed(step)
+        loss, terms, after = task.objective(batch, state)
+        lengths.append(4 + int(task.offset) - (start - 4 * step))
+        torch.manual_seed(step)
+        torch.randint(3, (1,))
+        with br.draws.bind(task.model, br.draws.HeldNoise()):
+            logits, expected = task.model(batch[: lengths[-1]], state)
+            nll = nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch[1 : lengths[-1] + 1].flatten(), reduction="sum"
+            )
+            kl = br.kl(task.model) if name == "brnn-24m" else 0.0
+        torch.testing.assert_close(terms.nll, nll)
+        torch.testing.assert_close(after, expected)
+        units = 4 if task.recipe.data.loss == "window" else 1
+        torch.testing.assert_close(loss, units * (nll / 12 + kl / task.elbo.num_data))
+        state = tuple(s.detach() for s in after)
+    assert set(lengths) == {2, 4, 6}
+    task.offset.fill_(1000)
+    assert torch.equal(task.batch(torch.tensor(0)), train[-7:])  # never beyond the text
+    task.start_epoch(1)
+    assert 0 <= int(task.offset) < 4
+    assert task_of(folder, "data.vary=1", "data.shift=false").tensors().keys() == {"offset"}
+    with pytest.raises(UserError, match="is for one process"):
+        task.split(slice(0, 1))
+    with pytest.raises(UserError, match=r"data.vary is 4, and windows have 4 words; make it less"):
+        task_of(folder, "data.vary=4")
+    with pytest.raises(UserError, match=r"without train.shared_draw and sharpening"):
+        task_of(folder, "data.vary=1", "posterior.kind=sharpened")
 
 
 def test_posterior_over_layers_of_different_widths(folder):

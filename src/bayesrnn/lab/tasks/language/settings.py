@@ -125,10 +125,19 @@ class Data(Section):
     window: Count = Field(35, description="words per step of backpropagation through time")
     carry_state: bool = Field(True, description="each window starts with the last window's state")
     shift: bool = Field(False, description="start each epoch at a random word of the first window: windows vary")
+    vary: Whole = Field(
+        0, description="windows have this many words less or more than window, or neither, at random: boundaries vary"
+    )
     loss: Literal["window", "word"] = Field(
         "window", description="window: summed over a window's words, averaged over rows; word: the mean per word"
     )
     min_count: Count = Field(1, description="rarer words are unknown words")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Data":
+        if self.vary >= self.window:
+            raise UserError(f"data.vary is {self.vary}, and windows have {self.window} words; make it less.")
+        return self
 
 
 class Evaluate(Section):

@@ -88,14 +88,17 @@ def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
 
 def _long_enough(streams: Streams, recipe: Recipe) -> Streams:
     """Every split has at least one window, also after the words that ``data.shift`` skips."""
-    window, skipped = streams.window, recipe.data.window - 1 if recipe.data.shift else 0
+    window, data = streams.window, recipe.data
+    if data.vary and streams.on_disk:
+        raise UserError("data.vary needs the training text in memory; name its folder with --data, or set it to 0.")
+    skipped = data.vary + (data.window - 1 if data.shift else 0)
     for split, more in (("train", skipped), ("valid", 0), ("test", 0)):
         length = len(getattr(streams, split))
         if length <= window + more:
             rows = streams.train.shape[1] if split == "train" else 1
             each = f" in each of {rows} streams" if rows > 1 else ""
             smaller = "data.window or data.batch_size" if split == "train" else "data.window"
-            shifted = f", after up to {more} words that data.shift skips" if more else ""
+            shifted = f", after up to {more} words that data.shift or data.vary skips" if more else ""
             raise UserError(
                 f"The {split} text has {counted(length, 'word')}{each}, fewer than one window of {window} and the word "
                 f"after it{shifted}; use more text, or a smaller {smaller}."

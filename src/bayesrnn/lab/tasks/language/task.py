@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
+from bayesrnn import draws
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.elbo import ELBO, Terms
+from bayesrnn.errors import UserError
 from bayesrnn.lab.cards import card_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
@@ -28,7 +30,9 @@ from bayesrnn.lab.tasks.language.text import python_docs, read_folder
 from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, sampled
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
+from bayesrnn.likelihoods import Categorical
 
+_IGNORED = Categorical().ignore_index
 _TRIED = 100  # words of a stream, to measure how long an evaluation takes
 
 
@@ -98,7 +102,9 @@ class Language(Task):
         self.examples_per_step = self.batch_size * window
         self.limit = 2 * math.log(len(self.streams.vocabulary)) + 2
         self.valid_streams = self.streams.valid_streams
-        self._rows = torch.arange(window + 1, device=device)
+        self._rows = torch.arange(window + recipe.data.vary + 1, device=device)
+        if recipe.data.vary and (recipe.train.shared_draw or recipe.posterior.kind == "sharpened"):
+            raise UserError("data.vary works without train.shared_draw and sharpening; set it to 0.")
         self._use(self.streams)
 
     @classmethod
@@ -116,6 +122,8 @@ class Language(Task):
         self._read = torch.zeros(streams.window + 1, rows, dtype=torch.long, device=self.device)
 
     def split(self, rows: slice) -> None:
+        if self.recipe.data.vary:
+            raise UserError("data.vary is for one process; train with one, or set it to 0.")
         self._use(self.streams.part(rows))
 
     @staticmethod
@@ -137,9 +145,10 @@ class Language(Task):
             yield from sampled(split.reshape(-1).cpu().numpy())
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"offset": self.offset} if self.recipe.data.shift else {}
+        return {"offset": self.offset} if self.recipe.data.shift or self.recipe.data.vary else {}
 
     def start_epoch(self, epoch: int) -> None:
+        self.offset.zero_()
         if self.recipe.data.shift:
             self.offset.copy_(torch.randint(0, self.streams.window, ()))
 
@@ -157,16 +166,50 @@ class Language(Task):
     def batch(self, position: Tensor) -> Tensor:
         if self.streams.on_disk:
             return self._read
-        return self.streams.train.index_select(0, position * self.recipe.data.window + self.offset + self._rows)
+        start = position * self.recipe.data.window + self.offset
+        if self.recipe.data.vary:  # their lengths may add up to more than the text
+            start = start.clamp(max=len(self.streams.train) - len(self._rows))
+        return self.streams.train.index_select(0, start + self._rows)
 
     def objective(self, batch: Tensor, state: State) -> tuple[Tensor, Terms, State]:
         before, data = state or self._zeros, self.recipe.data
+        if data.vary:
+            return self._varied(batch, before, state)
         with activity(self.model, self.recipe.model) as penalties:
             terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], before), batch[1:])
-        loss = terms.loss
-        if penalties:  # of two passes, the one at the sharpened weights
-            loss = loss + penalties[-1] * (data.window if data.loss == "window" else 1)
-        return loss, terms, after if state else ()
+        # of two passes, the penalty of the one at the sharpened weights
+        return self._penalised(terms, penalties[-1:]), terms, after if state else ()
+
+    def _varied(self, batch: Tensor, before: State, state: State) -> tuple[Tensor, "Terms", State]:
+        """The objective of a window of random length, in fixed shapes.
+
+        The longest window runs in three parts under one draw. Words after the chosen length do not count; the state at
+        that length is carried, and the next window begins there.
+        """
+        data, after = self.recipe.data, list[State]()
+        chosen = torch.randint(3, (1,), device=self.device)
+        more = data.vary * (chosen - 1)
+        targets = batch[1:].masked_fill((self._rows[:-1] >= data.window + more).unsqueeze(1), _IGNORED)
+
+        def run() -> tuple[Tensor, ...]:
+            outputs, own = [], before
+            for part in batch[:-1].split([data.window - data.vary, data.vary, data.vary]):
+                output, own = self.model(part, own)
+                outputs.append(output)
+                after.append(own)
+            return (torch.cat(outputs),)
+
+        with draws.bind(self.model, draws.HeldNoise()), activity(self.model, self.recipe.model) as penalties:
+            terms, _ = self.elbo.evaluate(run, targets, count=batch.shape[1] * data.window)
+        self.offset.add_(more[0])
+        carried = tuple(torch.stack(each)[chosen][0] for each in zip(*after, strict=True)) if state else ()
+        return self._penalised(terms, penalties[:1]), terms, carried  # the penalty of the part that always counts
+
+    def _penalised(self, terms: "Terms", penalties: list[Tensor]) -> Tensor:
+        loss, data = terms.loss, self.recipe.data
+        for penalty in penalties:
+            loss = loss + penalty * (data.window if data.loss == "window" else 1)
+        return loss
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
         return {
@@ -183,9 +226,9 @@ class Language(Task):
         each = []
         for stream in (self.valid_streams, self.streams.valid):
             part = stream[: max(_TRIED, self.streams.window) + 1]
-            self._perplexity(part[: self.streams.window + 1])  # the first call allocates memory
+            self.perplexity_of(self.model, part[: self.streams.window + 1])  # the first call allocates memory
             began = time.perf_counter()
-            self._perplexity(part)
+            self.perplexity_of(self.model, part)
             each.append((time.perf_counter() - began) / (len(part) - 1))
         last = len(self.streams.valid) + len(self.streams.test)
         return each[0] * len(self.valid_streams), each[1] * last
