@@ -75,6 +75,18 @@ def check_wheel(wheel: Path) -> str:
     return f"{len(names)} files, {wheel.stat().st_size:,} bytes"
 
 
+def check_description(wheel: Path) -> str:
+    """The text on PyPI has no link into the repository."""
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    text = archive.read(metadata).decode().partition("\n\n")[2]
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    local = [link for link in links if not link.startswith("https://")]
+    if local or "# bayesrnn" not in text:
+        raise Failed(f"The description lacks its text, or links to {local}: see hatch_build.py.")
+    return f"{len(text.split())} words, {len(links)} links"
+
+
 def check_sdist(sdist: Path) -> str:
     """Everything that git tracks is in it."""
     with tarfile.open(sdist) as archive:
@@ -170,6 +182,7 @@ def main() -> None:
         wheel, sdist = build(out)
         print("sdist:", check_sdist(sdist), flush=True)
         print("wheel, from the sdist:", check_wheel(wheel), flush=True)
+        print("description:", check_description(wheel), flush=True)
         with tempfile.TemporaryDirectory() as scratch:
             print("installed:", check_install(wheel, Path(scratch)), flush=True)
             print("lists:", write_lists(Path(scratch) / "lab/bin/python", out), flush=True)

@@ -25,6 +25,10 @@ def wheel(tmp_path_factory):
     return made
 
 
+def test_the_description_has_no_links_into_the_repository(wheel):
+    assert "links" in release.check_description(wheel)
+
+
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
     """A folder of packages with the wheel, torch and numpy, and what these two require."""

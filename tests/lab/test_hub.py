@@ -146,7 +146,7 @@ def test_the_command_writes_the_whole_posterior_or_what_pruning_left(language, t
     record = json.loads((language / "record.json").read_text())
     results = yaml.safe_load(cards[0].split("---\n")[1])["model-index"][0]["results"][0]["metrics"]
     assert {m["type"]: m["value"] for m in results}["test_perplexity"] == record["metrics"]["test_perplexity"]
-    assert "The record has no values. `bayesrnn evaluate RUN` measures them." in cards[0]
+    assert "It was not measured. Run `bayesrnn evaluate RUN` and export again." in cards[0]
     assert str(language.parent) not in cards[0] + (tmp_path / "model0" / "config.json").read_text()
     for option in (["--out", tmp_path / "x"], ["--format", "onnx"], ["--format", "torch"]):
         refused = invoke("export", language, "--hub", tmp_path / "other", *option)
@@ -162,14 +162,14 @@ def test_the_card_has_what_the_record_says_about_uncertainty(tmp_path):
     metrics = {"test_error": 1.5, "test_calibration_error_mc": 0.01234, "samples": 50}
     card = hub.card(opened("digits-bbb-400", ["hidden=4"], tmp_path), Record(data="mnist", metrics=metrics), name="m")
     results, unsure = card.split("## Results")[1].split("## Uncertainty")
-    assert "| test error in % | 1.5 | % |" in results
+    assert "| test error in % | 1.5 |" in results
     assert "On mnist, with samples 50." in unsure
     assert "| test calibration error, averaged over draws | 0.01234 |" in unsure
     assert "trained by Bayes by Backprop" in card
-    assert "changed settings below" not in card
+    assert "Changed settings" not in card
     changed = Record(data="mnist", metrics=metrics, overrides=["hidden=4"])
     card = hub.card(opened("digits-bbb-400", ["hidden=4"], tmp_path), changed, name="m")
-    assert "(task: digits), with the changed settings below." in card
+    assert "Changed settings: hidden=4. A Gaussian" in card
 
 
 def test_words_of_a_stranger_do_not_become_markup(tmp_path):

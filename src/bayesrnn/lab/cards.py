@@ -17,6 +17,7 @@ class Card(BaseModel, frozen=True):
         use: what such models are for.
         limits: what they cannot do, besides the limits of every model.
         uncertainty: parts of the keys of metrics that say how good the uncertainty is.
+        reading: how to read these metrics.
     """
 
     pipeline: str = ""
@@ -25,6 +26,7 @@ class Card(BaseModel, frozen=True):
     use: str = "Predictions with uncertainty, on data like the data it was trained on."
     limits: str = ""
     uncertainty: tuple[str, ...] = ("calibration", "entropy", "coverage", "nll", "likelihood")
+    reading: str = ""
 
 
 def card_of(module: str) -> Card:

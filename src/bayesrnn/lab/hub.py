@@ -76,6 +76,7 @@ def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = Fal
         unsure=unsure,
         conditions=_conditions(record, cls.conditions),
         pruned=pruned,
+        changed=_changed(record),
         training=_training(run, record, data),
     )
 
@@ -110,15 +111,18 @@ def _measured(record: Record | None, metrics: Sequence[Metric]) -> list[Row]:
 
 
 def _conditions(record: Record | None, keys: Sequence[str]) -> str:
-    found = {key: record.number(key) for key in keys} if record is not None else {}
+    found = {key: record.number(key) for key in keys if "." not in key} if record is not None else {}
     return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
+
+
+def _changed(record: Record | None) -> str:
+    return ", ".join(word for word in record.overrides if "/" not in word) if record is not None else ""
 
 
 def _training(run: OpenedRun, record: Record | None, data: str) -> dict[str, Any]:
     rows = {"recipe": run.config["recipe"], "data": data, "seed": run.config["seed"]}
     if record is not None:
-        changed = [word for word in record.overrides if "/" not in word]
-        rows |= {"changed settings": ", ".join(changed) or "none", "parameters": record.number("parameters")}
+        rows |= {"changed settings": _changed(record) or "none", "parameters": record.number("parameters")}
         rows |= {"best epoch": record.number("best_epoch"), "device": record.device}
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     return rows

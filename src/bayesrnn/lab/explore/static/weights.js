@@ -59,7 +59,7 @@ function weights(box, page, { about }, run) {
         part.tensors.map((t) => [t.name, t.removed.toLocaleString("en"), t.total.toLocaleString("en"), percent(t.removed / t.total)])));
       if (!about.score) cost.textContent = "This task cannot be scored quickly, so the cost is not shown; bayesrnn evaluate measures it.";
     } else if (part.unscored) cost.textContent = `The cost is not known: ${part.unscored}`;
-    else cost.textContent = `${part.label} on a sample: ${short(part.before)} with all weights, ${short(part.after)} after pruning.`;
+    else cost.textContent = `${part.label[0].toUpperCase()}${part.label.slice(1)} on a sample: ${short(part.before)} with all weights, ${short(part.after)} after pruning.`;
   });
   const soon = later(150, () => { prune(); if (kind.value === "left") pictures(); });
 

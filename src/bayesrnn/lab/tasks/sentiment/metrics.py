@@ -19,6 +19,8 @@ METRICS = (
     Metric("test_review_rmse", "test RMSE of whole reviews"),
     *(_metric("test", "slope", way) for way in ("", "_mc")),
     Metric("test_log_likelihood", "test log likelihood", "nats", False),
+    Metric("noise", "noise of a rating, standard deviation", lower_is_better=None),
+    Metric("test_coverage_90", "test ratings inside 90% intervals, share", lower_is_better=None),
 )
 DETAILS = (
     *(_metric("valid", "slope", way) for way in ("", "_mc")),
