@@ -16,7 +16,7 @@ def normal_grid(mean=0.0, sigma=1.0, steps=3):
 def test_the_newsvendor_of_a_normal_demand():
     """The order is the critical quantile z, and its cost (over + under) sigma phi(z)."""
     over, under = 1.0, 3.0
-    found = orders(normal_grid(100, 10), over, under)
+    found = orders(normal_grid(100, 10), over, under, bounded=lambda y: y)
     z = grids.normal_quantile(np.array([0.75]))[0]
     np.testing.assert_allclose(found["order"], 100 + 10 * z, rtol=1e-3)
     cost = (over + under) * 10 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)

@@ -29,10 +29,10 @@ def check_costs(over: float, under: float) -> None:
             raise UserError(f"{name} is {value!r}; a cost per unit is a number above 0.")
 
 
-def orders(grid: Array, over: float, under: float) -> dict[str, Array]:
+def orders(grid: Array, over: float, under: float, bounded: Callable[[Array], Array]) -> dict[str, Array]:
     """The order of least expected cost over E(order - y)+ + under E(y - order)+, and costs, for a grid (B, H, Q)."""
     q = under / (over + under)
-    best = grids.quantile(grid, q)
+    best = bounded(grids.quantile(grid, q))
     return {"order": best, "cost": _cost(grid, best, over, under), "cost_of_mean": _cost(
         grid, grids.mean(grid), over, under)}  # fmt: skip
 

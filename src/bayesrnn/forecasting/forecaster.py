@@ -185,7 +185,7 @@ class Forecaster:
             A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
         """
         level, quantiles = check_levels(level, quantiles)
-        return self._table(lambda grid, share: grids.summary(grid, share, level, quantiles), data, future)
+        return self._table(lambda grid, share: self._summary(grid, share, level, quantiles), data, future)
 
     @property
     def ids(self) -> list[str]:
@@ -216,7 +216,7 @@ class Forecaster:
         rng, names = np.random.default_rng(seed), np.arange(n)
 
         def rows(grid: Array, share: Array) -> dict[str, Array]:
-            made = paths.copula(grid, self._fitted.correlation, n, rng)  # (B, n, H)
+            made = self._fitted.bounded(paths.copula(grid, self._fitted.correlation, n, rng))  # (B, n, H)
             return {"path": np.broadcast_to(names[:, None], made.shape), "y": made}
 
         table = self._table(rows, data, future, copies=n)
@@ -267,7 +267,7 @@ class Forecaster:
             return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
         return decisions.walk_forward(
             self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
-            summary=lambda grid, share: grids.summary(grid, share, level, quantiles),
+            summary=lambda grid, share: self._summary(grid, share, level, quantiles),
         )  # fmt: skip
 
     def update(self, data: Any) -> Forecaster:
@@ -306,7 +306,7 @@ class Forecaster:
         ordering the mean.
         """
         decisions.check_costs(over, under)
-        return self._table(lambda grid, share: decisions.orders(grid, over, under), data, future)
+        return self._table(lambda grid, share: decisions.orders(grid, over, under, self._fitted.bounded), data, future)
 
     def crossing(self, threshold: float | Mapping[Any, float], *, above: bool = True, n: int = 1000, seed: int = 0,
                  data: Any = None, future: Any = None) -> Any:  # fmt: skip
@@ -376,6 +376,11 @@ class Forecaster:
             middle = grid[..., grids.MEDIAN : grids.MEDIAN + 1]
             parts.append((model.bounded(middle + self._width[:, None] * (grid - middle)), share))
         return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])
+
+    def _summary(
+        self, grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float]
+    ) -> dict[str, Array]:
+        return grids.summary(grid, share, level, quantiles, self._fitted.bounded)
 
     def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,
                copies: int = 0) -> Any:  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ Array = np.ndarray
 _TAIL = np.array([0.001, 0.0025, 0.005, 0.01, 0.025])
 LEVELS = np.concatenate([_TAIL, np.arange(0.05, 0.951, 0.05).round(3), 1 - _TAIL[::-1]])
 MEDIAN = len(LEVELS) // 2
-_OWN, _POOLED = 0.05, 0.2  # rates of adaptive widths
+_OWN, _POOLED = 0.05, 0.3  # rates of adaptive widths
 
 
 def normal_quantile(p: Array) -> Array:
@@ -42,12 +42,16 @@ def quantile(grid: Array, q: float) -> Array:
     return at(grid, z)[..., 0]
 
 
-def scores_of(grid: Array, y: Array) -> Array:
+def scores_of(grid: Array, y: Array, rng: np.random.Generator | None = None) -> Array:
     """Normal scores z (...) with quantile(z) = y: standard normal where the forecast is calibrated; NaN where y is.
 
-    Where several levels have the same quantile (counts, a lower end), the middle of them.
+    Where several levels have the same quantile (counts, a lower end), the middle of them, or one of them at random.
     """
-    return (_scores(grid, y) - _scores(-grid[..., ::-1], -y)) / 2
+    low, high = _scores(grid, y), -_scores(-grid[..., ::-1], -y)
+    if rng is None:
+        return (low + high) / 2
+    drawn = normal_cdf(low) + rng.random(y.shape) * (normal_cdf(high) - normal_cdf(low))
+    return np.where(high - low > 1e-9, normal_quantile(np.clip(drawn, 1e-9, 1 - 1e-9)), low)
 
 
 def _scores(grid: Array, y: Array) -> Array:
@@ -86,13 +90,16 @@ def fine(grid: Array, count: int = 200) -> Array:
     return at(grid, np.broadcast_to(z, (*grid.shape[:-1], count)))
 
 
-def summary(grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float]) -> dict[str, Array]:
-    """Columns of a forecast: grids (B, H, Q), epistemic shares (B, H), intervals in percent and probabilities."""
+def summary(
+    grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float], bounded: Callable[[Array], Array]
+) -> dict[str, Array]:
+    """Columns of a forecast: grids (B, H, Q), epistemic shares (B, H), intervals in percent and probabilities;
+    ``bounded`` makes values of what lies between levels."""
     found = {"mean": mean(grid), "median": grid[..., MEDIAN]}
     for percent in level:
-        found[f"lo-{percent:g}"] = quantile(grid, 0.5 - percent / 200)
-        found[f"hi-{percent:g}"] = quantile(grid, 0.5 + percent / 200)
-    found |= {f"q-{q:g}": quantile(grid, q) for q in quantiles}
+        found[f"lo-{percent:g}"] = bounded(quantile(grid, 0.5 - percent / 200))
+        found[f"hi-{percent:g}"] = bounded(quantile(grid, 0.5 + percent / 200))
+    found |= {f"q-{q:g}": bounded(quantile(grid, q)) for q in quantiles}
     total = deviation(grid)
     return found | {"aleatoric_std": total * np.sqrt(1 - share), "epistemic_std": total * np.sqrt(share)}
 

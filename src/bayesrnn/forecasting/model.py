@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.empirical import Empirical, empirical
 from bayesrnn.forecasting.network import patch_of, tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
@@ -29,13 +30,14 @@ _FLOOR, _RARELY = 0.8, 0.005  # of the lowest value; how often values may fall b
 class Model:
     """Everything a forecast needs but the series: bases first, then networks, in the order of ``weights``."""
 
-    bases: Sequence[Base | Structure]
+    bases: Sequence[Base | Structure | Empirical]
     members: list[Member]
     weights: Array
     calibration: grids.Calibration
     correlation: Array
     lower: float
     share: float
+    whole: bool  # counts: forecasts are whole numbers
     cold: list[tuple[int, grids.Calibration]] = field(default_factory=list)
 
     @property
@@ -55,7 +57,7 @@ class Model:
         return np.maximum(grid, floor), share  # type: ignore[return-value]
 
     def bounded(self, grid: Array) -> Array:
-        return np.maximum(grid, self.lower)
+        return np.maximum(np.rint(grid) if self.whole else grid, self.lower)
 
     def floor(self, batch: Batch) -> Array:
         """What forecasts (B, H, Q) of quantities that are never negative do not fall below: near the lowest value of
@@ -68,7 +70,7 @@ class Model:
 
 
 def _parts(
-    bases: Sequence[Base | Structure],
+    bases: Sequence[Base | Structure | Empirical],
     members: list[Member],
     cuts: list[Windows],
     series: Array,
@@ -134,52 +136,77 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
         f"{shapes[0].context}"
     )
-    bounds = _bounds(panel, shapes[0], rng)
+    counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
+    whole = likelihood == "negative_binomial" or (counts and likelihood == "auto")
+    bounds = (*_bounds(panel, shapes[0], rng), whole)
     blank = grids.Calibration.identity(shapes[0].horizon)
     short = few(panel, shapes[0])
     found: list[Structure] = []
     if short:
         found = [structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)]
         if not panel.past.shape[1] or not folds(panel, shapes[0]):
-            return Model(found, [], np.ones(1), blank, found[0].correlation(), *bounds)
+            model = Model(
+                [*found, *empirical(panel, shapes[0])], [], np.ones(1), blank, found[0].correlation(), *bounds
+            )
+            if len(model.bases) > 1:
+                _weighed(model, panel, holidays=holidays, seed=seed, say=say)
+            return model
     bases, before, fold = choose(
         panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
         progress=progress,
     )  # fmt: skip
     if short:  # a linear forecast knows the past columns
         return Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
-    model = Model(bases, [], np.ones(1), blank, np.eye(len(blank.centre)), *bounds)
-    cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
+    learnt, past = len(bases), empirical(panel, shapes[0])
+    model = Model([*bases, *past], [], np.ones(1), blank, np.eye(len(blank.centre)), *bounds)
+    cuts = [Windows(panel, base.shape, holidays=holidays) for base in model.bases]
     for windows in cuts:
         windows.seen = fold.cut
     held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
     if held is None:
         say("no values in the last rows to choose on: the first base alone")
-        model.weights = np.eye(len(bases))[0]
+        model.weights = np.eye(len(model.bases))[0]
         return model
     if members != 0:
-        counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
         names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
         names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
         left = 0.9 * seconds - (time.monotonic() - started)
         model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
-    count = len(bases) + len(model.members)
-    parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
+    count = len(model.bases) + len(model.members)
+    parts = _parts([*before, *past], model.members, cuts, held.series, held.ends, seed, list(range(count)))
 
     floor = model.floor(held)
 
     def mixed(weights: Array) -> Array:
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
-    allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
+    allowed = np.arange(count) >= (len(model.bases) if likelihood != "auto" and model.members else 0)
     model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
-    named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
+    named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
+    named += [m.likelihood for m in model.members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
-    several = len(folds(panel, model.shape)) > 1 and model.weights[len(bases) :].any()
+    several = len(folds(panel, model.shape)) > 1 and model.weights[len(model.bases) :].any()
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
     return model
+
+
+def _weighed(model: Model, panel: Panel, *, holidays: str | None, seed: int, say: Callable[[str], None]) -> None:
+    """Weights of bases that need no validation rows of their own, by their scores on the second half of the rows."""
+    cuts = [Windows(panel, base.shape, holidays=holidays) for base in model.bases]
+    half = Fold(panel.lengths // 2, panel.lengths - model.shape.horizon)
+    held = validation(cuts[0], half, _VALID, np.random.default_rng(seed))
+    model.weights = np.eye(len(model.bases))[0]
+    if held is not None:
+        every = list(range(len(model.bases)))
+        parts = _parts(model.bases, [], cuts, held.series, held.ends, seed, every)
+        mixed = [np.maximum(parts[k][0], model.lower) for k in every]
+        model.weights = combine(
+            lambda w: score(sum(w[k] * mixed[k] for k in every), held, model.shape),
+            np.ones(len(every), bool),  # type: ignore[arg-type]
+        )
+        say(f"weights of structure and past values: {model.weights.round(2).tolist()}")
 
 
 def _bounds(panel: Panel, shape: Shape, rng: np.random.Generator) -> tuple[float, float]:
@@ -235,7 +262,8 @@ def _calibrated(
     too narrow for other times, and a wild one too wide: they are brought to the size of usual errors.
     """
     count = apart([held], model.shape)
-    z = grids.scores_of(grid, held.actual)
+    rng = np.random.default_rng(0)
+    z = grids.scores_of(grid, held.actual, rng)
     if wanted and count >= 10:
         order = np.argsort(held.ends / np.maximum(held.ends.max(), 1) if len(set(held.series)) == 1 else held.series,
                            kind="stable")  # fmt: skip
@@ -250,7 +278,7 @@ def _calibrated(
             model.calibration = grids.Calibration.fit(z, count)
             say(f"recalibrated: 90% intervals covered {inside:.1%} of validation values")
             grid = model.calibration.apply(grid)
-            z = grids.scores_of(grid, held.actual)
+            z = grids.scores_of(grid, held.actual, rng)
     if wanted and usual is not None:
         factor = np.nanmean(np.abs(z)) / np.nanmean(np.abs(grids.scores_of(usual, held.actual)))
         model.calibration = replace(model.calibration, spread=model.calibration.spread * factor)
@@ -276,7 +304,7 @@ def cold_start(model: Model, panel: Panel, *, holidays: str | None, seed: int) -
             grid, _ = model.grid(cuts, np.flatnonzero(some), every[some], seed=seed)
             seen, counts = np.unique(series[some], return_counts=True)
             apart = np.minimum(counts, panel.lengths[seen] / (rows + horizon)).sum()
-            found.append((rows, grids.Calibration.fit(grids.scores_of(grid, y[some, rows:]), float(apart))))
+            found.append((rows, grids.Calibration.fit(grids.scores_of(grid, y[some, rows:], rng), float(apart))))
         rows *= 2
     return found
 

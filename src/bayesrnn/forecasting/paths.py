@@ -42,7 +42,7 @@ def autoregressive(
         windows = forecaster._windows(copies, seen=ends)
         for step in range(horizon):
             grid, _ = forecaster._grid(windows, np.arange(len(series)), ends + step)
-            drawn = grids.at(grid[:, 0], rng.standard_normal((len(series), 1)))
+            drawn = forecaster._fitted.bounded(grids.at(grid[:, 0], rng.standard_normal((len(series), 1))))
             copies.y[copies.offsets[:-1] + ends + step] = drawn[:, 0]
         rows = (copies.offsets[:-1] + ends)[:, None] + np.arange(horizon)
         found.append(copies.y[rows].reshape(len(part), n, horizon))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
+from bayesrnn.forecasting.empirical import Empirical
 from bayesrnn.forecasting.grids import Calibration
 from bayesrnn.forecasting.growth import labels_from_json, labels_to_json
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
@@ -50,7 +51,7 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     for k, base in enumerate(model.bases):
         if isinstance(base, Structure):
             arrays[f"base{k}_theta"] = base.theta
-        else:
+        elif isinstance(base, Base):
             arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
     for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration),
                        *((f"cold{rows}", part) for rows, part in model.cold)):  # fmt: skip
@@ -70,6 +71,7 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
         "bases": [_about(base) for base in model.bases],
         "lower": str(model.lower),
         "share": model.share,
+        "whole": model.whole,
         "cold": [rows for rows, _ in model.cold],
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
@@ -84,7 +86,9 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     return br.save(module, folder, arguments={}, files={_ABOUT: text})
 
 
-def _about(base: Base | Structure) -> dict[str, Any]:
+def _about(base: Base | Structure | Empirical) -> dict[str, Any]:
+    if isinstance(base, Empirical):
+        return {"shape": asdict(base.shape)}
     if isinstance(base, Structure):
         return {"shape": asdict(base.shape), "memory": base.memory}
     linear = {"anchor": base.linear.anchor, "penalty": str(base.linear.penalty)}
@@ -122,10 +126,13 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
     def calibration(name: str) -> Calibration:
         return Calibration(*(found[f"{name}_{key}"] for key in ("centre", "spread", "shape")))
 
-    bases: list[Base | Structure] = []
+    bases: list[Base | Structure | Empirical] = []
     for k, (shape, part) in enumerate(zip(shapes, about["bases"], strict=True)):
         if "memory" in part:
             bases.append(Structure(shape, found[f"base{k}_theta"], float(part["memory"]), calibration(f"base{k}")))
+            continue
+        if "anchor" not in part:
+            bases.append(Empirical(shape, calibration(f"base{k}")))
             continue
         linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
         bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}"), float(part["own"])))
@@ -148,6 +155,7 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
         found["correlation"],
         float(about["lower"]),
         float(about["share"]),
+        bool(about["whole"]),
         [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
     )
     forecaster._width = found["width"]

@@ -20,6 +20,7 @@ _SERIES = 20  # that hyperparameters are learnt from
 _MEMORIES = (1.0, 0.99, 0.98, 0.96, 0.93, 0.9)  # of the size of innovations
 _PRIOR = 10.0  # innovations that the prior of their size counts as
 _OUTLIER = 12.0  # squared innovations beyond count as this
+_OPTIMISM = 1.1  # of errors after the rows that theta was learnt from, on made-up series
 _NOISE, _LEVEL, _LENGTH, _TREND, _FAR, _MEMORY, _WIDTH, _COLUMNS, _SEASONS = range(9)
 
 
@@ -232,5 +233,5 @@ def calibrated(base: Structure, z: Array, apart: float) -> Structure:
     blank, count = base.calibration, 4 + apart
     size = (4 + apart * float(np.nanmean(np.minimum(np.abs(z), 4))) / math.sqrt(2 / math.pi)) / count
     shape = grids.Calibration.fit(z, apart, centred=False).shape * math.sqrt(2 / math.pi)
-    spread = blank.spread * size * math.sqrt(1 + 2 / count)
+    spread = blank.spread * _OPTIMISM * size * math.sqrt(1 + 2 / count)
     return replace(base, calibration=replace(blank, spread=spread, shape=shape))
