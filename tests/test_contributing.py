@@ -161,6 +161,10 @@ def test_a_task(tmp_path, monkeypatch):
     assert 0 <= metrics["covered"] <= 1
     invoke("report", "run", "--out", "page")
     assert "inside the interval" in Path("page/index.html").read_text()
+    assert "<td>" in Path("page/index.html").read_text().partition("Coverage")[2]
+    assert int(invoke("count-weights", "run")) > 0
+    refused = CliRunner().invoke(app, ["evaluate", "run", "--level", "1.5", "--device", "cpu"])
+    assert (refused.exit_code, "--level must be between 0 and 1" in refused.output) == (2, True)
     for name in ("waves", "waves.task"):
         del sys.modules[name]
 

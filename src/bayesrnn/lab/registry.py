@@ -1,7 +1,9 @@
 """Tasks by name. Generic code asks here, and imports no task itself."""
 
+import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bayesrnn.errors import UserError
+from bayesrnn.reading import first_line
 
 if TYPE_CHECKING:
     from bayesrnn.lab.tasks.base import Task as Task
@@ -31,6 +34,10 @@ have ``COMMANDS``, names to ``module:function``, ``EVALUATE_OPTIONS``, a functio
 """
 
 
+UNNAMED = "language"
+"""The task of recipes and records that name none: there was one task at first."""
+
+
 class Saved(Protocol):
     """A model in a folder that is not a run, for ``bayesrnn explore`` and ``bayesrnn report``."""
 
@@ -49,9 +56,21 @@ def task_class(name: str) -> "type[Task]":
     """The task of this name."""
     found = TASKS.get(name) or _installed().get(name)
     if found is None:
-        raise UserError(f"There is no task {name}; there are {', '.join([*TASKS, *_installed()])}.")
-    cls: type[Task] = resolve(found)
+        names = [*TASKS, *_installed()]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+        raise UserError(f"There is no task {name}; {hint}")
+    try:
+        cls: type[Task] = resolve(found)
+    except (ImportError, AttributeError) as error:
+        if name in TASKS:
+            raise
+        raise UserError(_broken(name, found, error)) from None
     return cls
+
+
+def _broken(name: str, target: Any, error: Exception) -> str:
+    return f"The task {name} of another package ({target}) cannot be loaded: {first_line(error)}"
 
 
 def resolve(target: Any) -> Any:
@@ -71,9 +90,20 @@ def _installed() -> dict[str, str]:
 def commands(*, installed: bool = False) -> dict[str, Any]:
     """Commands of the tasks of this package, or of those that other packages have installed: functions by name."""
     found: dict[str, Any] = {}
-    for target in (_installed() if installed else TASKS).values():
-        found |= _commands(target)
-    return {name: resolve(command) for name, command in found.items()}
+    for name, target in (_installed() if installed else TASKS).items():
+        try:
+            found |= {command: resolve(function) for command, function in _commands(target).items()}
+        except Exception as error:
+            if not installed:
+                raise
+            _warn(_broken(name, target, error))
+    return found
+
+
+@cache
+def _warn(line: str) -> None:
+    """Once: a package of someone else is broken, and everything but that goes on."""
+    print(f"bayesrnn: {line}", file=sys.stderr)
 
 
 def _commands(target: "str | type[Task]") -> Mapping[str, Any]:
@@ -110,7 +140,11 @@ def recipe_files() -> dict[str, Path]:
     """Recipes by name: the files in the folder ``recipes`` of each task."""
     found: dict[str, Path] = {}
     for target in [*TASKS.values(), *_installed().values()]:
-        spec = find_spec(target.partition(":")[0]) if isinstance(target, str) else None
+        try:
+            spec = find_spec(target.partition(":")[0]) if isinstance(target, str) else None
+        except Exception as error:  # of another package
+            _warn(f"The recipes of {target} cannot be found: {first_line(error)}")
+            continue
         if spec is not None and spec.origin is not None:
             found |= {path.stem: path for path in (Path(spec.origin).parent / "recipes").glob("*.yaml")}
     return found

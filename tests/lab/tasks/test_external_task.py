@@ -207,3 +207,38 @@ def test_commands_of_other_packages_are_imported_only_when_asked_for(package):
     program = [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{code}"]
     result = subprocess.run(program, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("wave_task/task.py", "import torchh\n", "No module named 'torchh'"),
+        (
+            "wave_task/__init__.py",
+            'COMMANDS = {"hum": "wave_task.nosuch:command"}\n',
+            "No module named 'wave_task.nosuch'",
+        ),
+        ("wave_task/__init__.py", "1 / 0\n", "division by zero"),
+    ],
+)
+def test_a_broken_package_breaks_nothing_else(package, file, text, reason):
+    (package / file).write_text(text)
+    (package / "wave_task/recipes/other.yaml").write_text("task: wave\n")
+    for words in (["--help"], ["recipes"], ["recipes", "brnn-medium"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "bayesrnn", *words], capture_output=True, text=True, cwd=package, timeout=120
+        )
+        assert result.returncode == 0, result.stderr
+        assert "brnn-medium" in result.stdout or "evaluate" in result.stdout
+        assert "pip install" not in result.stderr
+        if words == ["--help"] and "task.py" not in file:
+            assert f"(wave_task.task:Waves) cannot be loaded: {reason}" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_a_bad_recipe_of_a_package_hides_no_other(package):
+    (package / "wave_task/recipes/other.yaml").write_text("task: wave\n")
+    result = CliRunner().invoke(app, ["recipes"])
+    assert result.exit_code == 0
+    assert "waves-gru" in result.stdout
+    assert "other.yaml: There is no task wave; did you mean waves?" in result.stderr

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
 from bayesrnn.lab.reading import as_given
 
@@ -50,11 +51,15 @@ def command(
         return
     tasks: dict[str, list[dict[str, Any]]] = {}
     for each in recipes.names():
-        recipe = recipes.load(each)
+        try:
+            recipe = recipes.load(each)
+        except UserError as error:  # one of another package does not hide the rest
+            typer.echo(f"bayesrnn: {error}", err=True)
+            continue
         values, others = tables.published(each, recipe)
         source = _source(recipe.paper.source, recipe.paper.row, others) or recipe.description
         tasks.setdefault(recipe.task, []).append({**values, "name": each, "source": source})
-    for task, rows in sorted(tasks.items(), key=lambda item: (item[0] != "language", item[0])):
+    for task, rows in sorted(tasks.items(), key=lambda item: (-len(item[1]), item[0])):
         results = [key for key in rows[0] if key.split("_")[0] in ("train", "valid", "test")]
         found = {key: [row[key] for row in rows if row[key] is not None] for key in results}
         digits = {key: "{:.1f}" if min(values) >= 10 else "{:.4g}" for key, values in found.items() if values}

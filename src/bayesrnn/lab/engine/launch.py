@@ -12,8 +12,8 @@ import torch
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
+from bayesrnn.lab.engine import contract, provenance
 from bayesrnn.lab.engine import loop as engine
-from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.callbacks import Callback, Calls, logs
 from bayesrnn.lab.engine.progress import Reporter, Silent
 from bayesrnn.lab.engine.ranks import Ranks
@@ -219,9 +219,7 @@ def _request(
     """What to train; ``before`` is the config.json of a run to resume, which keeps its settings."""
     if before is None:
         if name is None:
-            damaged = f"{out / CONFIG} is damaged; restore it from a backup, or train the recipe again with --force."
-            none = f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`."
-            raise UserError(damaged if (out / CONFIG).exists() else none)
+            raise UserError(_why_nothing_to_resume(out))
         recipe = recipes.override(recipes.load(name), overrides)
         return Request(Path(name).stem, recipe, data, 1 if seed is None else seed, overrides)
     check_format(before, out)
@@ -243,6 +241,16 @@ def _request(
         note=f"Continued with the run's own settings: {', '.join(told[:5])}{more}." if name and told else "",
         moved_data=moved,
     )
+
+
+def _why_nothing_to_resume(out: Path) -> str:
+    if not (out / CONFIG).exists():
+        return f"{out} holds no run to resume; start one with `bayesrnn train RECIPE`."
+    with suppress(UserError):
+        about = read_json(out / CONFIG)
+        if isinstance(about, dict) and about.get("program") == "bayesrnn" and "settings" not in about:
+            return f"{out} holds no run of `bayesrnn train`, so there is nothing to resume; name another folder."
+    return f"{out / CONFIG} is damaged; restore it from a backup, or train the recipe again with --force."
 
 
 def _settings_of(name: str) -> dict[str, Any]:
@@ -268,6 +276,7 @@ def _task(wanted: Request, device: torch.device, ranks: Ranks) -> "tuple[Task, s
     recipe, name = wanted.recipe, wanted.name
     try:
         task = (wanted.task or task_class(recipe.task))(recipe, wanted.data, device)
+        contract.check_made(task)
     except (MemoryError, RuntimeError) as error:
         asked = lack_of_memory(error)
         if asked is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from bayesrnn import kernels
 from bayesrnn.draws.torch_noise import torch_noise_layers
 from bayesrnn.errors import UserError
-from bayesrnn.lab.engine import schedule
+from bayesrnn.lab.engine import contract, schedule
 from bayesrnn.lab.engine.progress import Pace, Progress, Reporter, duration, heartbeat
 from bayesrnn.lab.engine.ranks import Ranks, seed_of
 from bayesrnn.lab.engine.step import Step
@@ -57,8 +57,7 @@ class Run:
         self._folder, self.ranks = folder, ranks or Ranks()
         set_precision(self.recipe.train.precision, task.device)
         torch.manual_seed(seed)
-        # On the CPU, so that a seed gives the same initial weights on every device.
-        task.attach(task.build(self.recipe, task.files()).to(task.device).train())
+        contract.attach(task, task.build(self.recipe, task.files()))
         self.model = task.model
         self._check_draws()
         self.common: Tensor | None = None  # random state of what all ranks do alike
@@ -291,7 +290,7 @@ class Run:
         # Draws of the validation do not change those of training.
         devices = [self.step.device] if self.step.on_cuda else []
         with evaluating(self.model), torch.random.fork_rng(devices):
-            valid = task.validate()
+            valid = contract.check_metrics(task.validate(), task)
         line = {
             "epoch": self.epoch,
             "lr": float(self.step.rate()),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn import draws, kernels
+from bayesrnn.lab.engine import contract
 from bayesrnn.lab.engine.ranks import Ranks, Share
 from bayesrnn.lab.recipes.schema import Train
 from bayesrnn.posteriors.sharpening import PosteriorSharpening
@@ -165,7 +166,7 @@ class Step:
         """The gradients of the next batch; keeps its state and adds up its terms."""
         batch = self.task.batch(self.position)
         with self._precision(), self._noise():
-            loss, terms, after = self.task.objective(batch, self.state)
+            loss, terms, after = contract.check_objective(self.task.objective(batch, self.state), self.task)
         both = self.params + self.etas
         found = torch.autograd.grad(loss, both, allow_unused=True)
         with torch.no_grad():

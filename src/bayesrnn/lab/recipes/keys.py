@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import load_yaml, read_text, shown
-from bayesrnn.lab.recipes.schema import MOST_DRAWS, Recipe, Section, recipe_model
-from bayesrnn.lab.registry import TASKS, recipe_files, task_class
+from bayesrnn.lab.recipes.schema import MOST_DRAWS, Recipe, Section, Sections, recipe_model
+from bayesrnn.lab.registry import TASKS, UNNAMED, recipe_files, task_class
 
 _KINDS = {
     "int_type": "a whole number",
@@ -76,12 +76,15 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
 
 
 def from_dict(values: Any, *, where: str) -> Recipe:
-    """A recipe from parsed YAML or JSON; ``where`` names the source in messages."""
+    """A recipe from parsed YAML or JSON; ``where`` names the source in messages, if it is not empty."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: the recipe must be a set of keys and values.")
-    name = values.get("task", Recipe.model_fields["task"].default)
+    name = values.get("task", UNNAMED)
     name = name if isinstance(name, str) and len(name) <= 60 else shown(name)
-    model = recipe_model(name, task_class(name).sections)
+    try:
+        model = recipe_model(name, _sections(name))
+    except UserError as error:
+        raise UserError(f"{where}: {error}" if where else str(error)) from None
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -90,18 +93,28 @@ def from_dict(values: Any, *, where: str) -> Recipe:
         raise UserError(_problem(first, model, where)) from None
 
 
+def _sections(task: str) -> Sections:
+    """The sections that a task declares."""
+    cls = task_class(task)
+    found = getattr(cls, "sections", None)
+    if not isinstance(found, Sections):
+        raise UserError(f"The task {task} ({cls.__name__}) has no `sections`; give it Sections(model=..., data=...).")
+    return found
+
+
 def _problem(error: Any, model: type[Recipe], where: str) -> str:
     """One error of pydantic as a sentence: which key, its value, and what it must be."""
     kind, value, loc = error["type"], error["input"], error["loc"]
+    before = f"{where}: " if where else ""
     if kind in ("extra_forbidden", "invalid_key"):
         section: Any = model.model_fields[loc[0]].annotation if len(loc) > 1 else model
         hint = _near_or_all(str(loc[-1]), list(section.model_fields), ".".join(loc[:-1]))
-        return f"{where}: there is no key {'.'.join([*loc[:-1], _shown(loc[-1])])}; {hint}"
+        return f"{before}there is no key {'.'.join([*loc[:-1], _shown(loc[-1])])}; {hint}"
     key = ".".join(part for part in loc if isinstance(part, str))
     if kind == "literal_error" and not isinstance(value, str):
         kind = "string_type"
     if kind in _KINDS:
-        return f"{where}: {key} must be {_KINDS[kind]}, got {shown(value)}."
+        return f"{before}{key} must be {_KINDS[kind]}, got {shown(value)}."
     wrong = error["msg"]
     if isinstance(value, float) and not math.isfinite(value):
         wrong = "it must be a finite number"
@@ -182,12 +195,12 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
             raise UserError(f"{full} is a published result, and cannot be overridden.")
         parsed = load_yaml(value, where=f"The value of {full} cannot be read: {shown(value)}")
         (values[section] if section else values)[leaf] = parsed
-    return from_dict(values, where="override")
+    return from_dict(values, where="")
 
 
 def json_schema(task: str | None = None) -> dict[str, Any]:
     """The JSON schema of a task's recipes, for editors; None: of all tasks' recipes."""
-    models = [recipe_model(name, task_class(name).sections) for name in ([task] if task else TASKS)]
+    models = [recipe_model(name, _sections(name)) for name in ([task] if task else TASKS)]
     if task:
         return models[0].model_json_schema()
     return TypeAdapter(functools.reduce(operator.or_, models)).json_schema()

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.registry import UNNAMED
 
 MOST_DRAWS = 100_000
 _LARGEST = 10**9
@@ -180,7 +181,7 @@ class Recipe(Section):
 
     description: str = Field("", description="the system in one line")
     table: str = Field("", description="published table that the row belongs to, for `bayesrnn reproduce`")
-    task: str = Field("language", description="what the model learns")
+    task: str = Field(UNNAMED, description="what the model learns")
     paper: Any = Field(description="published results; they cannot be overridden")
     model: Any = Field(description="the network and its dropout rates")
     posterior: PosteriorSettings = Field(PosteriorSettings(), description="posterior over the weights, and prior")
@@ -192,10 +193,12 @@ class Recipe(Section):
 @functools.cache
 def recipe_model(task: str, sections: Sections) -> type[Recipe]:
     """The model of a task's recipes: :class:`Recipe` with the task's own sections."""
-    own: dict[str, Any] = {
-        name: (cls, Field(cls(), description=Recipe.model_fields[name].description))
-        for name, cls in vars(sections).items()
-    }
+    own: dict[str, Any] = {}
+    for name, cls in vars(sections).items():
+        without = [key for key, field in cls.model_fields.items() if field.is_required()]
+        if without:
+            raise UserError(f"The setting {name}.{without[0]} of the task {task} has no default; give it one.")
+        own[name] = (cls, Field(cls(), description=Recipe.model_fields[name].description))
     known = Recipe.model_fields["task"]
     default = ... if task != known.default else task
     own["task"] = (Literal[task], Field(default, description=known.description))

@@ -16,7 +16,7 @@ from typing import Any
 from bayesrnn.errors import UserError
 from bayesrnn.lab.reading import shown
 from bayesrnn.lab.recipes import Recipe
-from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.registry import UNNAMED, task_class
 from bayesrnn.lab.runs.files import Content, as_json, is_own, read_own, sync, unwritten, write_file
 from bayesrnn.lab.runs.record import EVALUATION, RECORD, Record
 
@@ -244,7 +244,7 @@ def _artifacts(folder: Path) -> tuple[str, ...]:
         settings = read_own(folder / name).get("settings")
         if isinstance(settings, dict):
             with suppress(UserError, ImportError):
-                return task_class(str(settings.get("task", "language"))).artifacts
+                return task_class(str(settings.get("task", UNNAMED))).artifacts
     return ()
 
 

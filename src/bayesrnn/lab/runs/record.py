@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, Strict
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.reading import as_given, is_number, read_json
-from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.registry import UNNAMED, task_class
 from bayesrnn.lab.runs.files import as_json, write_file
 
 RECORD, EVALUATION = "record.json", "evaluation.json"
@@ -80,8 +80,8 @@ class Record(BaseModel):
 
     @property
     def task(self) -> str:
-        """The name of the task; recipes without one are language models."""
-        task = self.settings.get("task", "language")
+        """The name of the task."""
+        task = self.settings.get("task", UNNAMED)
         return task if isinstance(task, str) else ""
 
     @property
