@@ -15,7 +15,7 @@ from bayesrnn.lab.report import html as shades_
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.base import weights_digest
 from bayesrnn.lab.tasks.captioning import evaluation as caption_evaluation
-from bayesrnn.lab.tasks.captioning import gallery as galleries
+from bayesrnn.lab.tasks.captioning import request as galleries
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.description import CaptionWord, Description, describe

@@ -88,13 +88,10 @@ def _tempered(task: "Language", say: Say) -> dict[str, Any]:
 
 def _monte_carlo(task: "Language", options: EvaluateOptions, samples: int, say: Say) -> dict[str, Any]:
     """Perplexity of averaged draws, and of fewer of them."""
-    splits = (
-        {"test": task.streams.test} if options.test_only else {"valid": task.streams.valid, "test": task.streams.test}
-    )
     kind, seed = options.suffix, options.seed
     metrics: dict[str, Any] = {f"samples{kind}": samples, f"draws_seed{kind}": seed}
     with noise_of_draws(task.model, words=options.drop_words, weights=not options.keep_weights):
-        for split, stream in splits.items():
+        for split, stream in (("valid", task.streams.valid), ("test", task.streams.test)):
             say(f"{counted(samples, 'draw')} on {split}")
             found = scoring.monte_carlo_perplexities(
                 task.model, stream, samples=samples, seed=seed, reset=reset_of(task.recipe)

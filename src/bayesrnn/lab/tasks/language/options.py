@@ -44,9 +44,6 @@ class EvaluateOptions:
     keep_weights: Annotated[
         bool, _option("--keep-weights", help="Turn weight dropout off in draws; their metrics end in _units.")
     ] = False
-    test_only: Annotated[bool, _option("--test-only", help="Draws on the test text, not on the validation text.")] = (
-        False
-    )
     entropy_samples: Annotated[int | None, _option(min=0, help="Draws for the entropy gap. Default: 10.")] = None
 
     @property
@@ -81,8 +78,6 @@ class EvaluateOptions:
         from bayesrnn.lab.tasks.base import is_random
 
         random = is_random(recipe)
-        if self.test_only and not (self.samples and random):
-            raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
         drawn = random and (self.samples or (self.reversed_text and self.drawn))
         for option, given in (("--drop-words", self.drop_words), ("--keep-weights", self.keep_weights)):
             if given and not drawn:

@@ -65,7 +65,7 @@ class Language(Task):
     source = "text"
     default_data = "python-docs"
     metrics, details, conditions = METRICS, DETAILS, CONDITIONS
-    draw_options = ("samples", "entropy_samples", "drop_words", "keep_weights", "test_only")
+    draw_options = ("samples", "entropy_samples", "drop_words", "keep_weights")
     commands = COMMANDS
     panel = "bayesrnn.lab.tasks.language.panel:LanguagePanel"
     report_sections = (
