@@ -206,7 +206,7 @@ def test_a_bound_beyond_all_numbers_is_left_out(text_folder):
 
 def test_a_rule_that_the_data_do_not_allow_is_known_before_the_rest(text_folder):
     task, said = task_of("brnn-medium", text_folder), []
-    task.streams = dataclasses.replace(task.streams, train=None)  # as of token files, which stay on the disk
+    task.streams = dataclasses.replace(task.streams, on_disk=True)
     with pytest.raises(UserError, match="rms needs the training text in memory; name its folder with --data"):
         task.evaluate(samples=2, dynamic=True, dynamic_rule="rms", say=said.append)
     assert said == []

@@ -22,7 +22,7 @@ INFORMATION_LEVELS = (0.02, 0.05, 0.1, 0.2)
 """Nats; at each the line under a word gets thicker."""
 
 
-def asked(
+def names_and_files(
     images: list[Path] | None, features: Path | None, ids: list[str] | None
 ) -> tuple[list[str], list[Path | None]]:
     """Names of the images, and their files where there are any."""

@@ -24,7 +24,7 @@ from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
-from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, sampled
+from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, digest_pieces
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
 
@@ -131,7 +131,7 @@ class Language(Task):
         """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
         yield from self.files().values()
         for split in (self.streams.train.t(), self.streams.valid, self.streams.test):
-            yield from sampled(split.reshape(-1).cpu().numpy())
+            yield from digest_pieces(split.reshape(-1).cpu().numpy())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"offset": self.offset} if self.recipe.data.shift else {}
