@@ -313,9 +313,8 @@ def test_worse_than_all_words_being_equally_likely_has_diverged(text_folder, ini
 
 @pytest.mark.parametrize(("perplexity", "limit"), [(80.0, 1e4), (1e4, 2e4), (3e4, 6e4)])
 def test_what_no_learning_may_end_above(perplexity, limit):
-    streams = SimpleNamespace(vocabulary=range(10_000))
-    run = SimpleNamespace(recipe=load("small-plain"))
-    found = DynamicEvaluation(run, streams, "sgd", [0.1], [0.0], {"valid": perplexity}, print)
+    task = SimpleNamespace(recipe=load("small-plain"), streams=SimpleNamespace(vocabulary=range(10_000)))
+    found = DynamicEvaluation(task, "sgd", [0.1], [0.0], {"valid": perplexity}, print)
     assert found.limit("valid") == limit
 
 
