@@ -134,10 +134,10 @@ def final_jobs(arguments: argparse.Namespace) -> list[Job]:
 def score(job: Job, arguments: argparse.Namespace) -> str:
     """Scores of a run's captions into its record."""
     from bayesrnn.lab.tasks.captioning.captions import read_captions
-    from bayesrnn.lab.tasks.captioning.evaluation import scored
+    from bayesrnn.lab.tasks.captioning.evaluation import score_captions
 
     kept = json.loads((job.run / CAPTIONS).read_text("utf-8"))
-    add_evaluation(job.run, scored(kept, read_captions(arguments.data)))
+    add_evaluation(job.run, score_captions(kept, read_captions(arguments.data)))
     return work(job, arguments)
 
 

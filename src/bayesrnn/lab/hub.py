@@ -55,7 +55,7 @@ def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = Fal
     """The model card: metadata in YAML, then Markdown."""
     cls = task_class(run.recipe.task)
     data = record.data if record is not None and record.data else "unknown data"
-    rows = _measured(record, cls.metrics)
+    rows = _metric_rows(record, cls.metrics)
     unsure = [row for row in rows if any(part in row[0].key for part in cls.card.uncertainty)]
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -105,7 +105,7 @@ def _posterior(recipe: recipes.Recipe) -> str:
     return "It has no posterior: all draws are the same."
 
 
-def _measured(record: Record | None, metrics: Sequence[Metric]) -> list[Row]:
+def _metric_rows(record: Record | None, metrics: Sequence[Metric]) -> list[Row]:
     found = [] if record is None else [(metric, record.number(metric.key)) for metric in metrics]
     return [(metric, value) for metric, value in found if value is not None]
 

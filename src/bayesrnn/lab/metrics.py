@@ -14,7 +14,6 @@ class Metric:
         unit: such as ``"%"`` or ``"nats"``; empty: the number has none.
         lower_is_better: whether a smaller value is the better one; None where neither is.
         paper_key: the key of the published value in a recipe's ``paper`` section; empty: no paper reports it.
-        pattern: a ``str.format`` pattern for one value.
 
     Example:
         >>> Metric("test_perplexity", "test perplexity", paper_key="test").lower_is_better
@@ -26,7 +25,6 @@ class Metric:
     unit: str = ""
     lower_is_better: bool | None = True
     paper_key: str = ""
-    pattern: str = "{:.2f}"
 
 
 def by_key(metrics: Iterable[Metric]) -> dict[str, Metric]:

@@ -58,7 +58,7 @@ def sequence_dropout(rate: float) -> nn.Module:
     return br.SequenceDropout(rate) if rate else nn.Identity()
 
 
-def drawn(model: nn.Module, draw: Draw | None) -> nn.Module:
+def module_of_draw(model: nn.Module, draw: Draw | None) -> nn.Module:
     """A plain copy with the weights of this draw; the model itself for the mean (None), or without a posterior."""
     q = model.q if isinstance(model, PosteriorSharpening) else model
     if draw is None or not isinstance(q, Bayesian):

@@ -97,7 +97,7 @@ def test_options_about_draws_of_a_model_that_has_none(text_folder, tmp_path):
     run = tmp_path / "r"
     result = invoke("train", "small-plain", "--data", text_folder, "--out", run, "--device", "cpu", *tiny)
     assert result.exit_code == 0, result.output
-    for option in (["--samples", 5], ["--drop-words"], ["--test-only"], ["--reversed", "--entropy-samples", 3]):
+    for option in (["--samples", 5], ["--drop-words"], ["--reversed", "--entropy-samples", 3]):
         refused = invoke("evaluate", run, *option)
         name = option[-2] if isinstance(option[-1], int) else option[0]
         assert refused.exit_code == 2

@@ -75,7 +75,7 @@ def test_restart_continues_from_the_average(tmp_path):
     step.restart_average()
     torch.testing.assert_close(step.params, means, check_layout=False)
     step()
-    with step.averaged():
+    with step.averaged_weights():
         torch.testing.assert_close(step.params, [p.detach() for p in step.params])
     torch.testing.assert_close(step.moments["average"], [p.detach() for p in step.params])
     assert not step.has_average or float(step.moments["averaged"][0]) == 1

@@ -182,7 +182,7 @@ def test_weights_are_averaged_over_the_steps_that_count(decay, make):
     step()
     assert not step.has_average
     first = [p.detach().clone() for p in model.parameters()]
-    with step.averaged():
+    with step.averaged_weights():
         same(model.parameters(), first)  # nothing to put in their place yet
     step.averaging.fill_(1.0)
     path = []
@@ -195,7 +195,7 @@ def test_weights_are_averaged_over_the_steps_that_count(decay, make):
         expected = [e + share * (w - e) for e, w in zip(expected, weights, strict=True)]
     if decay is None:
         same(expected, [torch.stack(each).mean(0) for each in zip(*path, strict=True)])
-    with step.averaged():
+    with step.averaged_weights():
         same(model.parameters(), expected)
     same(model.parameters(), path[-1])
     assert step.has_average

@@ -111,7 +111,7 @@ def test_hopeless_runs_are_given_up(swept):
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
     expected, _ = swept("whole", grid=GRID)
-    real, seen = module._Told.epoch, []
+    real, seen = module._TrialReporter.epoch, []
 
     def epoch(self, line, epochs):
         real(self, line, epochs)
@@ -119,7 +119,7 @@ def test_an_interrupted_run_goes_on(swept, line_recipe, monkeypatch, tmp_path):
         if len(seen) == 5:  # in the second epoch of the second run
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Told, "epoch", epoch)
+    monkeypatch.setattr(module._TrialReporter, "epoch", epoch)
     with pytest.raises(KeyboardInterrupt):
         swept("stopped", grid=GRID)
     record, said = swept("stopped", grid=GRID)
@@ -327,7 +327,7 @@ def test_damaged_checkpoints_name_the_folder_to_remove(swept, tmp_path, monkeypa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(module._Told, "epoch", stop)
+        patched.setattr(module._TrialReporter, "epoch", stop)
         swept(grid=["hidden=2"])
     folder = tmp_path / "out" / "trials" / "0000"
     for path in folder.glob("*.safetensors"):

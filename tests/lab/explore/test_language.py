@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bayesrnn.lab.tasks.language import panel
-from bayesrnn.lab.tasks.language.words import scored
+from bayesrnn.lab.tasks.language.words import score_text
 from bayesrnn.prediction.weights import HeldDraws
 
 TEXT = "w1 w2\nW3, strange w4"
@@ -17,7 +17,7 @@ def test_words_are_scored_as_by_predict(client):
         found = client.ask("words", {"text": TEXT, "draws": 6}, run=run)["words"]
         assert [word["word"] for word in found] == ["w1", "w2", "<eos>", "W3,", "strange", "w4"]
         assert [word["known"] for word in found] == [True] * 4 + [False, True]
-        lines = scored(client.runs[run], ["w1", "w2", "<eos>", "w3", "strange", "w4"], samples=6, seed=1)
+        lines = score_text(client.runs[run], ["w1", "w2", "<eos>", "w3", "strange", "w4"], samples=6, seed=1)
         for word, line in zip(found, lines, strict=True):
             for key in ("surprisal", "entropy", "mutual_information"):
                 assert word[key] == pytest.approx(line[key], rel=1e-4, abs=1e-6)
@@ -30,7 +30,9 @@ def test_held_draws_give_the_same_numbers(client, monkeypatch):
     monkeypatch.setattr(HeldDraws, "serve", staticmethod(lambda model: False))
     made = []
     monkeypatch.setattr(
-        panel, "drawn", lambda model, draw, original=panel.drawn: made.append(1) or original(model, draw)
+        panel,
+        "module_of_draw",
+        lambda model, draw, original=panel.module_of_draw: made.append(1) or original(model, draw),
     )
     for draws in (3, 6, 6):
         found = client.ask("words", {"text": TEXT, "draws": draws})["words"]

@@ -10,8 +10,7 @@ import torch
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster
-from bayesrnn.lab.explore.panel import Options
-from bayesrnn.lab.explore.risk import risk_curve
+from bayesrnn.lab.explore.panel import Options, risk_curve
 from bayesrnn.lab.tasks.captioning.description import describe
 from bayesrnn.lab.tasks.digits.panel import centred
 from bayesrnn.uncertainty import risk_coverage

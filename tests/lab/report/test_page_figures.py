@@ -108,7 +108,6 @@ def test_figures_of_draws_that_drop_words_are_not_compared():
 def test_words_for_names_and_numbers():
     assert labels.label("valid_perplexity_mc", "language") == "validation perplexity, averaged over draws"
     assert labels.label("end.test_rmse", "sentiment") == "after the last epoch: test RMSE"
-    assert labels.label("test_rmse_mc_all_words", "sentiment") == "test RMSE, averaged over draws that keep all words"
     assert labels.label("test_error_mc", "digits") == "test error in %, averaged over draws"
     assert labels.label("entropy_gap_mean", "language") == "entropy gap, posterior mean"
     assert labels.label("test_perplexity_mc_words", "language").endswith("averaged over draws that drop words")

@@ -51,15 +51,11 @@ def command(
         draws=min(draws, 20) if quick else draws,
     )
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-        console.file.flush()
-
     def keep(record: dict[str, Any]) -> None:
         if out is not None:
             write_file(out, json.dumps(record, indent=2) + "\n")
 
-    record = bench.run(options, say, command_line(), keep)
+    record = bench.run(options, console.say, command_line(), keep)
     heads = "model", "trained as", "ms a step", "words/s", "torch.nn, ms", "speed of torch.nn's", "worst error"
     table = Table(*heads)
     for row in record["training"]:

@@ -83,14 +83,9 @@ def command(
         task.folder = None  # its files belong to the run's own data
         kept = "" if unfinished else f" The metrics go to {_other_file(run, other, task)}, not to the record."
         console.print(f"{said}{kept}", soft_wrap=True, markup=False)
-
-    def say(text: str) -> None:
-        console.print(text, style="dim")
-        console.file.flush()
-
-    with kernels.float32_precision(), heartbeat(say, "Evaluation"):  # precision as it was, after the evaluation
+    with kernels.float32_precision(), heartbeat(console.say, "Evaluation"):  # precision as it was, after the evaluation
         set_precision(trained.recipe.train.precision, where)
-        metrics = task.evaluate(**options, say=say)
+        metrics = task.evaluate(**options, say=console.say)
     if unfinished:
         console.print("The run is not finished: these are metrics of its best epoch so far, and they are not kept.")
     elif other:

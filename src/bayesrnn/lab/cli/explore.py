@@ -1,5 +1,6 @@
 """``bayesrnn explore``: a trained run in the browser."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +46,4 @@ def command(
     torch.set_num_threads(1)  # answers are small, and two threads spend more time waiting for each other
     where = device_of(device)
     runs = [open_saved(path) or open_run(path, where) for path in (run, other) if path is not None]
-    console = plain_console()
-    serve(
-        runs, Options(data), port=port, browser=browser,
-        say=lambda text: console.print(text, soft_wrap=True, markup=False),
-    )  # fmt: skip
+    serve(runs, Options(data), port=port, browser=browser, say=partial(plain_console().say, style=""))

@@ -61,7 +61,7 @@ def command(
     trained, removed = _opened(run, pruned)
     if not path.parent.is_dir():
         raise UserError(f"There is no folder {path.parent}; make it, or choose another --out.")
-    about, checked = written(trained, path, form)
+    about, checked = write_export(trained, path, form)
     write_file(beside, json.dumps({**about, "pruned": removed}, indent=2) + "\n")
     count = sum(math.prod(shape) for shape in about["parameters"].values())
     unchecked = "" if checked else " Its numbers were not checked: onnxruntime is not installed."
@@ -103,7 +103,7 @@ def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
     return trained, pruned or "pruned" in trained.config  # a run of its own that trained pruned weights on
 
 
-def written(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bool]:
+def write_export(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any], bool]:
     """Write the file; returns its description, and whether its numbers were compared with the model's."""
     import torch
 

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-Told = Callable[[str, int, int, float], None]
+EpochReport = Callable[[str, int, int, float], None]
 """Called after each epoch with the model's key, the epoch (from 1), the number of epochs, and validation perplexity."""
 _LINES = 4  # per model, where there is no terminal
 
 
 @contextmanager
-def reporter(console: Console, models: Mapping[str, str]) -> Iterator[Told]:
+def reporter(console: Console, models: Mapping[str, str]) -> Iterator[EpochReport]:
     """Show progress on ``console`` for the models, by key the name shown."""
 
     def line(model: str, epoch: int, epochs: int, perplexity: float) -> None:

@@ -43,13 +43,11 @@ def command(
     for group in together:
         folder = group.first.folder
         if not fast and folder is not None and (folder / "best.safetensors").exists():
-            analyses[group.label] = analyse(
-                folder, group.first.metrics, lambda text: console.print(text, style="dim", soft_wrap=True)
-            )
+            analyses[group.label] = analyse(folder, group.first.metrics, console.say)
     chapters = []
     for one in saved.values():
         chapters.append(Page(one.title if together or len(saved) > 1 else ""))
-        one.report(chapters[-1], fast=fast, say=lambda text: console.print(text, style="dim", soft_wrap=True))
+        one.report(chapters[-1], fast=fast, say=console.say)
     titles = [*([heading(together)] if together else []), *(each.title for each in saved.values())]
     page, pictures = build(together, analyses, title=title or " and ".join(titles), more=chapters, source=source)
     make_folder(out, "choose another --out")

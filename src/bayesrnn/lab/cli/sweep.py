@@ -42,14 +42,10 @@ def command(
 
     console = plain_console()
     where = out or Path("sweeps") / Path(recipe).stem
-
-    def say(text: str) -> None:
-        console.print(text, style="dim", soft_wrap=True)
-        console.file.flush()
-
     record = sweep(
-        recipe, out=where, say=say, grid=grid, search=search, trials=trials, data=data, seed=seed, device=device,
-        overrides=[*(overrides or []), *(settings or [])], prune=prune, graph=graph, command=command_line(),
+        recipe, out=where, say=console.say, grid=grid, search=search, trials=trials, data=data, seed=seed,
+        device=device, overrides=[*(overrides or []), *(settings or [])], prune=prune, graph=graph,
+        command=command_line(),
     )  # fmt: skip
     rows = [{**row, **{key: _short(value) for key, value in row["settings"].items()}} for row in record["trials"]]
     columns = (

@@ -31,7 +31,7 @@ def one_line(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with _told():
+        with _errors_as_lines():
             with suppress(ImportError):  # before torch, which imports it in C and loses an interrupt meanwhile
                 import numpy  # noqa: F401
             return command(*args, **kwargs)
@@ -47,51 +47,51 @@ def run(app: Callable[[], None]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        with _told():
+        with _errors_as_lines():
             app()
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except SystemExit as end:
-        if end.code == _INTERRUPTED and not _Said.line:  # before a subcommand starts, typer prints nothing
-            _ended("interrupted.", _INTERRUPTED)
+        if end.code == _INTERRUPTED and not _LastLine.line:  # before a subcommand starts, typer prints nothing
+            _end("interrupted.", _INTERRUPTED)
         raise
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_as_lines() -> Iterator[None]:
     try:
         yield
     except (typer.Exit, typer.Abort):
         raise
     except UserError as error:
-        raise _ended(str(error), 2, told=isinstance(error, AlreadyTold)) from None
+        raise _end(str(error), 2, told=isinstance(error, AlreadyTold)) from None
     except KeyboardInterrupt:
-        raise _ended("interrupted.", _INTERRUPTED) from None
+        raise _end("interrupted.", _INTERRUPTED) from None
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             _fault(error)
             raise
         with suppress(OSError, ValueError):  # else Python writes the rest again at exit, and prints an error of its own
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise _ended(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
+        raise _end(f"the output cannot be written ({error.strerror}); send it elsewhere.", 2) from None
     except Exception as error:
         asked = lack_of_memory(error)
         if asked is None:
             _fault(error)
             raise
         advice = "use a smaller model, smaller batches or fewer draws."
-        raise _ended(f"there is not enough memory ({asked}); {advice}", 2) from None
+        raise _end(f"there is not enough memory ({asked}); {advice}", 2) from None
 
 
-class _Said:
+class _LastLine:
     """The line that this command ended with."""
 
     line = ""
 
 
-def _ended(text: str, status: int, *, told: bool = False) -> typer.Exit:
+def _end(text: str, status: int, *, told: bool = False) -> typer.Exit:
     """Print the line, unless another process has; a process that is one of several ends here."""
-    line = _Said.line = f"bayesrnn: {printable(text)}"
+    line = _LastLine.line = f"bayesrnn: {printable(text)}"
     if not told:
         typer.echo(line, err=True)
     elif _is_among_others():
@@ -109,7 +109,7 @@ def _fault(error: Exception) -> None:
 
 def _is_among_others() -> bool:
     ranks = sys.modules.get("bayesrnn.lab.engine.ranks")  # loaded only by a command that has joined other processes
-    return ranks is not None and ranks.joined()
+    return ranks is not None and ranks.is_distributed()
 
 
 def _end_among_others(line: str, status: int) -> None:

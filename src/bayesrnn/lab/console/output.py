@@ -9,10 +9,18 @@ from rich.console import Console
 from rich.progress import Progress
 
 
-def plain_console() -> Console:
+class CommandConsole(Console):
+    """A console for whole lines of progress, which appear at once."""
+
+    def say(self, text: str, style: str = "dim") -> None:
+        self.print(text, style=style, soft_wrap=True, markup=False)
+        self.file.flush()
+
+
+def plain_console() -> CommandConsole:
     """A console without automatic colours, wide enough for tables where there is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
+    console = CommandConsole(highlight=False)
+    return console if console.is_terminal else CommandConsole(highlight=False, width=140)
 
 
 def command_line() -> str:

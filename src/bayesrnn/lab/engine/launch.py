@@ -43,8 +43,9 @@ def device_of(name: str | None) -> torch.device:
     return torch.device(name)
 
 
+@kernels.float32_precision()  # as it was, after the run
 def launch(
-    name: str | None,
+    name: "str | Request | None",
     *,
     out: Path,
     reporter: Reporter,
@@ -67,7 +68,8 @@ def launch(
     the record. Ranks that torchrun has restarted continue the run that they had begun.
 
     Args:
-        name: a recipe's name or YAML file; None, with ``resume``: that of the run.
+        name: a recipe's name or YAML file; None, with ``resume``: that of the run. Or a request, which has its own
+            overrides, data and seed.
         out: the run folder.
         data, seed: None: the task's own data and seed 1; with ``resume`` those of the run.
         overrides: ``key=value`` settings. With ``resume`` none are needed; one that contradicts the run is refused.
@@ -78,22 +80,12 @@ def launch(
         log: names of further callbacks, those of ``bayesrnn train --log``; with ``resume`` those of the run.
     """
     ranks = ranks or Ranks()
-    before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
-    return train(
-        _request(name, overrides or [], data, seed, before, out), before, out=out, reporter=reporter, device=device,
-        resume=resume, force=force, graph=graph, measure=measure, command=command, ranks=ranks, callbacks=callbacks,
-        log=log,
-    )  # fmt: skip
-
-
-@kernels.float32_precision()  # as it was, after the run
-def train(
-    wanted: "Request", before: dict[str, Any] | None = None, *, out: Path, reporter: Reporter, device: str | None,
-    resume: bool, force: bool, graph: bool = True, measure: bool = True, command: str = "", ranks: Ranks | None = None,
-    callbacks: Sequence[Callback] = (), log: Sequence[str] = (),
-) -> Record:  # fmt: skip
-    """Like :func:`launch`, for a request; ``before`` is the config.json of the run to resume."""
-    ranks = ranks or Ranks()
+    before = None
+    if isinstance(name, Request):
+        wanted = name
+    else:
+        before = ranks.from_first(lambda: _before(out, resume=resume, force=force))
+        wanted = _request(name, overrides or [], data, seed, before, out)
     where = device_of(ranks.device or device)
     now = {"command": command, "overrides": wanted.overrides, "log": list(log), "began": time.time()}
     start = ranks.from_first(lambda: _start(before, now))

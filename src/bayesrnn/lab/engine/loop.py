@@ -147,7 +147,7 @@ class Run:
         if best is not self.history[-1] or self.done:
             wrong = wrong or f"{checkpoint.BEST} is not of epoch {best['epoch']}, the best one."
             raise UserError(f"{wrong} It cannot be recovered; start over with --force.")
-        with self.step.averaged():
+        with self.step.averaged_weights():
             self._save_best(best)
         self._writer.wait()
 
@@ -171,7 +171,7 @@ class Run:
                 self._start_epoch()
             self._epoch()
             began = time.perf_counter()
-            with self.step.averaged(), heartbeat(self.reporter.say, f"Validation after epoch {self.epoch}"):
+            with self.step.averaged_weights(), heartbeat(self.reporter.say, f"Validation after epoch {self.epoch}"):
                 line = self._validated()
             self.pace.validation = time.perf_counter() - began
             self.history.append(line)
@@ -179,7 +179,7 @@ class Run:
             self._save()
             # After the last checkpoint, from which it can be recovered if this is interrupted.
             if self.best is line:
-                with self.step.averaged():
+                with self.step.averaged_weights():
                     self.ranks.from_first(partial(self._save_best, line))
             self.reporter.epoch(line, settings.epochs)
 

@@ -67,7 +67,7 @@ class Ranks:
     def sum(self, tensor: Tensor) -> Tensor:
         """Replace the tensor by its sum over all ranks: the same bits on each."""
         if self.several:
-            _sent(lambda: dist.all_reduce(tensor))
+            _communicate(lambda: dist.all_reduce(tensor))
         return tensor
 
     def average(self, tensor: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Ranks:
         for name, tensor in tensors.items():
             own = tensor.detach().cpu().contiguous()
             parts = [torch.empty_like(own) for _ in found] if self.first else None
-            _sent(partial(dist.gather, own, parts, dst=0))
+            _communicate(partial(dist.gather, own, parts, dst=0))
             for rank, part in enumerate(parts or []):
                 found[rank][name] = part
         return found if self.first else []
@@ -98,7 +98,7 @@ class Ranks:
                 box[0] = make()
             except UserError as found:
                 error, box[1] = found, str(found)
-        _sent(lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")))
+        _communicate(lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")))
         if error is not None:
             raise error
         if box[1] is not None:
@@ -116,7 +116,7 @@ class Ranks:
         except UserError as found:
             error = str(found)
         errors: list[Any] = [None] * self.count
-        _sent(lambda: dist.all_gather_object(errors, error))
+        _communicate(lambda: dist.all_gather_object(errors, error))
         for rank, wrong in enumerate(errors):
             if wrong is not None:
                 raise UserError(wrong) if rank == self.rank else AlreadyTold(wrong)
@@ -126,7 +126,7 @@ class Ranks:
         """The values of all ranks, on every rank."""
         found = [own] * self.count
         if self.several:
-            _sent(lambda: dist.all_gather_object(found, own))
+            _communicate(lambda: dist.all_gather_object(found, own))
         return found
 
     def check_data(self, digest: str, where: str) -> None:
@@ -155,7 +155,7 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def joined() -> bool:
+def is_distributed() -> bool:
     """Whether this process is one of several."""
     return dist.is_initialized()
 
@@ -175,7 +175,7 @@ def end(line: str, status: int) -> None:
     os._exit(status)
 
 
-def _sent(exchange: Callable[[], Any]) -> None:
+def _communicate(exchange: Callable[[], Any]) -> None:
     try:
         exchange()
     except RuntimeError as error:  # DistBackendError is one
@@ -249,7 +249,7 @@ def _of_torchrun(device: str | None) -> Ranks:
         # dead. On several machines the count differs; docs/development/distributed.md says what helps there.
         store, rank, count = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         options |= {"store": dist.PrefixStore(f"start {start}", store), "rank": rank, "world_size": count}
-    _joined(partial(dist.init_process_group, _backend(where), **options))
+    _join_group(partial(dist.init_process_group, _backend(where), **options))
     return Ranks(dist.get_rank(), dist.get_world_size(), device=str(where), launch=_starter(), restarted=start > 0)
 
 
@@ -265,7 +265,7 @@ def _starter() -> str:
     return hashlib.blake2b("\n".join(words).encode(), digest_size=8).hexdigest()
 
 
-def _joined(join_group: Callable[[], Any]) -> None:
+def _join_group(join_group: Callable[[], Any]) -> None:
     try:
         join_group()
     except RuntimeError as error:
@@ -287,7 +287,7 @@ def _by_fabric(device: str | None, devices: int) -> Ranks:
     nodes = int(os.environ.get("SLURM_NNODES", "1")) if SLURMEnvironment.detect() else 1
     strategy = DDPStrategy(process_group_backend=_backend(torch.device(kind)))
     fabric = Fabric(accelerator=kind, devices=devices, num_nodes=nodes, strategy=strategy)
-    _joined(fabric.launch)
+    _join_group(fabric.launch)
     return Ranks(fabric.global_rank, fabric.world_size, device=str(_own_device(device, fabric.local_rank)))
 
 

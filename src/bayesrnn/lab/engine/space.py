@@ -69,5 +69,5 @@ def read_value(recipe: Recipe, key: str, text: str) -> Any:
     return recipes.flatten(recipes.override(recipe, [f"{key}={text}"]))[key]
 
 
-def assigned(values: dict[str, Any]) -> list[str]:
+def as_overrides(values: dict[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]

@@ -128,7 +128,7 @@ class Step:
         return "averaged" in self.moments and float(self.moments["averaged"][0]) > 0
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Inside, the model has the averaged weights, if there are any."""
         if not self.has_average:
             yield
@@ -193,9 +193,9 @@ class Step:
             if "average" in self.moments:
                 self._average(self.params + self.etas)
         else:
-            main, norm = _clipped(main, self.settings.clip)
+            main, norm = _clip(main, self.settings.clip)
             if extra:
-                extra, _ = _clipped(list(torch._foreach_div(extra, rows)), self.eta_clip)
+                extra, _ = _clip(list(torch._foreach_div(extra, rows)), self.eta_clip)
                 torch._foreach_div_(extra, rows)
             self._update(self.params + self.etas, main + extra)
         for k, mask in self.masks:  # moments of earlier gradients may have moved them
@@ -289,7 +289,7 @@ def _zeros(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t, requires_grad=False) for t in tensors]
 
 
-def _clipped(gradients: list[Tensor], clip: float | None) -> tuple[list[Tensor], Tensor]:
+def _clip(gradients: list[Tensor], clip: float | None) -> tuple[list[Tensor], Tensor]:
     """New tensors: autograd may return one tensor for two parameters that are only added up."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     factor = torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)

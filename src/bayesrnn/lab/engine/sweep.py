@@ -25,7 +25,7 @@ from bayesrnn.lab.engine import loop as engine
 from bayesrnn.lab.engine import provenance
 from bayesrnn.lab.engine.launch import device_of, launch
 from bayesrnn.lab.engine.progress import Silent
-from bayesrnn.lab.engine.space import Range, Space, assigned, read_grid, read_search, read_value
+from bayesrnn.lab.engine.space import Range, Space, as_overrides, read_grid, read_search, read_value
 from bayesrnn.lab.reading import as_given, data_name, read_json
 from bayesrnn.lab.recipes.keys import full_key
 from bayesrnn.lab.registry import task_class
@@ -103,7 +103,7 @@ def sweep(
         "kind": "grid" if grid else "search",
         "space": json.loads(json.dumps(values)),
         # For one point: settings such as the batch size change what is read.
-        "data_digest": _digest(recipes.override(recipe, assigned(first)), data),
+        "data_digest": _digest(recipes.override(recipe, as_overrides(first)), data),
     }
     fixed = {full_key(recipe, text.partition("=")[0]) for text in overrides or []}
     if double := sorted(fixed & space.keys()):
@@ -254,13 +254,13 @@ class _Sweep:
             if not unfinished:
                 return read(folder / RECORD)
         resume = unfinished and checkpoint.any_saved(folder)
-        told = _Told(self._metric(trial), self._study(self._trials()).ask() if self.prune else None)
+        reporter = _TrialReporter(self._metric(trial), self._study(self._trials()).ask() if self.prune else None)
         for epoch, value in self._curve(trial).items() if resume else ():
-            told.report(epoch, value)
+            reporter.report(epoch, value)
         try:
             options = {**self.options, "seed": self.about["seed"], "overrides": [*self.overrides, *trial.changes]}
             return launch(
-                self.name, out=folder, reporter=told, resume=resume, force=not resume, measure=False, **options
+                self.name, out=folder, reporter=reporter, resume=resume, force=not resume, measure=False, **options
             )
         except UserError as error:
             if "--force" not in str(error):
@@ -320,7 +320,7 @@ class _Sweep:
         }
 
 
-class _Told(Silent):
+class _TrialReporter(Silent):
     """Reports every epoch to an optuna trial, if there is one, and stops where its pruner says so."""
 
     def __init__(self, metric: str, trial: Any) -> None:

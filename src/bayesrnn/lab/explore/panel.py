@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
+from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.uncertainty import risk_coverage
 
 if TYPE_CHECKING:
     from bayesrnn.lab.registry import Task
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 Part = dict[str, Any]
 """One part of an answer, sent as a line of JSON. ``progress``, from 0 to 1, is shown by the page itself."""
 MOST_DRAWS = 128
+_RISKS = 200  # points of a risk curve
 Draws = Annotated[int, Field(ge=0, le=MOST_DRAWS)]
 
 
@@ -120,3 +122,18 @@ class Panel:
         except UserError as error:
             return str(error)
         return ""
+
+
+def risk_curve(uncertainty: Tensor, losses: Tensor, *, root: bool = False) -> Part:
+    """For ``riskChooser`` of the page: threshold of the uncertainty, share of predictions below it, and their risk.
+
+    Args:
+        uncertainty, losses: (N,), of predictions on validation data.
+        root: the risk is the root of the mean loss, as for squared errors.
+    """
+    found = risk_coverage(uncertainty, losses)
+    step = -(-len(uncertainty) // _RISKS)
+    rows = list(range(len(uncertainty) - 1, -1, -step))[::-1]
+    risk = found.risk.sqrt() if root else found.risk
+    columns = {"threshold": uncertainty.sort().values, "coverage": found.coverage, "risk": risk}
+    return {"count": len(uncertainty), **{key: column[rows].tolist() for key, column in columns.items()}}

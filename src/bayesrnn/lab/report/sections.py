@@ -18,7 +18,7 @@ from bayesrnn.lab.report import html, plots
 from bayesrnn.lab.report.analysis import Analysis
 from bayesrnn.lab.report.labels import declared, label, mean, metric_of, number, paper_of, task_of, value
 from bayesrnn.lab.report.parts import Page, file_name
-from bayesrnn.lab.runs.collection import SeedGroup, completed
+from bayesrnn.lab.runs.collection import SeedGroup, with_defaults
 from bayesrnn.lab.runs.record import Record
 
 _ROWS = 500  # of a table
@@ -165,7 +165,7 @@ def _left_out(count: int) -> Markup:
 
 
 def configuration(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analysis]) -> None:
-    settings = [completed(g.first.settings) for g in groups]
+    settings = [with_defaults(g.first.settings) for g in groups]
     keys = list(dict.fromkeys(k for one in settings for k in one))
     differing = [k for k in keys if k != "description" and len({repr(one.get(k)) for one in settings}) > 1]
     described = [f"{g.label}: {text}" for g in groups if isinstance(text := g.first.settings.get("description"), str)]

@@ -25,7 +25,7 @@ def points(values: Any, x: str, y: str) -> list[dict[str, float]]:
     ]
 
 
-def paired(xs: Any, ys: Any) -> list[tuple[float, float]]:
+def point_pairs(xs: Any, ys: Any) -> list[tuple[float, float]]:
     """Points from two lists of a record; none if they are not lists of one length."""
     if not isinstance(xs, list) or not isinstance(ys, list) or len(xs) != len(ys):
         return []
@@ -63,7 +63,7 @@ def coverage(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Ana
         metrics = group.first.metrics
         found = [(p["level"], p["coverage"]) for p in points(metrics.get("intervals"), "level", "coverage")]
         other = part(metrics, "reliability")
-        found = found or paired(other.get("levels"), other.get("coverage"))
+        found = found or point_pairs(other.get("levels"), other.get("coverage"))
         if found:
             named[group.label] = sorted(found)
     if not named:
@@ -85,7 +85,7 @@ def selective(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, An
     for group in groups:
         risk = part(part(group.first.metrics, "uncertainty"), "risk")
         key = next((k for k in risk if k != "coverage"), "")
-        if found := paired(risk.get("coverage"), risk.get(key)):
+        if found := point_pairs(risk.get("coverage"), risk.get(key)):
             named[group.label], up = found, key
     answers(page, groups, named, up=label(up))
 

@@ -28,8 +28,6 @@ RESUMABLE = (NEXT, LAST, PREVIOUS)
 FILES = (*RESUMABLE, BEST, BEST_COPY)
 SPARE = (NEXT, PREVIOUS, BEST_COPY)
 """Files that a finished run does not need."""
-OTHER = "other-run-{}"
-"""The name under which another run's checkpoint is kept, if it was in the place of one of this run."""
 
 _UNCHECKED, _KEY = "bayesrnn", "bayesrnn.2"  # one changed byte cannot turn the second into the first
 _BLANK = "-" * 64
@@ -132,7 +130,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
-class Foreign(Damaged):
+class Foreign(UserError):
     """The file is whole, but belongs to another run."""
 
 
@@ -140,7 +138,10 @@ def load_own(path: Path, run: str) -> Checkpoint:
     """Like :func:`load`, for the run with this identity; checkpoints of format 1 may not name their run."""
     tensors, about = load(path)
     if about.get("run", run) != run:
-        raise Foreign(f"{path} was written by a run with another config.json.")
+        raise Foreign(
+            f"{path} was written by a run with another config.json. Put the run's own config.json or checkpoints back, "
+            "or start over with --force."
+        )
     return tensors, about
 
 
@@ -158,35 +159,26 @@ def load_of(folder: Path, name: str, remedy: str) -> Checkpoint:
 def load_first(folder: RunFolder, *names: str, into: str, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The first of several checkpoints that is whole and the run's, and a sentence on what was wrong with the others.
 
-    It is renamed to ``into``; a checkpoint of another run is kept under another name.
+    It is renamed to ``into``. A checkpoint of another run is refused: nothing is lost yet.
     """
-    wrong, foreign = [], []
+    wrong = []
     for name in names:
         try:
             found = load_own(folder.path / name, run)
         except Damaged as error:
             if name == into or (folder.path / name).exists():
                 wrong.append(str(error))
-            if isinstance(error, Foreign):
-                foreign.append(name)
             continue
-        for other in foreign:
-            folder.move(other, OTHER.format(other))
         if name != into:
             folder.move(name, into)
-        kept = f" The other run's is now {', '.join(map(OTHER.format, foreign))}." if foreign else ""
-        note = f"{wrong[0]} {name} is whole and is used in its place.{kept}" if wrong else ""
-        return *found, note
-    raise (Foreign if foreign else Damaged)(" ".join(wrong))
+        return *found, f"{wrong[0]} {name} is whole and is used in its place." if wrong else ""
+    raise Damaged(" ".join(wrong))
 
 
 def load_last(folder: RunFolder, *, run: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """The newest whole checkpoint, and a sentence on what was wrong with a newer one."""
     try:
         found = load_first(folder, *RESUMABLE, into=LAST, run=run)
-    except Foreign as error:  # config.json may have been edited: nothing is lost yet
-        advice = "Put the run's own config.json or checkpoints back, or start over with --force."
-        raise Damaged(f"{error} {advice}") from None
     except Damaged as error:
         raise Damaged(f"{error} Start over with --force.") from None
     (folder.path / NEXT).unlink(missing_ok=True)

@@ -91,10 +91,10 @@ def _record(path: Path, folder: Path | None = None) -> Record:
     values = read_json(path)
     if isinstance(values, dict) and {"table", "findings"} <= values.keys() and "metrics" not in values:
         raise NotARunRecord(f"{path} is of a quickstart, which has a page of its own, index.html beside it.")
-    return _reported(values, path).at(folder, pruning=_pruning(folder))
+    return _for_report(values, path).at(folder, pruning=_pruning(folder))
 
 
-def _reported(values: Any, path: Path) -> Record:
+def _for_report(values: Any, path: Path) -> Record:
     """A record with its metrics under the names of a report, and without empty curves."""
     record = from_json(values, where=path)
     if not {"settings", "curves"} <= record.model_fields_set:
@@ -123,7 +123,7 @@ def _folder(folder: Path) -> Record:
     curves = {key: curve for key in sorted(keys) if all(map(is_number, curve := [line.get(key) for line in lines]))}
     about = {key: config[key] for key in ("recipe", "seed", "data", "settings") if key in config}
     values = {**about, "curves": curves, "metrics": read_own(folder / EVALUATION)}
-    return _reported(values, folder).at(folder, finished=False, pruning=_pruning(folder))
+    return _for_report(values, folder).at(folder, finished=False, pruning=_pruning(folder))
 
 
 def metrics_lines(path: Path) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def groups(runs: Iterable[Record]) -> list[SeedGroup]:
     """Runs of one recipe and one setting together, in the order given, with labels that tell them apart."""
     found: dict[str, tuple[dict[str, Any], list[Record]]] = {}
     for run in runs:
-        settings = {"recipe": run.recipe, "data": run.data, **completed(run.settings)}
+        settings = {"recipe": run.recipe, "data": run.data, **with_defaults(run.settings)}
         key = json.dumps(settings, sort_keys=True, default=str)
         found.setdefault(key, (settings, []))[1].append(run)
     labels = _labels([settings for settings, _ in found.values()])
@@ -165,7 +165,7 @@ def _value(value: Any) -> str:
     return printable(f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value))[-40:]
 
 
-def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under dotted keys; those that are newer than the record have their defaults."""
     own = flat(settings)
     try:

@@ -109,7 +109,7 @@ def check_digests(config: dict[str, Any], files: Files, folder: Path) -> None:
 def check_task(path: str | Path, task: str) -> None:
     """Refuse a run of another task before anything else is read, and name the command for it."""
     folder = Path(path)
-    found = _described(folder)[1].task
+    found = _read_config(folder)[1].task
     if found != task:
         wanted, other = task_class(task), task_class(found)
         raise UserError(
@@ -154,7 +154,7 @@ class WeightsGuard:
 def open_run(path: str | Path, device: torch.device) -> OpenedRun:
     """Read a run folder with the weights of its best epoch. Sizes are checked before the model is built."""
     folder = Path(path)
-    config, recipe = _described(folder)
+    config, recipe = _read_config(folder)
     cls = task_class(recipe.task)
     names = config.get("files", ["vocabulary.txt"])
     if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
@@ -187,7 +187,7 @@ def _why_missing(folder: Path, config: dict[str, Any]) -> str:
     return f"{why} The same bayesrnn {command} continues the run, and writes the file."
 
 
-def _described(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
+def _read_config(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
     """A run folder's config.json, and the recipe in it."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run of bayesrnn train; its config.json and the files it names are needed.")

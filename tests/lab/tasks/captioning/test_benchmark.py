@@ -113,7 +113,7 @@ def test_a_failed_run_is_told_and_the_others_go_on(benchmark, pictures, tmp_path
 def test_keep_writes_the_captions_of_a_record_if_they_have_its_scores(benchmark, pictures, tmp_path, capsys):
     pytest.importorskip("pycocoevalcap.bleu.bleu")
     from bayesrnn.lab.tasks.captioning.captions import read_captions
-    from bayesrnn.lab.tasks.captioning.evaluation import scored
+    from bayesrnn.lab.tasks.captioning.evaluation import score_captions
 
     references = read_captions(pictures)
     found = [
@@ -128,7 +128,7 @@ def test_keep_writes_the_captions_of_a_record_if_they_have_its_scores(benchmark,
     for folder in (tmp_path / "run", record.parent):
         folder.mkdir(parents=True)
     (tmp_path / "run/captions.json").write_text(json.dumps(kept))
-    metrics = scored(kept, references)
+    metrics = score_captions(kept, references)
     record.write_text(json.dumps({"metrics": metrics}))
     words = ["keep", "--data", str(pictures), "--results", str(tmp_path / "results"), "--run", str(tmp_path / "run")]
     assert benchmark.main([*words, "--record", str(record)]) == 0

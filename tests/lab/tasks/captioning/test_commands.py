@@ -15,7 +15,7 @@ from bayesrnn.lab.report import html as shades_
 from bayesrnn.lab.runs.opening import open_run
 from bayesrnn.lab.tasks.base import weights_digest
 from bayesrnn.lab.tasks.captioning import evaluation as caption_evaluation
-from bayesrnn.lab.tasks.captioning import gallery as galleries
+from bayesrnn.lab.tasks.captioning import request as galleries
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.description import CaptionWord, Description, describe
@@ -137,10 +137,12 @@ class TestEvaluate:
         assert run("evaluate", folder, *GRID).exit_code == 0
         kept = json.loads((folder / "captions.json").read_text())
         task = open_run(folder, CPU).task(None, CPU)
-        metrics = caption_evaluation.scored(kept, task.references)
+        metrics = caption_evaluation.score_captions(kept, task.references)
         assert "test_cider_mc" in metrics
         single = {"split": "test", "draws": 2, "consensus": True, "captions": {}}
-        assert caption_evaluation.scored({**kept, "found": [*kept["found"], single]}, task.references) == metrics
+        assert (
+            caption_evaluation.score_captions({**kept, "found": [*kept["found"], single]}, task.references) == metrics
+        )
 
     def test_other_weights_are_another_search(self, copies):
         folder = copies["caption-bbb"]
@@ -208,7 +210,7 @@ class TestEvaluate:
             for split in ("valid", "test")
             for penalty in made
         ]
-        metrics = caption_evaluation._chosen(found, None, "_mc")
+        metrics = caption_evaluation._best_scores(found, None, "_mc")
         assert metrics["length_penalty_mc"] == 0.5
         assert metrics["valid_cider_mc"] == 47.0
 

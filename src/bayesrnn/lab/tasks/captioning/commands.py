@@ -41,7 +41,7 @@ def command(
 
     check_task(run, "captioning")
     where = device_of(device)
-    names, files = request.asked(images, features, ids)
+    names, files = request.names_and_files(images, features, ids)
     if gallery is not None:
         request.check_place(gallery)
     trained = open_run(run, where)

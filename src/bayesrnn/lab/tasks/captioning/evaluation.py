@@ -17,7 +17,7 @@ from bayesrnn.lab.tasks.base import Say, weights_digest
 from bayesrnn.lab.tasks.captioning import scores as caption_scores
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.captions import CaptionedImages, References, words
-from bayesrnn.lab.tasks.captioning.search import Found
+from bayesrnn.lab.tasks.captioning.search import BeamCaption
 from bayesrnn.lab.text import UNK, noise_of_draws
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def evaluate(
     file = None if task.folder is None else task.folder / task.artifacts[0]
     if file is not None and file.exists() and not is_own(file):
         raise UserError(f"{file} was not written by bayesrnn evaluate, and will not be replaced; move it.")
-    kept = None if again or file is None else _kept(file, asked)
+    kept = None if again or file is None else _read_captions(file, asked)
     if kept is None:
         kept = {
             "program": "bayesrnn",
             **asked,
             "metrics": _perplexities(task, samples, seed, say),
-            "found": list(_found(task, asked, say)),
+            "found": list(_search(task, asked, say)),
         }
         if file is not None:
             write_file(file, json.dumps(kept) + "\n")
@@ -69,15 +69,17 @@ def evaluate(
         kept_too = ": captions are kept" if file is not None else ""
         say(f"BLEU and CIDEr need pycocoevalcap, which is not here; evaluate this run where it is{kept_too}.")
         return _of_draws(kept) | kept["metrics"]
-    return scored(kept, task.references, say=say)
+    return score_captions(kept, task.references, say=say)
 
 
-def scored(kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None) -> dict[str, Any]:
+def score_captions(
+    kept: Mapping[str, Any], references: CaptionedImages, *, say: Say = lambda text: None
+) -> dict[str, Any]:
     """All metrics from the content of a ``captions.json``; no model is needed."""
     metrics = _of_draws(kept) | kept["metrics"]
     for suffix, found in ways(kept).items():
         say(f"BLEU and CIDEr, {WAYS[suffix]}")
-        metrics |= _chosen(found, references, suffix)
+        metrics |= _best_scores(found, references, suffix)
     return metrics | {"human": _human(references.test)}
 
 
@@ -98,7 +100,7 @@ def ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {suffix: [one for one in found if one["draws"] == count] for suffix, count in counts.items()}
 
 
-def _kept(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+def _read_captions(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the file holds, if it answers what is asked now."""
     kept = read_own(file)
     return kept if all(kept.get(key) == value for key, value in asked.items()) else None
@@ -115,7 +117,7 @@ def _perplexities(task: "Captioning", samples: int, seed: int, say: Say) -> dict
     return found
 
 
-def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[dict[str, Any]]:
+def _search(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[dict[str, Any]]:
     """Captions of both splits with every setting: of the mean, and of averaged draws."""
     drawn = caption_search.seeds(asked["decode_samples"], asked["seed"])
     for split, held, beam, length_penalty in itertools.product(
@@ -129,13 +131,13 @@ def _found(task: "Captioning", asked: Mapping[str, Any], say: Say) -> Iterator[d
                 length_penalty=length_penalty, max_words=task.recipe.evaluate.max_words,
                 banned=task.vocabulary.encode([UNK]).tolist(), held=held,
             )  # fmt: skip
-        captions = _described(task, split, found, asked["samples"], asked["seed"])
+        captions = _captions_by_image(task, split, found, asked["samples"], asked["seed"])
         about = {"split": split, "draws": len(held), "beam": beam, "length_penalty": length_penalty}
         yield {**about, "captions": captions}
 
 
-def _described(
-    task: "Captioning", split: str, found: Sequence[Found], samples: int, seed: int
+def _captions_by_image(
+    task: "Captioning", split: str, found: Sequence[BeamCaption], samples: int, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Captions by image; those of test images with their uncertainty per word (the end is one)."""
     part, vocabulary, ids = task.splits[split], task.vocabulary, [one.words for one in found]
@@ -155,7 +157,7 @@ def _described(
     return made
 
 
-def _chosen(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix: str) -> dict[str, Any]:
+def _best_scores(found: Sequence[dict[str, Any]], references: CaptionedImages, suffix: str) -> dict[str, Any]:
     """Scores with the setting that does best on validation (mean of all five), and those of all settings there."""
     rows, tests = [], {}
     for one in found:

@@ -16,8 +16,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
 from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.captioning.description import describe
-from bayesrnn.lab.tasks.captioning.gallery import ENTROPY_LEVELS, INFORMATION_LEVELS
-from bayesrnn.lab.tasks.captioning.request import small
+from bayesrnn.lab.tasks.captioning.request import ENTROPY_LEVELS, INFORMATION_LEVELS, small
 from bayesrnn.lab.tasks.captioning.search import log_likelihood
 
 _IMAGES = 200  # to choose from

@@ -1,6 +1,7 @@
-"""Images that a user names for captions, and how the captions are shown."""
+"""Images that a user names for captions, and how the captions are shown: in the terminal, or on a page."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,16 +9,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.report import html
 from bayesrnn.lab.report.tables import Column, rich_table
 from bayesrnn.lab.runs.files import check_out, write_file
 from bayesrnn.lab.tasks.captioning.description import Description
-from bayesrnn.lab.tasks.captioning.gallery import gallery
 from bayesrnn.lab.tasks.captioning.image_features import encode, open_image, read_features
 
 _WIDTH = 480  # of pictures in a gallery, pixels
+ENTROPY_LEVELS = (0.5, 1.0, 2.0, 3.0)
+"""Nats; at each the shade gets darker."""
+INFORMATION_LEVELS = (0.02, 0.05, 0.1, 0.2)
+"""Nats; at each the line under a word gets thicker."""
 
 
-def asked(
+def names_and_files(
     images: list[Path] | None, features: Path | None, ids: list[str] | None
 ) -> tuple[list[str], list[Path | None]]:
     """Names of the images, and their files where there are any."""
@@ -57,6 +62,19 @@ def show(console: Console, one: Description) -> None:
     for k, caption in enumerate(one.draws, 1):
         console.print(f"draw {k}: {escape(caption)}", soft_wrap=True)
     console.print()
+
+
+def gallery(
+    descriptions: Sequence[Description], pictures: Sequence[bytes | None], *, title: str, footer: str = ""
+) -> str:
+    """One self-contained page. ``pictures`` are JPEG files' bytes, or None where there is only the name."""
+    both = zip(descriptions, pictures, strict=True)
+    images = ["" if jpeg is None else html.image(jpeg, alt=one.caption, kind="jpeg") for one, jpeg in both]
+    return html.render(
+        "gallery.html", folder=Path(__file__).parent, title=title, footer=footer, generator="",
+        cards=list(zip(descriptions, images, strict=True)),
+        levels={"entropy": ENTROPY_LEVELS, "information": INFORMATION_LEVELS},
+    )  # fmt: skip
 
 
 def write_gallery(path: Path, found: list[Description], files: list[Path | None], title: str) -> None:

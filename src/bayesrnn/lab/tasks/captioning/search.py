@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesrnn import draws
 from bayesrnn.draws import Draw
-from bayesrnn.lab.modules import drawn as drawn
+from bayesrnn.lab.modules import module_of_draw
 from bayesrnn.likelihoods import Categorical
 from bayesrnn.prediction.result import Summary
 
@@ -20,7 +20,7 @@ _NUMBERS = 1 << 26  # log-probabilities of one step or one pass: a quarter of a 
 
 
 @dataclass(frozen=True)
-class Found:
+class BeamCaption:
     """The best caption of an image: word ids without the end, and log p of the words and the end."""
 
     words: list[int]
@@ -41,7 +41,7 @@ def beam_search(
     length_penalty: float = 0.0,
     banned: Sequence[int] = (),
     device: torch.device | None = None,
-) -> list[Found]:
+) -> list[BeamCaption]:
     """The best caption of each image: 1 to ``max_words`` words and ``end``.
 
     The score of n words w is log p(w, end) / (n + 1)^length_penalty. Each image keeps ``beam`` unfinished captions and
@@ -87,7 +87,7 @@ def beam_search(
     found = []
     for ids, value in zip(caption.tolist(), best.tolist(), strict=True):
         ids = ids[: ids.index(end)]
-        found.append(Found(ids, value * (len(ids) + 1) ** length_penalty, value))
+        found.append(BeamCaption(ids, value * (len(ids) + 1) ** length_penalty, value))
     return found
 
 
@@ -106,7 +106,7 @@ def decoder(model: nn.Module, held: Sequence[Draw | None], features: Tensor, eac
         features: (B, F), of images with ``each`` rows per image, which share the noise of their image.
     """
     rows = features.repeat_interleave(each, 0)
-    models = [drawn(model, draw) for draw in held]
+    models = [module_of_draw(model, draw) for draw in held]
 
     def run(words: Tensor, states: Any) -> tuple[Tensor, Any]:
         after, logs = [], []
@@ -154,7 +154,7 @@ class _Passes:
 
     def __init__(self, model: nn.Module, samples: int, seed: int) -> None:
         self.held = _draws(seeds(samples, seed))
-        self.models = [drawn(model, draw) for draw in self.held]
+        self.models = [module_of_draw(model, draw) for draw in self.held]
 
     def __call__(self, tokens: Tensor, features: Tensor) -> Iterator[Tensor]:
         """The logits (T, B, V) of each draw, for tokens (T, B) and features (B, F)."""
@@ -172,7 +172,7 @@ def seeds(count: int, seed: int) -> list[int]:
 def find_captions(
     model: nn.Module, features: Tensor, *, end: int, vocabulary: int, beam: int = 5, held: Sequence[int] = (),
     **options: Any,
-) -> list[Found]:  # fmt: skip
+) -> list[BeamCaption]:  # fmt: skip
     """Captions of images by their features (N, F), as many at once as memory allows.
 
     Args:
@@ -182,7 +182,7 @@ def find_captions(
         options: further ones of :func:`beam_search`.
     """
     chunk = max(1, _NUMBERS // (beam * vocabulary))
-    found: list[Found] = []
+    found: list[BeamCaption] = []
     for part in features.split(chunk):
         # Made anew per chunk: unit noise is held for its images; weights come out the same.
         step = decoder(model, _draws(held), part, beam)

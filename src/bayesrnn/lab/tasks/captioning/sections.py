@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from bayesrnn.lab.report.analysis import Analysis
 from bayesrnn.lab.report.labels import part
 from bayesrnn.lab.report.parts import Page
-from bayesrnn.lab.report.uncertainty import answers, paired
+from bayesrnn.lab.report.uncertainty import answers, point_pairs
 from bayesrnn.lab.runs.collection import SeedGroup
 from bayesrnn.lab.runs.record import Record
 
@@ -22,6 +22,6 @@ def _by_entropy(run: Record) -> list[tuple[float, float]]:
         pairs = part(run.metrics, key).get("entropy")
         if isinstance(pairs, list):
             sound = [p for p in pairs if isinstance(p, list) and len(p) == 2]
-            if points := paired([p[0] for p in sound], [p[1] for p in sound]):
+            if points := point_pairs([p[0] for p in sound], [p[1] for p in sound]):
                 return points
     return []

@@ -8,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import bayesrnn as br
-from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
-from bayesrnn.lab.explore.risk import risk_curve
+from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request, risk_curve
 from bayesrnn.lab.tasks.base import evaluating, is_random
 from bayesrnn.lab.tasks.digits.images import SIDE
 from bayesrnn.lab.tasks.digits.measures import Beliefs, beliefs, errors, pixels

@@ -188,13 +188,13 @@ class Digits(Task):
             found[f"test_entropy{suffix}"] = float(on_split.entropy.mean())
         if self.recipe.posterior.kind != "none":
             say("pruning")
-            found["pruning"] = measures.pruning(self._drawn(), self._splits(), scale=self.recipe.data.scale)
+            found["pruning"] = measures.pruning(self._model_to_draw(), self._splits(), scale=self.recipe.data.scale)
         return found
 
     def _beliefs(self, images: Tensor, samples: int = 0, seed: int = 1) -> measures.Beliefs:
-        return measures.beliefs(self._drawn(), images, scale=self.recipe.data.scale, samples=samples, seed=seed)
+        return measures.beliefs(self._model_to_draw(), images, scale=self.recipe.data.scale, samples=samples, seed=seed)
 
-    def _drawn(self) -> nn.Module:
+    def _model_to_draw(self) -> nn.Module:
         """The model to draw from; for a sharpened one the posterior of phi, whose draws run batched on a GPU."""
         model: Any = self.model
         return model.q if self.recipe.posterior.kind == "sharpened" else model

@@ -41,7 +41,7 @@ def predict(
     if not (random := is_random(trained.recipe)) and samples:
         raise UserError(NO_DRAWS.format("--samples"))
     draws = samples if samples is not None else 10 * random
-    for line in words.scored(trained, words.tokens(file), samples=draws, seed=seed):
+    for line in words.score_text(trained, words.tokens(file), samples=draws, seed=seed):
         typer.echo(json.dumps(line))
 
 

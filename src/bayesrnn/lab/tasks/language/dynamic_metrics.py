@@ -42,10 +42,6 @@ def merged(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     All rules of dynamic evaluation are kept; the rule with the best validation perplexity has the names without a rule.
     """
     whole = merge_draws(kept, new)
-    for kind in KINDS:
-        if f"samples{kind}" in new:  # other draws
-            for key in {f"valid_perplexity_mc{kind}", f"valid_perplexity_by_draws{kind}"} - new.keys():
-                whole.pop(key, None)
     if not by_rule(new):
         return whole
     rules = {**by_rule(kept), **by_rule(new)}

@@ -103,15 +103,13 @@ def _monte_carlo(task: "Language", options: EvaluateOptions, samples: int, say: 
         by_draws = [{"draws": draws, "perplexity": value} for draws, value in found.items()]
         return {f"{split}_perplexity_mc{kind}": found[samples], f"{split}_perplexity_by_draws{kind}": by_draws}
 
-    if not options.test_only:
-        tried = {scale: measured("valid", streams.valid, scale) for scale in scales}
-        scales = sorted(scales, key=lambda scale: tried[scale][f"valid_perplexity_mc{kind}"])
-        metrics |= tried[scales[0]]
-        if len(scales) > 1:
-            metrics["noise_tried"] = {f"{scale:g}": own[f"valid_perplexity_mc{kind}"] for scale, own in tried.items()}
+    tried = {scale: measured("valid", streams.valid, scale) for scale in scales}
+    best = min(scales, key=lambda scale: tried[scale][f"valid_perplexity_mc{kind}"])
+    if len(scales) > 1:
+        metrics["noise_tried"] = {f"{scale:g}": own[f"valid_perplexity_mc{kind}"] for scale, own in tried.items()}
     if options.noise:
-        metrics["noise_scaled"] = scales[0]
-    return metrics | measured("test", streams.test, scales[0])
+        metrics["noise_scaled"] = best
+    return metrics | tried[best] | measured("test", streams.test, best)
 
 
 def _noise(task: "Language", options: EvaluateOptions, scale: float) -> AbstractContextManager[None]:

@@ -51,9 +51,6 @@ class EvaluateOptions:
             "end in _scaled."
         ),
     ] = None
-    test_only: Annotated[bool, _option("--test-only", help="Draws on the test text, not on the validation text.")] = (
-        False
-    )
     entropy_samples: Annotated[int | None, _option(min=0, help="Draws for the entropy gap. Default: 10.")] = None
 
     @property
@@ -89,8 +86,6 @@ class EvaluateOptions:
         from bayesrnn.lab.tasks.base import is_random
 
         random = is_random(recipe)
-        if self.test_only and not (self.samples and random):
-            raise UserError("--test-only is for draws, and there are none; add --samples with their number.")
         drawn = random and (self.samples or (self.reversed_text and self.drawn))
         named = {
             "--drop-words": self.drop_words, "--keep-weights": self.keep_weights, "--noise": self.noise is not None
@@ -112,8 +107,8 @@ class EvaluateOptions:
             return
         if not any(rate for name, rate in recipe.model if name.endswith("dropout") and name != "step_dropout"):
             raise UserError("--noise is for models with dropout per sequence, and this one has none; omit it.")
-        if len(self.scales) > 1 and (self.test_only or not self.samples):
-            raise UserError("Of several factors --noise takes the best on validation; add --samples, omit --test-only.")
+        if len(self.scales) > 1 and not self.samples:
+            raise UserError("Of several factors --noise takes the best on validation; add --samples.")
 
     @property
     def scales(self) -> list[float]:

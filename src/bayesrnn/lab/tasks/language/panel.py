@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from bayesrnn.draws import Draw, mix
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Draws, Handler, Options, Panel, Part, Request
-from bayesrnn.lab.modules import drawn
+from bayesrnn.lab.modules import module_of_draw
 from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.base import is_random
 from bayesrnn.lab.tasks.language.scoring import draws_weights, log_probabilities
 from bayesrnn.lab.tasks.language.sections import INFORMATION_LEVELS, SURPRISAL_LEVELS
 from bayesrnn.lab.tasks.language.streams import evaluation_window, perplexity, reset_of
 from bayesrnn.lab.tasks.language.text import python_docs, split_files
-from bayesrnn.lab.tasks.language.words import scored
+from bayesrnn.lab.tasks.language.words import score_text
 from bayesrnn.lab.text import EOS, UNK, noise_of_draws, vocabulary_of
 from bayesrnn.prediction.weights import HeldDraws, has_unit_noise
 
@@ -106,7 +106,7 @@ class LanguagePanel(Panel):
             self.models.clear()
             return
         while len(self.models) < count:
-            self.models.append(drawn(model, Draw(mix(1, len(self.models)))))
+            self.models.append(module_of_draw(model, Draw(mix(1, len(self.models)))))
             yield {"progress": len(self.models) / count}
 
     def words(self, asked: Text) -> Iterator[Part]:
@@ -114,7 +114,7 @@ class LanguagePanel(Panel):
         shown, known = self._tokens(asked.text)
         draws = self._draws(asked)
         yield from self._draw(draws)
-        lines = scored(self.run, known, samples=draws, seed=1, models=self.models[:draws]) if known else iter(())
+        lines = score_text(self.run, known, samples=draws, seed=1, models=self.models[:draws]) if known else iter(())
         done = 0
         while part := list(islice(lines, 16)):
             texts = shown[done : done + len(part)]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesrnn import pruning
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
-from bayesrnn.lab.engine.launch import Request, train
+from bayesrnn.lab.engine.launch import Request, launch
 from bayesrnn.lab.engine.loop import Diverged
 from bayesrnn.lab.engine.progress import Reporter
 from bayesrnn.lab.reading import read_json
@@ -159,7 +159,7 @@ def retrain(
     if force or not _finished(out, wanted):
         resume = not force and (out / MARKER).exists()
         try:
-            train(
+            launch(
                 wanted, out=out, reporter=reporter, device=str(device), resume=resume, force=force, graph=graph,
                 measure=False, command=command,
             )  # fmt: skip

@@ -78,7 +78,7 @@ def disk_streams(folder: TokenFolder, recipe: Recipe) -> Streams:
             f"data.min_count is {asked}, but the token files in {folder.path} were made with {there}; "
             f"make them again with --min-count {asked}."
         )
-    words, rows = folder.mapped("train"), recipe.data.batch_size
+    words, rows = folder.memory_map("train"), recipe.data.batch_size
     length = len(words) // rows
     train = words[: length * rows].view(rows, length).t()  # as `batchify` does it, without a copy
     valid, test = (folder.read(split).unsqueeze(1) for split in ("valid", "test"))

@@ -27,7 +27,7 @@ from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
 from bayesrnn.lab.tasks.language.streams import Streams, disk_streams, evaluation_window, perplexity, streams
 from bayesrnn.lab.tasks.language.text import python_docs, read_folder
-from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, sampled
+from bayesrnn.lab.tasks.language.token_files import TokenFolder, as_ids, digest_pieces
 from bayesrnn.lab.tasks.signature import ROWS, STEPS, Signature
 from bayesrnn.lab.text import VOCABULARY, Vocabulary, each_split, vocabulary_of
 from bayesrnn.likelihoods import Categorical
@@ -72,7 +72,7 @@ class Language(Task):
     source = "text"
     default_data = "python-docs"
     metrics, details, conditions = METRICS, DETAILS, CONDITIONS
-    draw_options = ("samples", "entropy_samples", "drop_words", "keep_weights", "noise", "test_only")
+    draw_options = ("samples", "entropy_samples", "drop_words", "keep_weights", "noise")
     commands = COMMANDS
     panel = "bayesrnn.lab.tasks.language.panel:LanguagePanel"
     report_sections = (
@@ -142,7 +142,7 @@ class Language(Task):
         """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
         yield from self.files().values()
         for split in (self.streams.train.t(), self.streams.valid, self.streams.test):
-            yield from sampled(split.reshape(-1).cpu().numpy())
+            yield from digest_pieces(split.reshape(-1).cpu().numpy())
 
     def tensors(self) -> dict[str, Tensor]:
         return {"offset": self.offset} if self.recipe.data.shift or self.recipe.data.vary else {}

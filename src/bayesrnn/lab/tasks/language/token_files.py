@@ -1,7 +1,7 @@
 """Texts that do not fit into memory: their words as numbers in files, read window by window.
 
 tokenize("news/", "news-tokens/", min_count=5)     # two passes over each file, in constant memory
-TokenFolder("news-tokens/").mapped("train")         # (N,), on disk until it is read
+TokenFolder("news-tokens/").memory_map("train")         # (N,), on disk until it is read
 """
 
 import json
@@ -152,7 +152,7 @@ class TokenFolder:
     def is_at(path: str | Path) -> bool:
         return (Path(path) / ABOUT).is_file()
 
-    def mapped(self, split: str) -> Tensor:
+    def memory_map(self, split: str) -> Tensor:
         """The tokens of a split, shape (N,), mapped into memory: what is read is on disk until then."""
         file = self.path / f"{split}.tokens"
         if not file.stat().st_size:
@@ -163,7 +163,7 @@ class TokenFolder:
 
     def read(self, split: str) -> Tensor:
         """All tokens of a split, in memory: shape (N,), int64."""
-        return as_ids(self.mapped(split), len(self.vocabulary))
+        return as_ids(self.memory_map(split), len(self.vocabulary))
 
 
 def as_ids(tokens: Tensor, vocabulary: int) -> Tensor:
@@ -176,7 +176,7 @@ def as_ids(tokens: Tensor, vocabulary: int) -> Tensor:
     return ids
 
 
-def sampled(tokens: Words) -> Iterator[bytes]:
+def digest_pieces(tokens: Words) -> Iterator[bytes]:
     """The bytes for a digest of a text: its length and all its words; of a huge text, pieces evenly spread over it."""
     count = len(tokens)
     yield f"{count} words".encode()

@@ -17,6 +17,8 @@ from bayesrnn.lab.tasks.language.streams import reset_of
 from bayesrnn.lab.tasks.language.text import MAX_BYTES, read_tokens
 from bayesrnn.lab.text import EOS, noise_of_draws, vocabulary_of
 
+_PART = 1 << 20
+
 
 @dataclass(frozen=True)
 class ScoredWord:
@@ -58,19 +60,23 @@ def tokens(file: Path | None) -> list[str]:
 
 
 def _stdin() -> bytes:
-    """All of stdin, up to the largest size of a file."""
+    """All of stdin, up to the largest size of a file; binary input only up to its first zero byte."""
     if sys.stdin is None:
         raise UserError("stdin is closed; send a text to it, or name a file.")
+    data = bytearray()
     try:
-        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        while part := sys.stdin.buffer.read(_PART):  # by parts: between them an interrupt is seen
+            data += part
+            if b"\0" in part:
+                return bytes(data[: data.index(0) + 1])
+            if len(data) > MAX_BYTES:
+                raise UserError(f"stdin has more than {MAX_BYTES / (1 << 30):g} GB, too much to hold in memory.")
     except OSError as error:
         raise UserError(f"stdin cannot be read ({error.strerror or error}).") from None
-    if len(data) > MAX_BYTES:
-        raise UserError(f"stdin has more than {MAX_BYTES / (1 << 30):g} GB, too much to hold in memory.")
-    return data
+    return bytes(data)
 
 
-def scored(
+def score_text(
     run: OpenedRun, words: list[str], *, samples: int, seed: int, models: Sequence[nn.Module] = ()
 ) -> Iterator[dict[str, Any]]:
     """One line per word; the first is predicted from the end of a sentence.

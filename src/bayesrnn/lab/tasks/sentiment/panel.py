@@ -10,8 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request
-from bayesrnn.lab.explore.risk import risk_curve
+from bayesrnn.lab.explore.panel import Draws, Handler, Panel, Part, Request, risk_curve
 from bayesrnn.lab.runs.files import read_own
 from bayesrnn.lab.runs.record import RECORD
 from bayesrnn.lab.tasks.base import is_random
