@@ -163,7 +163,8 @@ def test_the_card_has_what_the_record_says_about_uncertainty(tmp_path):
     card = hub.card(opened("digits-bbb-400", ["hidden=4"], tmp_path), Record(data="mnist", metrics=metrics), name="m")
     results, unsure = card.split("## Results")[1].split("## Uncertainty")
     assert "| test error in % | 1.5 |" in results
-    assert "On mnist, with samples 50." in unsure
+    assert "On mnist." in unsure
+    assert "| measured with | samples 50 |" in unsure
     assert "| test calibration error, averaged over draws | 0.01234 |" in unsure
     assert "trained by Bayes by Backprop" in card
     assert "Changed settings" not in card

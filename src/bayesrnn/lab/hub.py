@@ -74,10 +74,9 @@ def card(run: OpenedRun, record: Record | None, *, name: str, pruned: bool = Fal
         data=data,
         results=[row for row in rows if row not in unsure],
         unsure=unsure,
-        conditions=_conditions(record, cls.conditions),
         pruned=pruned,
         changed=_changed(record),
-        training=_training(run, record, data),
+        training=_training(run, record, data) | _conditions(record, cls.conditions),
     )
 
 
@@ -110,9 +109,10 @@ def _metric_rows(record: Record | None, metrics: Sequence[Metric]) -> list[Row]:
     return [(metric, value) for metric, value in found if value is not None]
 
 
-def _conditions(record: Record | None, keys: Sequence[str]) -> str:
+def _conditions(record: Record | None, keys: Sequence[str]) -> dict[str, str]:
     found = {key: record.number(key) for key in keys if "." not in key} if record is not None else {}
-    return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
+    text = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in found.items() if value is not None)
+    return {"measured with": text} if text else {}
 
 
 def _changed(record: Record | None) -> str:

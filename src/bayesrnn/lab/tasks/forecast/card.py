@@ -20,6 +20,7 @@ print(mean.mean(0), mean.std(0), log_sigma.exp().mean(0))
     use="Forecasts of the series it was trained on, with intervals that separate noise from doubt about the weights.",
     limits="It has seen one series. Breaks, new seasons and other series are outside of what its intervals cover.",
     uncertainty=("_crps", "coverage", "width", "nll", "epistemic"),
-    reading="CRPS is in the unit of the series; lower is better. Coverage is the share of values inside the intervals "
-    "of this level, and should equal it. The epistemic share is the part of the variance that more data would reduce.",
+    reading="CRPS is in the unit of the series; lower is better. Coverage is the share of values inside the intervals; "
+    "it should equal their level, named below. The epistemic share is the part of the variance that more data would "
+    "reduce.",
 )
