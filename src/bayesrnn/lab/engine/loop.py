@@ -230,9 +230,9 @@ class Run:
             return
         if self.step.on_cuda:
             torch.cuda.synchronize(self.step.device)
-        seconds = self.ranks.from_first(lambda: self.pace.mark(self._taken))
+        seconds = self.pace.mark(self._taken)
         if self._estimated:
-            self._estimate(seconds)
+            self._estimate(self.ranks.from_first(lambda: seconds))
 
     def _estimate(self, seconds: float) -> None:
         """Say how long the run will take, and choose how often it reports: about once per second."""
