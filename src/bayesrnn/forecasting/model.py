@@ -23,6 +23,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, with_us
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID, _COLD = 2_000, 256  # windows
+_WARM = 64  # rows with which a series needs no calibration of its own
 _FLOOR, _RARELY = 0.8, 0.005  # of the lowest value; how often values may fall below that
 
 
@@ -51,7 +52,7 @@ class Model:
         floor = self.floor(cuts[0].batch(series, ends))
         grid: Array = self.calibration.apply(sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used))  # type: ignore[arg-type]
         share = sum(self.weights[k] * parts[k][1] for k in used)
-        for (rows, calibration), (stop, _) in pairwise([*self.cold, (self.shape.context, self.calibration)]):
+        for (rows, calibration), (stop, _) in pairwise([*self.cold, (_WARM, self.calibration)]):
             these = (ends >= rows) & (ends < min(stop, self.shape.context))
             grid[these] = calibration.apply(grid[these])
         return np.maximum(grid, floor), share  # type: ignore[return-value]
@@ -138,7 +139,7 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     )
     counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
     whole = likelihood == "negative_binomial" or (counts and likelihood == "auto")
-    bounds = (*_bounds(panel, shapes[0], rng), whole)
+    bounds = (*_bounds(panel, shapes[0], np.random.default_rng(seed)), whole)
     blank = grids.Calibration.identity(shapes[0].horizon)
     short = few(panel, shapes[0])
     found: list[Structure] = []
@@ -287,10 +288,10 @@ def _calibrated(
 
 
 def cold_start(model: Model, panel: Panel, *, holidays: str | None, seed: int) -> list[tuple[int, grids.Calibration]]:
-    """Calibrations of series with at least so many rows, but fewer than the context: pieces of the panel's series are
+    """Calibrations of series with at least so many rows, up to `_WARM` or the context: pieces of the panel's series are
     forecast as if they were new."""
     rng, horizon, rows, found = np.random.default_rng(seed), model.shape.horizon, 1, []
-    while rows < model.shape.context and (panel.lengths >= rows + horizon).any():
+    while rows < min(_WARM, model.shape.context) and (panel.lengths >= rows + horizon).any():
         low, high = np.full(len(panel), rows), panel.lengths - horizon
         series, ends = origins(panel, model.shape, low, high, _COLD, rng)
         piece = panel.cut(series, ends - rows, rows + horizon)

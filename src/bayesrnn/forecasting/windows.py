@@ -11,7 +11,7 @@ from bayesrnn.forecasting.panel import Panel
 Array = np.ndarray
 _LONG = 48  # steps of a season that is long
 _LEAST = 1e-9  # scale of a constant window, relative to its values
-_PRIOR = 2.0  # rows that what is usual counts as, where few are known
+_FEW, _PRIOR = 32, 2.0  # rows with which a window is not cold; rows that what is usual counts as in a cold one
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class Batch:
 
     ``context`` (B, T) has every gap filled from before it, ``known`` (B, T) says where it was not; ``target`` (B, H) is
     NaN where unknown. ``spread`` (B,) is the mean absolute difference to the season before, in the same scale. ``log``
-    (B,) says which windows are logarithms. ``cold`` (B,): fewer than `Shape.least` rows are known, and scale and spread
-    lean on what is usual.
+    (B,) says which windows are logarithms. ``cold`` (B,): few rows are known; scale and spread lean on what is usual.
     """
 
     series: Array
@@ -133,7 +132,7 @@ class Windows:
         context, target = values[:, :size], values[:, size:]
         known = ~np.isnan(context)
         centre, scale = _scales(context, known, shape)
-        change, cold = None, (known.sum(1) < shape.least) & bool(shape.usual)
+        change, cold = None, (known.sum(1) < min(shape.least, _FEW)) & bool(shape.usual)
         if cold.any():
             scale, change = _usual(context, known, cold, log, scale, shape)
         filled = _filled((context - centre[:, None]) / scale[:, None], known, shape.seasons)
