@@ -25,8 +25,8 @@ from bayesrnn.forecasting.model import Model, fit_model, shapes_of
 from bayesrnn.forecasting.panel import Columns, Panel, joined, long_frame, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
-from bayesrnn.forecasting.training import Settings
-from bayesrnn.forecasting.windows import Windows
+from bayesrnn.forecasting.training import NETWORK, Settings
+from bayesrnn.forecasting.windows import Shape, Windows
 
 Array = np.ndarray
 _SERIES = 1024  # forecast at once
@@ -117,32 +117,36 @@ class Forecaster:
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        frame = long_frame(data, self.columns)
-        columns = self._chosen(frame)
-        check_columns(frame, columns)
-        panel = panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
-        return self._fit(panel)
+        return self._fit(self._read(data))
 
-    def _fit(self, panel: Panel) -> Forecaster:
+    def _read(self, data: Any) -> Panel:
+        frame = long_frame(data, self.columns)
+        check_columns(frame, columns := self._chosen(frame))
+        return panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
+
+    def _shapes(self, panel: Panel) -> list[Shape]:
         s = self.settings
         check_trainable(panel, self.horizon)
         if s["likelihood"] == "negative_binomial":
             check_counts(panel)
-        network = Settings(s["posterior"], s["cell"], s["hidden"], s["layers"], s["dropout"], s["samples"])
+        named = {key: s[key] for key in ("context", "scaling", "transform")}
+        return shapes_of(panel, self.horizon, seasons=seasons_of(panel, s["season"]), **named)
+
+    def _fit(self, panel: Panel) -> Forecaster:
+        s, shapes = self.settings, self._shapes(panel)
         with Progress(s["verbose"]) as progress:
-            shapes = shapes_of(
-                panel, self.horizon, seasons=seasons_of(panel, s["season"]), context=s["context"], scaling=s["scaling"],
-                transform=s["transform"],
-            )  # fmt: skip
             model = fit_model(
-                panel, shapes, network, likelihood=s["likelihood"], members=s["members"], calibrate=s["calibrate"],
-                holidays=s["holidays"], seconds=60 * s["minutes"], seed=s["seed"], say=progress.say,
-                progress=progress.update,
+                panel, shapes, Settings(**{key: s[key] for key in NETWORK}), likelihood=s["likelihood"],
+                members=s["members"], calibrate=s["calibrate"], holidays=s["holidays"], seconds=60 * s["minutes"],
+                seed=s["seed"], say=progress.say, progress=progress.update,
             )  # fmt: skip
-        # Only now: an error leaves what was fitted before.
+        return self._take(model, panel)  # only now: an error leaves what was fitted before
+
+    def _take(self, model: Model, panel: Panel) -> Forecaster:
         self.model, self.panel, self.columns = model, panel, panel.columns
         self._width = np.ones(self.horizon)
-        self._trained = dict(zip(panel.ids, _last(panel).tolist(), strict=True))
+        last = panel.first + (panel.lengths - 1) * panel.clock.every
+        self._trained = dict(zip(panel.ids, last.tolist(), strict=True))
         return self
 
     def _chosen(self, frame: Any) -> Columns:
@@ -394,7 +398,3 @@ class Forecaster:
             about[self.columns.time] = panel.clock.stamps(numbers.reshape(-1))
             found.append(pd.DataFrame({**about, **{k: np.asarray(v).reshape(-1) for k, v in made.items()}}))
         return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
-
-
-def _last(panel: Panel) -> Array:
-    return panel.first + (panel.lengths - 1) * panel.clock.every

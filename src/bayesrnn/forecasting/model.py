@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -116,11 +117,49 @@ def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
     return max(4, math.ceil(wanted / grain) * grain)
 
 
-def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,
-              calibrate: bool, holidays: str | None, seconds: float, seed: int, say: Callable[[str], None],
-              progress: Callable[[str, float], None]) -> Model:  # fmt: skip
-    """Choose bases, train networks in the time that is left, and keep what helps on validation."""
-    started, rng = time.monotonic(), np.random.default_rng(seed)
+@dataclass
+class Prepared:
+    """A model of bases, and what networks are trained and weighed on.
+
+    ``before`` are the bases as fitted to rows before ``fold``. Where there is no fold, networks do not help, and the
+    model is finished.
+    """
+
+    panel: Panel
+    model: Model
+    holidays: str | None
+    before: list[Base] = field(default_factory=list)
+    fold: Fold | None = None
+
+    @cached_property
+    def cuts(self) -> list[Windows]:
+        """Windows of each base, which learns from rows before the fold."""
+        found = [Windows(self.panel, base.shape, holidays=self.holidays) for base in self.model.bases]
+        for windows in found:
+            windows.seen = self.panel.lengths if self.fold is None else self.fold.cut
+        return found
+
+    @cached_property
+    def held(self) -> Batch | None:
+        """Windows of the fold."""
+        return validation(self.cuts[0], self.fold, _VALID, np.random.default_rng(1)) if self.fold else None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sizes of a network's inputs."""
+        shape = self.model.shape
+        batch, patch = (
+            self.cuts[0].batch(np.zeros(1, int), np.full(1, shape.least)),
+            patch_of(shape.context, shape.season),
+        )
+        inputs = tensors(batch, patch, batch.spread, batch.target)
+        return inputs[0].shape[2], inputs[1].shape[1], inputs[2].shape[2]
+
+
+def prepare(panel: Panel, shapes: list[Shape], *, calibrate: bool, holidays: str | None, seconds: float, seed: int,
+            say: Callable[[str], None], progress: Callable[[str, float], None]) -> Prepared:  # fmt: skip
+    """Choose bases."""
+    rng = np.random.default_rng(seed)
     known = panel.y[~np.isnan(panel.y)]
     say(
         f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
@@ -133,55 +172,81 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     if short:
         found = [structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)]
         if not panel.past.shape[1] or not folds(panel, shapes[0]):
-            return Model(found, [], np.ones(1), blank, found[0].correlation(), lower)
+            return Prepared(panel, Model(found, [], np.ones(1), blank, found[0].correlation(), lower), holidays)
     bases, before, fold = choose(
-        panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
-        progress=progress,
+        panel, shapes, holidays=holidays, rng=rng, seconds=seconds, say=say, progress=progress
     )  # fmt: skip
     if short:  # a linear forecast knows the past columns
-        return Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), lower)
-    model = Model(bases, [], np.ones(1), blank, np.eye(len(blank.centre)), lower)
-    cuts = [Windows(panel, base.shape, holidays=holidays) for base in bases]
-    for windows in cuts:
-        windows.seen = fold.cut
-    held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
-    if held is None:
+        both = Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), lower)
+        return Prepared(panel, both, holidays)
+    model = Model(bases, [], np.eye(len(bases))[0], blank, np.eye(len(blank.centre)), lower)
+    prepared = Prepared(panel, model, holidays, before, fold)
+    if prepared.held is None:
         say("no values in the last rows to choose on: the first base alone")
-        model.weights = np.eye(len(bases))[0]
+        return Prepared(panel, model, holidays)
+    return prepared
+
+
+def likelihoods_of(panel: Panel, likelihood: str) -> list[str]:
+    """Those of the networks, in turn."""
+    if likelihood != "auto":
+        return [likelihood]
+    known = panel.y[~np.isnan(panel.y)]
+    counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
+    return [*(["negative_binomial"] if counts else []), "student", "quantiles"]
+
+
+def member_of(prepared: Prepared, names: Sequence[str], settings: Settings, k: int) -> Member:
+    """Network number k, with its initial weights: it has the k-th likelihood, and one of the bases."""
+    number = (k + k // len(names)) % len(prepared.before)
+    return Member(names[k % len(names)], prepared.sizes, prepared.model.shape, settings, number)
+
+
+def finish(prepared: Prepared, members: list[Member], *, likelihood: str, calibrate: bool, seed: int,
+           say: Callable[[str], None]) -> Model:  # fmt: skip
+    """Weigh bases and networks by what helps on validation, and calibrate."""
+    model, held = replace(prepared.model, members=members), prepared.held
+    if held is None:
         return model
-    if members != 0:
-        counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
-        names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
-        names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
-        left = 0.9 * seconds - (time.monotonic() - started)
-        model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
-    count = len(bases) + len(model.members)
-    parts = _parts(before, model.members, cuts, held.series, held.ends, seed, list(range(count)))
+    bases, count = len(model.bases), len(model.bases) + len(members)
+    parts = _parts(prepared.before, members, prepared.cuts, held.series, held.ends, seed, list(range(count)))
 
     floor = model.floor(held)
 
     def mixed(weights: Array) -> Array:
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
-    allowed = np.arange(count) >= (len(bases) if likelihood != "auto" and model.members else 0)
+    allowed = np.arange(count) >= (bases if likelihood != "auto" and members else 0)
     model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
-    named = [*(f"base {k + 1}" for k in range(len(bases))), *(m.likelihood for m in model.members)]
+    named = [*(f"base {k + 1}" for k in range(bases)), *(m.likelihood for m in members)]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
-    several = len(folds(panel, model.shape)) > 1 and model.weights[len(bases) :].any()
+    several = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
     return model
 
 
+def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,
+              calibrate: bool, holidays: str | None, seconds: float, seed: int, say: Callable[[str], None],
+              progress: Callable[[str, float], None]) -> Model:  # fmt: skip
+    """Choose bases, train networks in the time that is left, and keep what helps on validation."""
+    started = time.monotonic()
+    prepared = prepare(
+        panel, shapes, calibrate=calibrate, holidays=holidays, seconds=seconds * (1 if members == 0 else 0.5),
+        seed=seed, say=say, progress=progress,
+    )  # fmt: skip
+    made: list[Member] = []
+    if members != 0 and prepared.fold is not None:
+        names, left = likelihoods_of(panel, likelihood), 0.9 * seconds - (time.monotonic() - started)
+        made = _trained(prepared, prepared.fold, settings, names, members, left, seed, progress)
+    return finish(prepared, made, likelihood=likelihood, calibrate=calibrate, seed=seed, say=say)
+
+
 def _trained(
-    bases: list[Base], cuts: list[Windows], fold: Fold, settings: Settings, names: list[str], members: int | None,
-    seconds: float, seed: int, progress: Callable[[str, float], None],
+    prepared: Prepared, fold: Fold, settings: Settings, names: list[str], members: int | None, seconds: float,
+    seed: int, progress: Callable[[str, float], None],
 ) -> list[Member]:  # fmt: skip
-    shape = bases[0].shape
-    batch, patch = cuts[0].batch(np.zeros(1, int), np.full(1, shape.least)), patch_of(shape.context, shape.season)
-    inputs = tensors(batch, patch, batch.spread, batch.target)
-    sizes = inputs[0].shape[2], inputs[1].shape[1], inputs[2].shape[2]
     wanted = members if members is not None else max(4, 2 * len(names))
     found: list[Member] = []
     ends = time.monotonic() + seconds
@@ -191,11 +256,11 @@ def _trained(
             break
         with torch.random.fork_rng([]):
             torch.manual_seed(seed * 1009 + k)
-            number = (k + k // len(names)) % len(bases)
-            member = Member(names[k % len(names)], sizes, shape, settings, number)
+            member = member_of(prepared, names, settings, k)
             label = f"network {k + 1} of {wanted}"
             member.train(
-                bases[number], cuts[number], fold, seconds=max(left, 1.0) / (wanted - k), seed=seed + k,
+                prepared.before[member.base], prepared.cuts[member.base], fold, seconds=max(left, 1.0) / (wanted - k),
+                seed=seed + k,
                 report=lambda steps, score, share, label=label: progress(
                     f"{label}: step {steps}, validation CRPS {score:.4f}", share
                 ),
