@@ -169,17 +169,21 @@ def assembled(
             continue
         linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
         bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}"), float(part["own"])))
-    raw = about["columns"]
-    columns = Columns(**{
-        **raw, **{k: tuple(raw[k]) for k in ("past", "future", "static")},
-        "means": {k: (float(a), float(b)) for k, (a, b) in raw["means"].items()},
-    })  # fmt: skip
-    arrays = {key: found[f"panel_{key}"] for key in _PANEL}
-    forecaster.panel = Panel([str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns, **arrays)
-    forecaster.columns = columns
+    forecaster.panel = panel_from(about, found)
+    forecaster.columns = forecaster.panel.columns
     forecaster.model = Model(
         bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"])
     )
     forecaster._width = found.get("width", forecaster._width)
     forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}
     return forecaster
+
+
+def panel_from(about: Mapping[str, Any], found: Mapping[str, Array]) -> Panel:
+    raw = about["columns"]
+    columns = Columns(**{
+        **raw, **{k: tuple(raw[k]) for k in ("past", "future", "static")},
+        "means": {k: (float(a), float(b)) for k, (a, b) in raw["means"].items()},
+    })  # fmt: skip
+    arrays = {key: found[f"panel_{key}"] for key in _PANEL}
+    return Panel([str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns, **arrays)

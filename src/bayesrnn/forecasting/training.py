@@ -175,10 +175,18 @@ class Sampler:
         self.low = np.full(len(windows.panel), shape.least)
         self.high = fold.cut - shape.horizon
         self.total = int(np.maximum(self.high - self.low + 1, 0).sum())
-        self.size = int(np.clip(self.total // 8, 32, 128))
+        self.size = batch_size(self.total)
+
+    def origins(self, size: int) -> tuple[Array, Array]:
+        """Series and ends of windows."""
+        return origins(self.windows.panel, self.windows.shape, self.low, self.high, size, self.rng)
 
     def __call__(self, size: int) -> Batch:
-        return self.windows.batch(*origins(self.windows.panel, self.windows.shape, self.low, self.high, size, self.rng))
+        return self.windows.batch(*self.origins(size))
+
+
+def batch_size(windows: int) -> int:
+    return int(np.clip(windows // 8, 32, 128))
 
 
 def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:
