@@ -40,6 +40,9 @@ def date_column(table: Table) -> str:
 
     import pandas as pd
 
+    if table.empty:
+        return ""
+    table = table.fillna("")
     first = table.columns[0]
     named = [c for c in table if c.lower() in _NAMES]
     forms = {c: forms_of(table[c].iloc[:LOOK].tolist()) for c in table}

@@ -1,12 +1,15 @@
 """``bayesrnn forecast``: what comes after the end of a run's series, or of the series of a file, with intervals."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
+
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.forecast.tables import Asked
 
 _FILE, _RUN, _DECISION = "For a file", "For a run", "Decisions"
 _FOR_FILES = ("horizon", "minutes", "freq", "resample", "target", "date", "save")
@@ -118,9 +121,30 @@ def command(
             resample=resample,
         )  # fmt: skip
     elif is_run:
-        tables.from_run(source, asked, data, samples=samples, seed=seed, device=device)
+        _from_run(source, asked, data, samples, seed, device)
     else:
         tables.from_folder(source, asked, data)
+
+
+def _from_run(
+    folder: Path, asked: "Asked", data: str | None, samples: int | None, seed: int, device: str | None
+) -> None:  # fmt: skip
+    """Open the forecaster of a run, append newer rows, and answer."""
+    from bayesrnn.lab.engine.launch import device_of
+    from bayesrnn.lab.runs.opening import check_task, open_run
+    from bayesrnn.lab.tasks.forecast.source import ahead_option
+    from bayesrnn.lab.tasks.forecast.task import opened, read_source
+
+    check_task(folder, "forecast")
+    run = open_run(folder, device_of(device))
+    task = opened(run)
+    made = task.finished(samples=samples, seed=seed).update(task.whole)
+    if data is not None:
+        source = read_source(data, run.recipe.data)
+        with source.naming():
+            made.update(source.frame())
+    with ahead_option():
+        asked.write(made)
 
 
 def _given(context: typer.Context, name: str) -> bool:

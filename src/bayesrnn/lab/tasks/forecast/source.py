@@ -60,7 +60,7 @@ class Source:
         message = re.sub(r"""\bresample=['"](\w+)['"]""", rf"{resample}\1", message)
         for name, option in _OPTIONS.items():
             message = re.sub(rf"(?<![-\w.]){name}\b", self.spelling.format(option), message)
-        message = ahead_option(message).replace(", and predict(df) then takes short ones", "")
+        message = _ahead(message).replace(", and predict(df) then takes short ones", "")
         if "y" not in self.table:  # a wide file: the series is the column
             message = message.replace(" in column 'y'", "")
         message = message.replace("column 'ds' and no DatetimeIndex", "column of dates")
@@ -76,8 +76,16 @@ class Source:
         return re.sub(r"(?<!\()\b([Rr])ow (\d+)", lambda m: f"{'L' if m[1] == 'R' else 'l'}ine {line(m[2])}", message)
 
 
-def ahead_option(message: str) -> str:
-    """A message of the library about columns that are known ahead, with the name of the option."""
+@contextmanager
+def ahead_option() -> Iterator[None]:
+    """Errors of the library about columns that are known ahead, with the name of the option."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(_ahead(str(error))) from None
+
+
+def _ahead(message: str) -> str:
     return message.replace("give predict(future=...) a frame", "give --future a file").replace(
         ": future has", ": --future has"
     )

@@ -149,28 +149,5 @@ def from_folder(folder: Path, asked: Asked, data: str | None) -> None:
     """Open a saved forecaster, append newer rows, and answer."""
     made = Forecaster.load(folder)
     made.settings["verbose"] = True
-    try:
+    with ahead_option():
         asked.write(made.update(data) if data is not None else made)
-    except UserError as error:
-        raise UserError(ahead_option(str(error))) from None
-
-
-def from_run(folder: Path, asked: Asked, data: str | None, *, samples: int | None, seed: int,
-             device: str | None) -> None:  # fmt: skip
-    """Open the forecaster of a run, append newer rows, and answer."""
-    from bayesrnn.lab.engine.launch import device_of
-    from bayesrnn.lab.runs.opening import check_task, open_run
-    from bayesrnn.lab.tasks.forecast.task import opened, read_source
-
-    check_task(folder, "forecast")
-    run = open_run(folder, device_of(device))
-    task = opened(run)
-    made = task.finished(samples=samples, seed=seed).update(task.whole)
-    if data is not None:
-        source = read_source(data, run.recipe.data)
-        with source.naming():
-            made.update(source.frame())
-    try:
-        asked.write(made)
-    except UserError as error:
-        raise UserError(ahead_option(str(error))) from None
