@@ -43,12 +43,14 @@ _LEAST = 4  # rows of a series before the test part
 class Plan:
     """What a run is besides its weights: a description as of `Forecaster.save`, and the series of its panel.
 
-    ``arrays`` are the first values of what a checkpoint holds; None: the plan is that of a run.
+    ``arrays`` are the first values of what a checkpoint holds; None: the plan is that of a run. ``notes`` say how bases
+    were chosen.
     """
 
     about: dict[str, Any]
     series: dict[str, Array]
     arrays: dict[str, Array] | None = None
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def panel(self) -> Panel:
@@ -88,8 +90,8 @@ class Plan:
         arrays = storage.model_arrays(made._fitted)
         for k, base in enumerate(prepared.before):
             arrays |= {f"before{k}_weights": base.linear.weights, f"before{k}_root": base.linear.root}
-        about = {**storage.described(made, arrays), "windows": windows, "notes": notes}
-        return cls(about, storage.panel_arrays(panel), arrays)
+        about = {**storage.described(made, arrays), "windows": windows}
+        return cls(about, storage.panel_arrays(panel), arrays, tuple(notes))
 
     def files(self) -> dict[str, bytes]:
         from safetensors.torch import save

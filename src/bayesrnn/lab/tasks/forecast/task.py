@@ -79,7 +79,8 @@ class Forecast(Task):
         if files is not None and data is not None:  # other series than the run's own
             source = read_source(data, recipe.data)
             with source.naming():
-                self.whole = panel_of(source.frame(), self.whole.columns, freq=None, clock=self.whole.clock)
+                rule, columns, clock = recipe.data.resample or None, self.whole.columns, self.whole.clock
+                self.whole = panel_of(source.frame(), columns, freq=None, clock=clock, resample=rule)
         self.rows = slice(None)
         self.order = torch.zeros((), dtype=torch.long)  # seed of an epoch's windows
         self.examples: list[list[Tensor]] = []
@@ -282,9 +283,8 @@ class Forecast(Task):
         model = cls.exported(run.model)
         if isinstance(model, nn.ModuleList):
             raise UserError("This run has several networks, which are not one program; use --format torch.")
-        x, known, ahead = (
-            part.narrow(int(k == 0), 0, ROWS).clone() for k, part in enumerate(opened(run).examples[0][:3])
-        )
+        rows = torch.zeros(ROWS, dtype=torch.long, device=next(model.parameters()).device)
+        x, known, ahead = (part.index_select(k == 0, rows) for k, part in enumerate(opened(run).examples[0][:3]))
         axes = ((x.shape[0], "batch", x.shape[2]), ("batch", known.shape[1]), ("batch", *ahead.shape[1:]))
         return Signature(model, (x, known, ahead), ("patches", "window", "ahead"), ("parameters",), axes)
 
@@ -326,7 +326,7 @@ class Forecast(Task):
             "series": {
                 "names": panel.ids[:20], "series": len(panel), "rows": len(panel.y), "step": panel.clock.name,
                 "held_out": int((panel.lengths - self.plan.ends)[0]), "windows": about["windows"],
-                "window": shape["context"], "seasons": shape["seasons"], "notes": about["notes"],
+                "window": shape["context"], "seasons": shape["seasons"], "notes": list(self.plan.notes),
             }
         }  # fmt: skip
 
