@@ -10,7 +10,7 @@ A block lies between `<!-- results:NAME -->` and `<!-- /results -->`. Its record
     digits       results/digits-*/SEED.json                   bayesrnn train, then evaluate, of each recipe of digits
     sentiment    results/sentiment-*/SEED.json                bayesrnn train of each recipe of sentiment
     captioning   results/caption-*/SEED.json                  bayesrnn train, then evaluate, of each captioning recipe
-    forecast     results/forecast*/SERIES/SEED.json           python benchmarks/forecast.py run
+    forecast     results/forecast*/SERIES/SEED.json           python benchmarks/forecast.py
     m4           results/forecasting/TASK/METHOD/SEED.json     python benchmarks/forecasting.py ours|peers TASK
     cpu*         results/cpu.json                             python benchmarks/cpu.py --peers --out results/cpu.json
     gpu-speed    results/gpu-SIZE.json, gpu-SIZE-bf16.json    bayesrnn bench --device cuda --size SIZE --out RECORD
@@ -62,7 +62,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 _MODULES = (captioning, cpu, digits, distributed, forecast, fuzz, m4, penn_treebank, sentiment, speed)
-_DRAWN = (captioning, cpu, digits, forecast, penn_treebank, sentiment, speed)
+_DRAWN = (captioning, cpu, digits, penn_treebank, sentiment, speed)
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "tree": lambda root, page: architecture.tree(root),
     "headlines": headlines.block,

@@ -9,7 +9,6 @@
 | ``quickstart/record.json`` | `Quickstart` |
 | ``cpu*.json``; ``gpu-SIZE.json``; ``gpu-layers*.json``; ``gradients/*.json``; ``distributed.json`` | benchmarks |
 | ``gpu-tests.json`` | the GPU suite |
-| ``forecast-choice*.json`` | `ForecastChoice`: settings, or mixtures, tried before the test parts |
 | ``fuzz.json``, ``torture.json`` | `Fuzz`, `Torture` |
 
 A sweep.json (`Sweep`) may take the place of the records of a grid. Models keep keys that they do not name.
@@ -145,17 +144,6 @@ class Fuzz(BaseModel):
     readers: dict[str, Row]
 
 
-class ForecastChoice(BaseModel):
-    """benchmarks/forecast.py: ``recipes`` of choose, or ``mixtures`` of average."""
-
-    command: str = ""
-    commit: str = ""
-    torch: str = ""
-    seeds: list[int] = []
-    recipes: dict[str, Row] = {}
-    mixtures: dict[str, dict[str, Row]] = {}
-
-
 class Captions(BaseModel):
     """benchmarks/captioning.py: captions of the test images, in up to three ways."""
 
@@ -199,7 +187,6 @@ KINDS: dict[str, type[BaseModel]] = {
     "distributed.json": Distributed,
     "torture.json": Torture,
     "fuzz.json": Fuzz,
-    "forecast-choice*.json": ForecastChoice,
 }
 """Files that are not plain run records, by pattern below ``results/``; the first that matches counts."""
 

@@ -1,4 +1,4 @@
-"""Forecasts: each Bayesian model against the plain LSTM, from ``results/RECIPE/SERIES/SEED.json``."""
+"""Forecasts: each Bayesian model against plain networks, from ``results/RECIPE/SERIES/SEED.json``."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,14 +9,13 @@ from typing import Any
 
 from bayesrnn.lab.report.tables import Column, markdown_table
 from bayesrnn.lab.runs.record import Record, once
-from bayesrnn.lab.tasks.forecast.plots import columns_of, forecast_plot
 from docs.build import archive
 
 RECIPES = {
     "forecast": "variational dropout",
     "forecast-mixture": "mixture of four",
     "forecast-bbb": "Bayes by Backprop",
-    "forecast-plain": "plain LSTM",
+    "forecast-plain": "plain GRU",
 }
 BAYESIAN, PLAIN = ("forecast", "forecast-mixture", "forecast-bbb"), "forecast-plain"
 NO_DIFFERENCE = "no difference"
@@ -35,7 +34,7 @@ def records_by_series(results: Path) -> dict[str, dict[str, list[Record]]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """CRPS of a model less the plain LSTM's with the same seed, over the plain LSTM's mean: negative is better."""
+    """CRPS of a model less the plain GRU's with the same seed, over the plain GRU's mean: negative is better."""
 
     mean: float
     error: float
@@ -71,10 +70,10 @@ def difference(records: Sequence[Record], plain: Sequence[Record], key: str = "t
 
 
 def block(results: Path) -> str:
-    """Every series: the plain LSTM's CRPS and the difference of each Bayesian model to it."""
+    """Every series: the plain GRU's CRPS and the difference of each Bayesian model to it."""
     found = records_by_series(results)
     if not found:
-        raise SystemExit("results/forecast is missing: make it with `python benchmarks/forecast.py run` and commit it")
+        raise SystemExit("results/forecast is missing: make it with `python benchmarks/forecast.py` and commit it")
     rows: list[dict[str, Any]] = []
     counts: set[int] = set()
     for name, group in found.items():
@@ -90,39 +89,22 @@ def block(results: Path) -> str:
         row["covered"] = fmean(covered) if covered else None
         rows.append(row)
     columns = (
-        Column("series", "series"), Column("season", "last season", "{:.3g}"), Column("plain", "plain LSTM", "{:.4g}"),
+        Column("series", "series"), Column("season", "seasonal naive", "{:.3g}"),
+        Column("plain", "plain GRU", "{:.4g}"),
         *(Column(recipe, RECIPES[recipe]) for recipe in BAYESIAN),
         Column("covered", "variational: 95% intervals cover", "{:.1%}"),
     )  # fmt: skip
     one = next(iter(next(iter(found.values())).values()))[0]
     made = (
-        "CRPS on the test part, lower is better. The models' columns are differences to the plain LSTM with the same "
+        "CRPS on the test part, lower is better. The models' columns are differences to the plain GRU with the same "
         f"seed, ± half the width of the 95% confidence interval ({_span(counts)} seeds). "
-        f"Written by `python benchmarks/forecast.py run` ({one.made_on}, 1 thread)."
+        f"Written by `python benchmarks/forecast.py` ({one.made_on}, 1 thread)."
     )
     return "\n".join([markdown_table(rows, columns), made])
 
 
 def _span(counts: set[int]) -> str:
     return " to ".join(str(count) for count in sorted({min(counts), max(counts)})) if counts else "no"
-
-
-def figures(results: Path) -> dict[str, bytes]:
-    """The forecast beyond the end of the library's own series."""
-    records = records_by_series(results).get("mauna_loa", {}).get("forecast")
-    return {"forecast-ahead-mauna_loa.png": _ahead(records[0])} if records else {}
-
-
-def _ahead(record: Record) -> bytes:
-    ahead = record.metric("ahead")
-    return forecast_plot(
-        ahead["past"],
-        columns_of(ahead),
-        ahead["date"],
-        name=record.extra["series"]["columns"][0],
-        level=record.metric("level"),
-        direct=ahead["direct"],
-    )
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {"forecast": block}

@@ -102,15 +102,20 @@ def series_inputs() -> Any:
     data = mixed(st.binary(max_size=60), built, near, near)
     none, known = st.just(""), st.sampled_from(["value", "a", "date", "all", "x,y"])
     names = mixed(none, none, none, none, none, known, st.text(max_size=4))
-    return st.tuples(data, names, names, names, st.integers(0, 5))
+    return st.tuples(data, names, names, names)
 
 
-def read_series(given: tuple[bytes, str, str, str, int], folder: Path) -> object:
-    from bayesrnn.forecasting.series import read_csv
+def read_series(given: tuple[bytes, str, str, str], folder: Path) -> object:
+    from bayesrnn.lab import recipes
+    from bayesrnn.lab.tasks.forecast.plan import forecaster_of
+    from bayesrnn.lab.tasks.forecast.source import Source
 
-    data, target, covariates, date, gap = given
-    series = read_csv(write(folder, "s.csv", data), target=target, covariates=covariates, date=date, max_gap=gap)
-    return series.to_csv()
+    data, target, covariates, date = given
+    source = Source.of(write(folder, "s.csv", data), target, date, spelling="data.{}", sets="=")
+    recipe = recipes.load("forecast")
+    section = recipe.data.model_copy(update={"target": target, "covariates": covariates})
+    with source.naming():
+        return forecaster_of(recipe.model_copy(update={"data": section}), source)._read(source.frame()).y
 
 
 def idx_of(shape: list[int], body: bytes, kind: int = 8, axes: int | None = None) -> bytes:

@@ -231,21 +231,17 @@ def a_record() -> dict[str, Any]:
 
 @cache
 def a_forecast() -> dict[str, Any]:
-    dates, numbers = ["2001", "2002", "2003"], [1.0, 2.0, 3.0]
-    bands = dict.fromkeys(("mean", "low", "high", "aleatoric", "epistemic"), numbers)
+    numbers = [1.0, 2.0, 3.0]
     return {
         "recipe": "forecast",
         "seed": 1,
         "settings": {"task": "forecast", "model": {"hidden": 8}},
-        "series": {"columns": ["co2", "wind"]},
         "curves": {"valid_crps": [0.5, 0.4]},
         "metrics": {
             "level": 0.9,
             "valid_crps": 0.4,
             "reliability": {"pit": [0.5, 0.5], "levels": [0.5], "coverage": [0.55]},
             "by_horizon": {"crps": numbers},
-            "walk": {"date": dates, **bands, "actual": numbers},
-            "ahead": {"date": [*dates, *dates], "past": numbers, **bands, "direct": 1},
             "unfamiliar": [{"kind": "noise", "entropy_auroc": 0.9}],
             "selective": {"entropy": [[0.5, 60.0]]},
             "pruning": [{"fraction": 0.5, "valid_error": 1.5}],
@@ -274,7 +270,6 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
 
     from bayesrnn.lab.report import page, plots
     from bayesrnn.lab.runs import collection
-    from bayesrnn.lab.tasks.forecast import plots as forecast
 
     record, finished, metrics = given
     write(folder, "record.json" if finished else "config.json", record)
@@ -287,10 +282,7 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
         assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
     else:
         names = ("curves", "against_diagonal", "lines", "histogram", "patterns")
-        with (
-            mock.patch.multiple(plots, **{name: lambda *a, **k: b"png" for name in names}),
-            mock.patch.multiple(forecast, **{name: lambda *a, **k: b"png" for name in ("forecast_plot", "walked")}),
-        ):
+        with mock.patch.multiple(plots, **{name: lambda *a, **k: b"png" for name in names}):
             text, _ = page.build(together, {}, title=page.heading(together))
     assert "<script" not in text.lower()
     return text.encode("utf-8")
@@ -300,43 +292,49 @@ def read_record(given: tuple[bytes, bool, bytes], folder: Path) -> object:
 
 
 @cache
-def forecast_files() -> dict[str, bytes]:
+def forecast_task() -> Any:
     import torch
 
     from bayesrnn.lab import recipes
     from bayesrnn.lab.tasks.forecast.task import Forecast
 
-    recipe = recipes.override(recipes.load("forecast"), ["hidden=3", "window=4", "horizon=2"])
+    recipe = recipes.override(recipes.load("forecast"), ["hidden=3", "window=8", "horizon=2"])
     rows = "".join(f"{1900 + k},{k % 7 + 0.1 * k:.2f}\n" for k in range(80))
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder), "s.csv", f"year,level\n{rows}".encode())
-        return Forecast(recipe, str(path), torch.device("cpu")).files()
+        return Forecast(recipe, str(path), torch.device("cpu"))
 
 
 def forecast_inputs() -> Any:
-    whole = forecast_files()
-    frame = mixed(
+    whole = forecast_task().files()
+    plan = mixed(
         st.binary(max_size=40),
         values().map(as_json),
-        altered(json.loads(whole["frame.json"])).map(as_json),
-        altered(json.loads(whole["frame.json"])).map(as_json),
-        changed(st.just(whole["frame.json"])),
-        st.just(whole["frame.json"]),
+        altered(json.loads(whole["plan.json"])).map(as_json),
+        altered(json.loads(whole["plan.json"])).map(as_json),
+        changed(st.just(whole["plan.json"])),
+        st.just(whole["plan.json"]),
     )
-    series = mixed(st.just(whole["series.csv"]), st.just(whole["series.csv"]), changed(st.just(whole["series.csv"])))
-    return st.tuples(frame, series)
+    series = st.just(whole["series.safetensors"])
+    return st.tuples(plan, mixed(series, series, changed(series)))
 
 
 def read_forecast(given: tuple[bytes, bytes], folder: Path) -> object:
-    """As `bayesrnn forecast` does; a frame that is read must do for windows, and for a forecast at the end."""
+    """As `bayesrnn forecast` does, with the weights of the run."""
     import torch
 
-    from bayesrnn.lab.tasks.forecast.plan import Plan, kept_series
+    from bayesrnn.errors import UserError
+    from bayesrnn.lab.runs import sizes
+    from bayesrnn.lab.tasks.forecast.task import Forecast
 
-    frame, csv = given
-    plan = Plan.from_json(frame)
-    series = kept_series({"series.csv": csv}, plan, name="s")
-    values = torch.from_numpy(series.values).unsqueeze(1)
-    last = torch.tensor([len(series) - 1])
-    plan.frame.windows(values, last)
-    return plan.frame.known(values, last)
+    own = forecast_task()
+    files = dict(zip(("plan.json", "series.safetensors"), given, strict=True))
+    outline = sizes.outline(Forecast, own.recipe, files, where="run")
+    model = Forecast.build(own.recipe, own.files())
+    if outline is None or sizes.shapes(outline) != sizes.shapes(model):
+        raise UserError("other weights")
+    for name, value in own.plan.arrays.items():
+        model.get_buffer(name).copy_(torch.as_tensor(value))
+    task = Forecast.for_run(own.recipe, None, torch.device("cpu"), files)
+    task.attach(model)
+    return task.finished().update(task.whole).predict()

@@ -30,7 +30,7 @@ READERS = {
     "text": Reader(data.text_inputs, data.read_text, "train, valid and test text"),
     "record": Reader(runs.record_inputs, runs.read_record, "records and metrics, then the report's page of them"),
     "forecast": Reader(
-        runs.forecast_inputs, runs.read_forecast, "frame.json and series.csv of a run folder, then windows of them"
+        runs.forecast_inputs, runs.read_forecast, "plan.json and series.safetensors of a run folder, then a forecast"
     ),
     "series": Reader(data.series_inputs, data.read_series, "a series, as CSV"),
     "digits": Reader(data.digits_inputs, data.read_digits, "idx files, gzipped or not"),

@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.series import mauna_loa
 from bayesrnn.lab import hub, recipes
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.opening import OpenedRun, open_run
 from bayesrnn.lab.runs.record import Record
-from bayesrnn.lab.tasks.forecast.plan import Plan
+from bayesrnn.lab.tasks.forecast.task import Forecast
 
 CPU = torch.device("cpu")
 WORDS = b"<unk>\n<eos>\na\nb\nc\n"
@@ -101,18 +100,18 @@ def test_every_recipe_of_the_list_exists_and_every_task_is_in_it():
 
 
 def test_a_forecast_goes_without_its_series(tmp_path, monkeypatch):
-    overrides = ["hidden=3", "components=2", "window=6", "horizon=3"]
-    settings = recipes.override(recipes.load("forecast-mixture"), overrides).data
-    series = mauna_loa()
-    frame = Plan.of(series, settings).to_json().encode()
-    monkeypatch.setitem(FILES, "forecast", {"frame.json": frame, "series.csv": series.to_csv().encode()})
+    overrides = ["hidden=3", "components=2", "window=24", "horizon=3"]
+    task = Forecast(recipes.override(recipes.load("forecast-mixture"), overrides), None, CPU)
+    monkeypatch.setitem(FILES, "forecast", task.files())
     run = opened("forecast-mixture", overrides, tmp_path)
     folder = hub.export(run, tmp_path / "model")
-    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "frame.json", "model.safetensors"]
-    same, x = br.load(folder), torch.rand(6, 5, 1)
-    for seed in range(3):
-        with br.draw(run.model, seed=seed), br.draw(same, seed=seed), torch.no_grad():
-            assert torch.equal(run.model(x), same(x))
+    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "model.safetensors", "plan.json"]
+    same = br.load(folder)
+    task.attach(run.model)
+    for a, b, inputs in zip(run.model.networks, same.networks, task.examples, strict=True):
+        for seed in range(3):
+            with br.draw(a, seed=seed), br.draw(b, seed=seed), torch.no_grad():
+                assert torch.equal(a(*inputs[:3]), b(*inputs[:3]))
     example(folder, monkeypatch)
 
 

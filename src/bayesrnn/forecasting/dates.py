@@ -1,10 +1,8 @@
-"""The column of dates, read by pandas, and the even grid of time steps they lie on."""
+"""The column of dates in a table of text, and its dates in whatever form they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,66 +26,12 @@ _FORMATS = (
 ).split()
 _NO_YEAR = "%b-%d"
 EPOCH = "seconds since 1970"
-_DAY = 86_400
 LOOK = 200  # rows that decide on the delimiter, the header and the column of dates
 _NAMES = {"date", "time", "datetime", "timestamp", "year", "month", "day", "week", "quarter", "period", "ds", "index"}
-_COUNTERS = _NAMES | {"", "row", "no", "unnamed: 0"}
-_CLOCK = {c: c for c in ("year", "month", "quarter", "day", "hour", "minute")} | {"mon": "month", "qtr": "quarter"}
 Table = Any  # a DataFrame of text, with the rows' lines in the file as index
 
 
-def dates_of(table: Table, given: str, form: str, notes: list[str]) -> tuple[pd.DatetimeIndex | None, Table]:
-    """The dates of the rows, and the table without the columns they came from."""
-    if given == "none" and given not in table:
-        return None, table
-    table = _uncounted(table)
-    parts = {_CLOCK[c.lower()]: c for c in table if c.lower() in _CLOCK}
-    whole = any(c.lower() in _NAMES and c not in parts.values() for c in table)
-    if not (given or form or whole) and "year" in parts and {"month", "quarter"} & parts.keys():
-        return _together(table[list(parts.values())].set_axis(list(parts), axis=1)), table.drop(columns=parts.values())
-    name = given or date_column(table, form)
-    if not name:
-        notes.append("No column holds dates; the rows are taken as evenly spaced, in the order of the file.")
-        return None, table
-    if name not in table:
-        raise UserError(f"There is no column {name!r} for the dates; there are {listed(table)}.")
-    cells = table[name].tolist()
-    forms = [] if form else forms_of(cells[:LOOK])
-    if not forms and not form:
-        raise UserError(
-            f"The column {name!r} holds no dates (its first cell is {cells[0]!r}); write them as YYYY-MM-DD, YYYY-MM "
-            "or YYYY, or say with data.date_format how they are written (%d/%m/%Y)."
-        )
-    return parse(cells, list(table.index), name, notes, form), table.drop(columns=name)
-
-
-def _together(parts: Table) -> pd.DatetimeIndex:
-    """Dates whose year, month or quarter, day, hour, ... have a column each."""
-
-    import pandas as pd
-
-    whole = parts.apply(pd.to_numeric, errors="coerce")
-    if "quarter" in whole:
-        whole["month"] = 3 * whole.pop("quarter").where(lambda q: q.isin([1, 2, 3, 4])) - 2
-    found = pd.to_datetime(whole if "day" in whole else whole.assign(day=1), errors="coerce")
-    for line in parts.index[found.isna()][:1]:
-        raise UserError(f"line {line}: {'-'.join(parts.loc[line])} in the columns {listed(parts)} is no date.")
-    return pd.DatetimeIndex(found)
-
-
-def _uncounted(table: Table) -> Table:
-    """Without a column that counts the rows (as programs write one without a name), and sorted by it."""
-
-    import pandas as pd
-
-    for name in [c for c in table if c.lower() in _COUNTERS][: len(table.columns) - 1]:
-        whole = pd.to_numeric(table[name], errors="coerce")
-        if set(whole) in (set(range(len(table))), set(range(1, len(table) + 1))):
-            return table.loc[whole.sort_values(kind="stable").index].drop(columns=name)
-    return table
-
-
-def date_column(table: Table, form: str = "") -> str:
+def date_column(table: Table) -> str:
     """By name, then by form, then a first column of years or the like; empty: no column looks like dates.
 
     Raises:
@@ -96,10 +40,11 @@ def date_column(table: Table, form: str = "") -> str:
 
     import pandas as pd
 
+    if table.empty:
+        return ""
+    table = table.fillna("")
     first = table.columns[0]
     named = [c for c in table if c.lower() in _NAMES]
-    if form:
-        return named[0] if named else first
     forms = {c: forms_of(table[c].iloc[:LOOK].tolist()) for c in table}
     plain = {c: bool(table[c].iloc[:LOOK].str.fullmatch(r"[+-]?\d*\.?\d*").all()) for c in table}
     for column in [*(c for c in named if forms[c]), *(c for c in table if forms[c] and not plain[c])]:
@@ -112,16 +57,9 @@ def date_column(table: Table, form: str = "") -> str:
     for column in [*named, *text][: 1 if len(table.columns) > 1 else 0]:
         raise UserError(
             f"The column {column!r} was taken for the dates, and they are not understood (the first is "
-            f"{table[column].iloc[0][:60]!r}); write them as YYYY-MM-DD, say how they are written with "
-            "data.date_format (such as %d/%m/%Y), name another column with data.date, or set data.date=none where the "
-            "rows are evenly spaced, oldest first."
+            f"{table[column].iloc[0][:60]!r}); write them as YYYY-MM-DD, or name another column with time_col."
         )
     return ""
-
-
-def listed(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
 def _parts(cells: pd.Series) -> pd.DataFrame:
@@ -185,16 +123,14 @@ def _forms(cells: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(form for form in (*_FORMATS, EPOCH) if _read(date, form).notna().mean() >= 0.9)
 
 
-def parse(
-    cells: Sequence[str], lines: Sequence[int], column: str, notes: list[str], form: str = ""
-) -> pd.DatetimeIndex:
+def parse(cells: Sequence[str], lines: Sequence[int], column: str) -> pd.DatetimeIndex:
     """All dates of a column.
 
     Where several formats read every cell (01/02/2020), the one with even steps is taken. Times with a zone stay as they
-    are written if all have one offset from UTC, or all are midnight; else they become UTC, and a note says so.
+    are written if all have one offset from UTC, or all are midnight; else they become UTC.
 
     Args:
-        lines: the cells' lines in the file. form: a strptime format of whole cells; empty: found by looking.
+        lines: the cells' lines in the file.
 
     Raises:
         UserError: a cell is no date, or the column can be read in more than one way.
@@ -203,13 +139,10 @@ def parse(
     import pandas as pd
 
     text = pd.Series(cells, dtype=str)
-    if form:
-        parts, read = None, {form: pd.to_datetime(text, format=form, errors="coerce")}
-    else:
-        parts = _parts(text)
-        read = {f: _read(parts["date"], f) + parts["time"] for f in forms_of(cells)}
-        if text.str.contains(r"^\d+\.\d+\.", regex=True).any():
-            read = {f: days for f, days in read.items() if not f.startswith("%m-%d")}
+    parts = _parts(text)
+    read = {f: _read(parts["date"], f) + parts["time"] for f in forms_of(cells)}
+    if text.str.contains(r"^\d+\.\d+\.", regex=True).any():
+        read = {f: days for f, days in read.items() if not f.startswith("%m-%d")}
     whole = {f: days for f, days in read.items() if days.notna().all()}
     distinct = {tuple(days.to_numpy().astype(int)): f for f, days in reversed(whole.items())}
     even = [f for f in distinct.values() if len(distinct) == 1 or _even(whole[f])]
@@ -218,16 +151,11 @@ def parse(
     if len(distinct) > 1 and len(even) != 1:
         ways = " or ".join(_shown(f) for f in sorted(distinct.values()))
         raise UserError(
-            f"The dates of column {column!r} can be read as {ways} ({cells[0]!r}); say which with data.date_format, "
-            "such as data.date_format=%d/%m/%Y, or write them as YYYY-MM-DD."
+            f"The dates of column {column!r} can be read as {ways} ({cells[0]!r}); write them as YYYY-MM-DD."
         )
     best = even[0] if even else max(read, key=lambda f: int(read[f].notna().sum()))
     _check(read[best], cells, lines, best)
-    if "%y" in best or (len(whole) > 1 and best not in ("%Y-%m-%d", "%b-%y")):
-        first, last = read[best].min(), read[best].max()
-        notes.append(f"The dates of column {column!r} are read as {_shown(best)}: {first:%Y-%m-%d} to {last:%Y-%m-%d}.")
-    found = read[best] if parts is None else _local(read[best], parts["zone"], lines, notes)
-    return pd.DatetimeIndex(found).tz_localize(None)
+    return pd.DatetimeIndex(_local(read[best], parts["zone"], lines)).tz_localize(None)
 
 
 def _shown(form: str) -> str:
@@ -248,7 +176,7 @@ def _check(days: pd.Series, cells: Sequence[str], lines: Sequence[int], form: st
         )
 
 
-def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int], notes: list[str]) -> pd.Series:
+def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int]) -> pd.Series:
     import pandas as pd
 
     has = zone.notna()
@@ -259,120 +187,25 @@ def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int], notes: list[s
         )
     offsets = sorted(set(zone.dropna()))
     if len(offsets) > 1 and (days != days.dt.normalize()).any():
-        some = ", ".join(offsets[:3]) + (", …" if len(offsets) > 3 else "")
-        notes.append(f"The times have different offsets from UTC ({some}); they are shown in UTC.")
         days = days - pd.to_timedelta(zone.str[:3] + ":" + zone.str[3:] + ":00")
     return days
 
 
 def _even(days: pd.Series) -> bool:
     """Whether the dates, in the order of the file or in reverse, lie on a grid and most of its steps have one."""
-
     import pandas as pd
 
     rising = days.is_monotonic_increasing or days.is_monotonic_decreasing
-    try:
-        _, steps = grid_of(pd.DatetimeIndex(days.sort_values().unique()), range(len(days)))
-    except UserError:
+    if not rising or not days.is_unique or len(days) < 2:
         return False
-    return rising and days.is_unique and len(days) > 1 and steps[-1] + 1 <= 2 * len(days)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Even time steps: step i is at ``start + i * every`` units.
-
-    ``unit`` is "month", "day", "weekday" (Monday to Friday), "second", or "row" where there are no dates.
-    """
-
-    unit: str
-    every: float
-    start: datetime
-
-    def date(self, step: int) -> datetime:
-        """The date of a step; for months the first day, whatever day the file has."""
-
-        import pandas as pd
-
-        if self.unit == "month":
-            return datetime(*self._month(step), 1)
-        if self.unit == "weekday":
-            return (pd.Timestamp(self.start) + step * pd.offsets.BDay()).to_pydatetime()
-        return self.start + timedelta(seconds=step * self.every * (_DAY if self.unit == "day" else 1))
-
-    def step(self, date: datetime) -> int:
-        """The step nearest to a date; negative before the start. Rows without dates begin alike."""
-        return 0 if self.unit == "row" else round((self._position(date) - self._position(self.start)) / self.every)
-
-    def _month(self, step: int) -> tuple[int, int]:
-        year, month = divmod(int(self._position(self.start)) + step * int(self.every), 12)
-        return year, month + 1
-
-    def _position(self, date: datetime) -> float:
-        import pandas as pd
-
-        return float(_positions(pd.DatetimeIndex([date]), self.unit)[0])
-
-    def label(self, step: int) -> str:
-        """The date as text, as fine as the steps are."""
-        if self.unit == "row":
-            return str(step + 1)
-        if self.unit == "month":
-            year, month = self._month(step)
-            if self.every % 12 == 0:
-                return f"{year:04}"
-            return f"{year:04}Q{(month + 2) // 3}" if self.every == 3 else f"{year:04}-{month:02}"
-        try:
-            date = self.date(step)
-        except (OverflowError, ValueError):
-            return f"{self.name} {step + 1:,}"
-        return date.isoformat(" ", "auto") if self.unit == "second" else f"{date:%Y-%m-%d}"
-
-    @property
-    def name(self) -> str:
-        """One step in words."""
-        common = {("month", 1): "month", ("month", 3): "quarter", ("month", 12): "year", ("day", 7): "week"}
-        if (self.unit, self.every) in common:
-            return common[self.unit, int(self.every)]
-        if self.unit != "second":
-            return self.unit if self.every == 1 else f"{self.every:g} {self.unit}s"
-        size, word = next(((s, w) for s, w in ((3600, "hour"), (60, "minute")) if self.every % s == 0), (1, "second"))
-        return word if self.every == size else f"{self.every / size:g} {word}s"
-
-    @property
-    def size(self) -> str:
-        """One step with its number: one month, 3 days."""
-        return self.name if self.name[0].isdigit() else f"one {self.name}"
-
-    @property
-    def seasons(self) -> tuple[int, ...]:
-        """Steps after which such series often repeat, the usual one first: a week, or a year of days."""
-        whole = _DAY if self.every >= 300 else 3600
-        known = {"month": 12 / self.every, "second": whole / self.every if self.every < _DAY else 1}
-        days = {("day", 1): (7, 365), ("day", 7): (52,), ("weekday", 1): (5, 261)}
-        found = known.get(self.unit, 1.0)
-        return days.get((self.unit, int(self.every)), (int(found) if found == int(found) else 1,))
-
-
-def grid_of(dates: pd.DatetimeIndex, lines: Sequence[int]) -> tuple[Grid, np.ndarray]:
-    """The grid that sorted, distinct dates lie on, and the step of each.
-
-    Raises:
-        UserError: they are not evenly spaced. Steps without a date are allowed.
-    """
+    dates = pd.DatetimeIndex(days.sort_values())
     unit = _unit(dates)
     gaps = np.diff(_positions(dates, unit))
     sizes, counts = np.unique(gaps, return_counts=True)
     every = float(sizes[counts.argmax()]) if unit != "second" else float(np.sort(gaps)[len(gaps) // 2])
     steps = np.rint(gaps / every)
     slack = 0.25 * every if unit == "second" else 0.0  # clocks of sensors are not exact
-    grid = Grid(unit, int(every) if every == int(every) else every, dates[0].to_pydatetime())
-    for i in np.flatnonzero((steps < 1) | (np.abs(gaps - steps * every) > slack))[:1]:
-        raise UserError(
-            f"The dates are not evenly spaced: most are {grid.size} apart, but {dates[i + 1]:%Y-%m-%d %H:%M} in line "
-            f"{lines[i + 1]} is not a whole number of these after the one before; resample the series first."
-        )
-    return grid, np.concatenate([[0], steps.cumsum()]).astype(int)
+    return bool((steps >= 1).all() and (np.abs(gaps - steps * every) <= slack).all() and steps.sum() < 2 * len(days))
 
 
 def _unit(dates: pd.DatetimeIndex) -> str:

@@ -135,9 +135,9 @@ def _actual(windows: Windows, series: Array, ends: Array) -> Array:
 
 def walk_forward(
     forecaster: Forecaster, panel: Panel, first: Array, count: int, apart: int, *, adaptive: bool,
-    summary: Callable[[Array, Array], dict[str, Array]],
+    summary: Callable[[Array, Array], dict[str, Array]], progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Any:  # fmt: skip
-    """The table of `Forecaster.backtest`."""
+    """The table of `Forecaster.backtest`. ``progress`` is told how many of how many cutoffs are done."""
     import pandas as pd
 
     horizon, total = forecaster.horizon, len(panel)
@@ -166,6 +166,7 @@ def walk_forward(
             about |= {"y": actual[rows], **summary(found, share[rows]), "crps": grids.crps(found, actual[rows])}
             frames.append(pd.DataFrame({key: v.reshape(-1) if isinstance(v, np.ndarray) else v
                                         for key, v in about.items()}))  # fmt: skip
+        progress(int(block[-1]) + 1, count)
     return pd.concat(frames, ignore_index=True)
 
 

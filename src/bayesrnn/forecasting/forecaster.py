@@ -22,12 +22,13 @@ from bayesrnn.forecasting.checks import (
 )
 from bayesrnn.forecasting.frames import frame_of
 from bayesrnn.forecasting.growth import joined
-from bayesrnn.forecasting.model import Model, cold_start, fit_model, shapes_of
+from bayesrnn.forecasting.model import Model, fit_model
 from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
-from bayesrnn.forecasting.training import Settings
-from bayesrnn.forecasting.windows import Windows
+from bayesrnn.forecasting.shapes import shapes_of
+from bayesrnn.forecasting.training import NETWORK, Settings
+from bayesrnn.forecasting.windows import Shape, Windows
 
 Array = np.ndarray
 _SERIES = 1024  # forecast at once
@@ -118,31 +119,32 @@ class Forecaster:
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        frame = long_frame(data, self.columns)
-        columns = self._chosen(frame)
-        check_columns(frame, columns)
-        panel = panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
-        return self._fit(panel)
+        return self._fit(self._read(data))
 
-    def _fit(self, panel: Panel) -> Forecaster:
+    def _read(self, data: Any) -> Panel:
+        frame = long_frame(data, self.columns)
+        check_columns(frame, columns := self._chosen(frame))
+        return panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
+
+    def _shapes(self, panel: Panel) -> list[Shape]:
         s = self.settings
         check_trainable(panel, self.horizon)
         if s["likelihood"] == "negative_binomial":
             check_counts(panel)
-        network = Settings(s["posterior"], s["cell"], s["hidden"], s["layers"], s["dropout"], s["samples"])
+        named = {key: s[key] for key in ("context", "scaling", "transform")}
+        return shapes_of(panel, self.horizon, seasons=seasons_of(panel, s["season"]), **named)
+
+    def _fit(self, panel: Panel) -> Forecaster:
+        s, shapes = self.settings, self._shapes(panel)
         with Progress(s["verbose"]) as progress:
-            shapes = shapes_of(
-                panel, self.horizon, seasons=seasons_of(panel, s["season"]), context=s["context"], scaling=s["scaling"],
-                transform=s["transform"],
-            )  # fmt: skip
             model = fit_model(
-                panel, shapes, network, likelihood=s["likelihood"], members=s["members"], calibrate=s["calibrate"],
-                holidays=s["holidays"], seconds=60 * s["minutes"], seed=s["seed"], say=progress.say,
-                progress=progress.update,
+                panel, shapes, Settings(**{key: s[key] for key in NETWORK}), likelihood=s["likelihood"],
+                members=s["members"], calibrate=s["calibrate"], holidays=s["holidays"], seconds=60 * s["minutes"],
+                seed=s["seed"], say=progress.say, progress=progress.update,
             )  # fmt: skip
-            if s["calibrate"]:
-                model.cold = cold_start(model, panel, holidays=s["holidays"], seed=s["seed"])
-        # Only now: an error leaves what was fitted before.
+        return self._take(model, panel)  # only now: an error leaves what was fitted before
+
+    def _take(self, model: Model, panel: Panel) -> Forecaster:
         self.model, self.panel, self.columns = model, panel, panel.columns
         self._width = np.ones(self.horizon)
         last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +19,7 @@ from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine
-from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, with_usual
+from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
@@ -95,50 +96,55 @@ def _parts(
     return found
 
 
-def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
-              transform: str) -> list[Shape]:  # fmt: skip
-    """What is tried on validation: with and without logarithms, scaled in two ways."""
-    known = panel.y[~np.isnan(panel.y)]
-    longest = int(np.quantile(panel.lengths, 0.75))
-    fitting = tuple(s for s in seasons if 2.2 * s + horizon <= longest) or seasons[:1]
-    size = context or context_of(longest, horizon, fitting)
-    fitting = tuple(s for s in fitting if s < size)
-    scalings = ("standard", "mean_abs") if scaling == "auto" else (scaling,)
-    logs = ["none"] if transform == "none" else ["all"] if transform == "log" else ["none", "all"]
-    if transform == "auto" and len(panel) > 1:
-        logs.append("skewed")
-    if known.min() < 0 or (transform == "auto" and np.quantile(known, 0.05) <= 0):
-        logs = ["none"]
-    shift = 0.0 if known.min() > 0 else 1.0
-    made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
-    lowest = max(float(known.min() + shift) / 2, 1e-300)
-    shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
-    return [with_usual(panel, shape) for shape in shapes]
+@dataclass
+class Prepared:
+    """A model of bases, and what networks are trained and weighed on.
+
+    ``before`` are the bases as fitted to rows before ``fold``. Where there is no fold, networks do not help, and the
+    model is finished.
+    """
+
+    panel: Panel
+    model: Model
+    holidays: str | None
+    before: list[Base] = field(default_factory=list)
+    fold: Fold | None = None
+
+    @cached_property
+    def cuts(self) -> list[Windows]:
+        """Windows of each base, which learns from rows before the fold."""
+        found = [Windows(self.panel, base.shape, holidays=self.holidays) for base in self.model.bases]
+        for windows in found:
+            windows.seen = self.panel.lengths if self.fold is None else self.fold.cut
+        return found
+
+    @cached_property
+    def held(self) -> Batch | None:
+        """Windows of the fold."""
+        return validation(self.cuts[0], self.fold, _VALID, np.random.default_rng(1)) if self.fold else None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sizes of a network's inputs."""
+        shape = self.model.shape
+        batch, patch = (
+            self.cuts[0].batch(np.zeros(1, int), np.full(1, shape.least)),
+            patch_of(shape.context, shape.season),
+        )
+        inputs = tensors(batch, patch, batch.spread, batch.target)
+        return inputs[0].shape[2], inputs[1].shape[1], inputs[2].shape[2]
 
 
-def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
-    """Two or three of the longest season, and at least three horizons; twelve where there is no season."""
-    first = seasons[0] if seasons else 1
-    largest = max(seasons, default=1)
-    wanted = 3 * largest if largest <= 60 else 2 * largest if largest < 200 else largest + max(first, horizon)
-    wanted = max(wanted, 3 * horizon if seasons else min(12 * horizon, 200), 16)
-    wanted = min(wanted, 800, max(8, (longest - horizon) // 2, largest + 1 if 2 * largest < longest else 8))
-    grain = first if 1 < first <= wanted // 2 else 4
-    return max(4, math.ceil(wanted / grain) * grain)
-
-
-def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,
-              calibrate: bool, holidays: str | None, seconds: float, seed: int, say: Callable[[str], None],
-              progress: Callable[[str, float], None]) -> Model:  # fmt: skip
-    """Choose bases, train networks in the time that is left, and keep what helps on validation."""
-    started, rng = time.monotonic(), np.random.default_rng(seed)
-    known = panel.y[~np.isnan(panel.y)]
+def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bool, holidays: str | None,
+            seconds: float, seed: int, say: Callable[[str], None],
+            progress: Callable[[str, float], None]) -> Prepared:  # fmt: skip
+    """Choose bases."""
+    rng = np.random.default_rng(seed)
     say(
         f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
         f"{shapes[0].context}"
     )
-    counts = bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
-    whole = likelihood == "negative_binomial" or (counts and likelihood == "auto")
+    whole = likelihood == "negative_binomial" or (likelihood == "auto" and _small_counts(panel))
     bounds = (*_bounds(panel, shapes[0], np.random.default_rng(seed)), whole)
     blank = grids.Calibration.identity(shapes[0].horizon)
     short = few(panel, shapes[0])
@@ -151,46 +157,72 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
             )
             if len(model.bases) > 1:
                 _weighed(model, panel, holidays=holidays, seed=seed, say=say)
-            return model
+            return Prepared(panel, model, holidays)
     bases, before, fold = choose(
-        panel, shapes, holidays=holidays, rng=rng, seconds=seconds * (1 if members == 0 else 0.5), say=say,
-        progress=progress,
+        panel, shapes, holidays=holidays, rng=rng, seconds=seconds, say=say, progress=progress
     )  # fmt: skip
     if short:  # a linear forecast knows the past columns
-        return Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
-    learnt, past = len(bases), empirical(panel, shapes[0])
-    model = Model([*bases, *past], [], np.ones(1), blank, np.eye(len(blank.centre)), *bounds)
-    cuts = [Windows(panel, base.shape, holidays=holidays) for base in model.bases]
-    for windows in cuts:
-        windows.seen = fold.cut
-    held = validation(cuts[0], fold, _VALID, np.random.default_rng(1))
-    if held is None:
+        both = Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
+        return Prepared(panel, both, holidays)
+    every: list[Base | Structure | Empirical] = [*bases, *empirical(panel, shapes[0])]
+    model = Model(every, [], np.eye(len(every))[0], blank, np.eye(len(blank.centre)), *bounds)
+    prepared = Prepared(panel, model, holidays, before, fold)
+    if prepared.held is None:
         say("no values in the last rows to choose on: the first base alone")
-        model.weights = np.eye(len(model.bases))[0]
-        return model
-    if members != 0:
-        names = [likelihood] if likelihood != "auto" else ["student", "quantiles"]
-        names = ["negative_binomial", *names] if counts and likelihood == "auto" else names
-        left = 0.9 * seconds - (time.monotonic() - started)
-        model.members = _trained(before, cuts, fold, settings, names, members, left, seed, progress)
-    count = len(model.bases) + len(model.members)
-    parts = _parts([*before, *past], model.members, cuts, held.series, held.ends, seed, list(range(count)))
+        return Prepared(panel, model, holidays)
+    return prepared
+
+
+def likelihoods_of(panel: Panel, likelihood: str) -> list[str]:
+    """Those of the networks, in turn."""
+    if likelihood != "auto":
+        return [likelihood]
+    return [*(["negative_binomial"] if _small_counts(panel) else []), "student", "quantiles"]
+
+
+def _small_counts(panel: Panel) -> bool:
+    known = panel.y[~np.isnan(panel.y)]
+    return bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
+
+
+def member_of(prepared: Prepared, names: Sequence[str], settings: Settings, k: int) -> Member:
+    """Network number k, with its initial weights: it has the k-th likelihood, and one of the bases."""
+    number = (k + k // len(names)) % len(prepared.before)
+    return Member(names[k % len(names)], prepared.sizes, prepared.model.shape, settings, number)
+
+
+def finish(prepared: Prepared, members: list[Member], *, likelihood: str, calibrate: bool, seed: int,
+           say: Callable[[str], None]) -> Model:  # fmt: skip
+    """Weigh bases and networks by what helps on validation, and calibrate."""
+    model = replace(prepared.model, members=members)
+    if prepared.held is not None:
+        _weigh(model, prepared, prepared.held, likelihood=likelihood, calibrate=calibrate, seed=seed, say=say)
+    if calibrate:
+        model.cold = cold_start(model, prepared.panel, holidays=prepared.holidays, seed=seed)
+    return model
+
+
+def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, calibrate: bool, seed: int,
+           say: Callable[[str], None]) -> None:  # fmt: skip
+    members, learnt, past = model.members, len(prepared.before), model.bases[len(prepared.before) :]
+    bases, count = len(model.bases), len(model.bases) + len(members)
+    fitted = [*prepared.before, *past]
+    parts = _parts(fitted, members, prepared.cuts, held.series, held.ends, seed, list(range(count)))
 
     floor = model.floor(held)
 
     def mixed(weights: Array) -> Array:
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
-    allowed = np.arange(count) >= (len(model.bases) if likelihood != "auto" and model.members else 0)
+    allowed = np.arange(count) >= (bases if likelihood != "auto" and members else 0)
     model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
     named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
-    named += [m.likelihood for m in model.members]
+    named += [m.likelihood for m in members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
-    several = len(folds(panel, model.shape)) > 1 and model.weights[len(model.bases) :].any()
+    several = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
-    return model
 
 
 def _weighed(model: Model, panel: Panel, *, holidays: str | None, seed: int, say: Callable[[str], None]) -> None:
@@ -224,14 +256,26 @@ def _bounds(panel: Panel, shape: Shape, rng: np.random.Generator) -> tuple[float
     return 0.0, _FLOOR if below < _RARELY else 0.0
 
 
+def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,
+              calibrate: bool, holidays: str | None, seconds: float, seed: int, say: Callable[[str], None],
+              progress: Callable[[str, float], None]) -> Model:  # fmt: skip
+    """Choose bases, train networks in the time that is left, and keep what helps on validation."""
+    started = time.monotonic()
+    prepared = prepare(
+        panel, shapes, likelihood=likelihood, calibrate=calibrate, holidays=holidays,
+        seconds=seconds * (1 if members == 0 else 0.5), seed=seed, say=say, progress=progress,
+    )  # fmt: skip
+    made: list[Member] = []
+    if members != 0 and prepared.fold is not None:
+        names, left = likelihoods_of(panel, likelihood), 0.9 * seconds - (time.monotonic() - started)
+        made = _trained(prepared, prepared.fold, settings, names, members, left, seed, progress)
+    return finish(prepared, made, likelihood=likelihood, calibrate=calibrate, seed=seed, say=say)
+
+
 def _trained(
-    bases: list[Base], cuts: list[Windows], fold: Fold, settings: Settings, names: list[str], members: int | None,
-    seconds: float, seed: int, progress: Callable[[str, float], None],
+    prepared: Prepared, fold: Fold, settings: Settings, names: list[str], members: int | None, seconds: float,
+    seed: int, progress: Callable[[str, float], None],
 ) -> list[Member]:  # fmt: skip
-    shape = bases[0].shape
-    batch, patch = cuts[0].batch(np.zeros(1, int), np.full(1, shape.least)), patch_of(shape.context, shape.season)
-    inputs = tensors(batch, patch, batch.spread, batch.target)
-    sizes = inputs[0].shape[2], inputs[1].shape[1], inputs[2].shape[2]
     wanted = members if members is not None else max(4, 2 * len(names))
     found: list[Member] = []
     ends = time.monotonic() + seconds
@@ -241,11 +285,11 @@ def _trained(
             break
         with torch.random.fork_rng([]):
             torch.manual_seed(seed * 1009 + k)
-            number = (k + k // len(names)) % len(bases)
-            member = Member(names[k % len(names)], sizes, shape, settings, number)
+            member = member_of(prepared, names, settings, k)
             label = f"network {k + 1} of {wanted}"
             member.train(
-                bases[number], cuts[number], fold, seconds=max(left, 1.0) / (wanted - k), seed=seed + k,
+                prepared.before[member.base], prepared.cuts[member.base], fold, seconds=max(left, 1.0) / (wanted - k),
+                seed=seed + k,
                 report=lambda steps, score, share, label=label: progress(
                     f"{label}: step {steps}, validation CRPS {score:.4f}", share
                 ),

@@ -264,7 +264,7 @@ def _dates(text: Any, name: str) -> Any:
     except (ValueError, TypeError, OverflowError):
         pass
     try:
-        return pd.Series(parse(text.fillna("").astype(str).tolist(), list(range(len(text))), name, []))
+        return pd.Series(parse(text.fillna("").astype(str).tolist(), list(range(len(text))), name))
     except (UserError, ValueError) as error:
         why = str(error).split(";")[0].replace(" in line ", " in row ")
         raise UserError(f"{why}; write the dates of column {name!r} as YYYY-MM-DD HH:MM.") from None

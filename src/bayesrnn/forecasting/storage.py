@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,23 +33,47 @@ from bayesrnn.saving import WEIGHTS
 if TYPE_CHECKING:
     from bayesrnn.forecasting.forecaster import Forecaster
 
+Array = np.ndarray
 _ABOUT = "forecaster.json"
 _PANEL = ("offsets", "first", "y", "past", "future", "static")
 
 
-class _Arrays(nn.Module):
-    """Named arrays and networks as one module, for `br.save`."""
+class Parts(nn.Module):
+    """Named arrays and networks as one module, for `br.save` and checkpoints."""
 
-    def __init__(self, arrays: dict[str, Tensor], networks: list[nn.Module]) -> None:
+    def __init__(self, arrays: Mapping[str, Tensor], networks: list[nn.Module]) -> None:
         super().__init__()
         for name, value in arrays.items():
             self.register_buffer(name, value)
         self.networks = nn.ModuleList(networks)
 
+    @property
+    def arrays(self) -> dict[str, Array]:
+        return {name: value.cpu().numpy() for name, value in self.named_buffers() if "." not in name}
+
 
 def write(forecaster: Forecaster, folder: Path) -> Path:
-    model, panel = forecaster._fitted, forecaster._panel
-    arrays = {f"panel_{key}": getattr(panel, key) for key in _PANEL}
+    model = forecaster._fitted
+    arrays = {**panel_arrays(forecaster._panel), **model_arrays(model), "width": forecaster._width}
+    module = Parts(as_tensors(arrays), [m.model for m in model.members])
+    try:
+        text = json.dumps(described(forecaster, arrays)).encode()
+    except TypeError:
+        raise UserError("A setting of the forecaster is not plain text or numbers, and cannot be saved.") from None
+    return br.save(module, folder, arguments={}, files={_ABOUT: text})
+
+
+def as_tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+    return {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in arrays.items()}
+
+
+def panel_arrays(panel: Panel) -> dict[str, Array]:
+    return {f"panel_{key}": getattr(panel, key) for key in _PANEL}
+
+
+def model_arrays(model: Model) -> dict[str, Array]:
+    """All numbers of a model but those of its networks."""
+    arrays: dict[str, Array] = {}
     for k, base in enumerate(model.bases):
         if isinstance(base, Structure):
             arrays[f"base{k}_theta"] = base.theta
@@ -56,13 +82,16 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
     for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration),
                        *((f"cold{rows}", part) for rows, part in model.cold)):  # fmt: skip
         arrays |= {f"{name}_{key}": value for key, value in vars(part).items()}
-    arrays |= {"weights": model.weights, "correlation": model.correlation, "width": forecaster._width}
+    arrays |= {"weights": model.weights, "correlation": model.correlation}
     for k, member in enumerate(model.members):
-        arrays |= {f"start_{k}": member.head.start.numpy(), f"size_{k}": member.head.size}
-    module = _Arrays(
-        {k: torch.as_tensor(np.ascontiguousarray(v)) for k, v in arrays.items()}, [m.model for m in model.members]
-    )
-    about = {
+        arrays |= {f"start_{k}": member.head.start.cpu().numpy(), f"size_{k}": member.head.size}
+    return arrays
+
+
+def described(forecaster: Forecaster, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """What a forecaster is besides these arrays and the weights of its networks, for JSON."""
+    model, panel = forecaster._fitted, forecaster._panel
+    return {
         "settings": forecaster.settings,
         "ids": panel.ids,
         "labels": labels_to_json(panel.labels),
@@ -76,14 +105,8 @@ def write(forecaster: Forecaster, folder: Path) -> Path:
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
         "trained": forecaster._trained,
-        "arrays": {k: [list(v.shape), str(v.dtype).removeprefix("torch.")] for k, v in module.named_buffers()
-                   if "." not in k},
+        "arrays": {k: [list(v.shape), str(v.dtype)] for k, v in arrays.items()},
     }  # fmt: skip
-    try:
-        text = json.dumps(about).encode()
-    except TypeError:
-        raise UserError("A setting of the forecaster is not plain text or numbers, and cannot be saved.") from None
-    return br.save(module, folder, arguments={}, files={_ABOUT: text})
 
 
 def _about(base: Base | Structure | Empirical) -> dict[str, Any]:
@@ -97,37 +120,59 @@ def _about(base: Base | Structure | Empirical) -> dict[str, Any]:
 
 def read(kind: type[Forecaster], folder: Path) -> Forecaster:
     about = read_json(folder / _ABOUT, most=512 * MB)
-    try:
+    with damaged(folder / _ABOUT):
         check_sizes(about, (folder / WEIGHTS).stat().st_size)
-        made = _built(kind, about, folder)
+        module = empty_parts(about)
+        br.load(folder, module)
+        made = assembled(kind, about, module, module.arrays)
         check_fit(made)
         return made
+
+
+@contextmanager
+def damaged(where: Any) -> Iterator[None]:
+    """What a description that was changed may raise, as an error that names the file."""
+    try:
+        yield
     except UserError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, OSError) as error:
-        raise UserError(f"{folder / _ABOUT} is damaged or of another version ({str(error)[:200]}).") from None
+        raise UserError(f"{where} is damaged or of another version ({str(error)[:200]}).") from None
 
 
-def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forecaster:
-    forecaster = kind(**about["settings"])
-    shapes = [Shape(**{**b["shape"], "seasons": tuple(b["shape"]["seasons"])}) for b in about["bases"]]
-    empty = {k: torch.zeros(size, dtype=getattr(torch, dtype)) for k, (size, dtype) in about["arrays"].items()}
-    members = [
-        Member(m["likelihood"], tuple(m["sizes"]), shapes[0], Settings(**m["settings"]), int(m["base"]))
+def empty_parts(about: Mapping[str, Any]) -> Parts:
+    """What was described, without its values."""
+    arrays = {k: torch.zeros(size, dtype=getattr(torch, dtype)) for k, (size, dtype) in about["arrays"].items()}
+    return Parts(arrays, [m.model for m in _members(about)])
+
+
+def _members(about: Mapping[str, Any]) -> list[Member]:
+    shape = _shape(about["bases"][0])
+    return [
+        Member(m["likelihood"], tuple(m["sizes"]), shape, Settings(**m["settings"]), int(m["base"]))
         for m in about["members"]
     ]
-    module = _Arrays(empty, [m.model for m in members])
-    br.load(folder, module)
-    found = {name: value.numpy() for name, value in module.named_buffers() if "." not in name}
-    for k, member in enumerate(members):
+
+
+def _shape(base: Mapping[str, Any]) -> Shape:
+    return Shape(**{**base["shape"], "seasons": tuple(base["shape"]["seasons"])})
+
+
+def assembled(
+    kind: type[Forecaster], about: Mapping[str, Any], module: Parts, found: Mapping[str, Array]
+) -> Forecaster:  # fmt: skip
+    """The forecaster of a description, networks, and arrays: of the module and of the panel."""
+    forecaster, members = kind(**about["settings"]), _members(about)
+    for k, (member, network) in enumerate(zip(members, module.networks, strict=True)):
+        member.model = network
         member.head.start, member.head.size = torch.as_tensor(found[f"start_{k}"]), found[f"size_{k}"]
-        member.model.eval()
 
     def calibration(name: str) -> Calibration:
         return Calibration(*(found[f"{name}_{key}"] for key in ("centre", "spread", "shape")))
 
     bases: list[Base | Structure | Empirical] = []
-    for k, (shape, part) in enumerate(zip(shapes, about["bases"], strict=True)):
+    for k, part in enumerate(about["bases"]):
+        shape = _shape(part)
         if "memory" in part:
             bases.append(Structure(shape, found[f"base{k}_theta"], float(part["memory"]), calibration(f"base{k}")))
             continue
@@ -136,28 +181,26 @@ def _built(kind: type[Forecaster], about: dict[str, Any], folder: Path) -> Forec
             continue
         linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
         bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}"), float(part["own"])))
+    forecaster.panel = panel_from(about, found)
+    forecaster.columns = forecaster.panel.columns
+    forecaster.model = Model(
+        bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"]),
+        float(about["share"]), bool(about["whole"]),
+        [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
+    )  # fmt: skip
+    forecaster._width = found.get("width", forecaster._width)
+    forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}
+    return forecaster
+
+
+def panel_from(about: Mapping[str, Any], found: Mapping[str, Array]) -> Panel:
     raw = about["columns"]
     columns = Columns(**{
         **raw, **{k: tuple(raw[k]) for k in ("past", "future", "static")},
         "means": {k: (float(a), float(b)) for k, (a, b) in raw["means"].items()},
     })  # fmt: skip
     arrays = {key: found[f"panel_{key}"] for key in _PANEL}
-    forecaster.panel = Panel(
+    return Panel(
         [str(i) for i in about["ids"]], clock=Clock(**about["clock"]), columns=columns,
         labels=labels_from_json(about["labels"]), **arrays,
     )  # fmt: skip
-    forecaster.columns = columns
-    forecaster.model = Model(
-        bases,
-        members,
-        found["weights"],
-        calibration("model"),
-        found["correlation"],
-        float(about["lower"]),
-        float(about["share"]),
-        bool(about["whole"]),
-        [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
-    )
-    forecaster._width = found["width"]
-    forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}
-    return forecaster

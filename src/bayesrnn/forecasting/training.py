@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
+from bayesrnn.elbo import Terms
 from bayesrnn.forecasting.network import Encoder, Head, make, patch_of, tensors
 from bayesrnn.forecasting.selection import Base, Fold, score, validation
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
+from bayesrnn.likelihoods.base import Distribution
 
 Array = np.ndarray
 _VALID = 1_500  # validation windows
-_EVERY = 40  # steps between looks at validation
+EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
 
 
@@ -33,6 +34,9 @@ class Settings:
     layers: int
     dropout: float
     samples: int
+
+
+NETWORK = tuple(field.name for field in fields(Settings))
 
 
 class Member:
@@ -62,9 +66,10 @@ class Member:
 
     @torch.no_grad()
     def _levels(
-        self, base: Base, batch: Batch, point: Array, unit: Array, inputs: tuple[Tensor, ...], *, seed: int, draws: int
+        self, base: Base, batch: Batch, point: Array, unit: Array, inputs: Sequence[Tensor], *, seed: int, draws: int
     ) -> tuple[Array, Array]:  # fmt: skip
         self.model.eval()
+        inputs = [x.to(self.device) for x in inputs]
         if draws == 1:
             found = [self.model(*inputs)]
         else:
@@ -73,33 +78,58 @@ class Member:
                 with br.draw(self.model, seed=1000 * seed + k):
                     found.append(self.model(*inputs))
         level = torch.as_tensor(batch.levels(base.shape, point))
-        grid, share = self.head.grid(self.head.parameters(torch.stack(found), level))
+        grid, share = self.head.grid(self.head.parameters(torch.stack(found).cpu(), level))
         if self.head.counts:
             return grid, share
         size = unit[:, None] * self.head.size
         return batch.levels(base.shape, point[..., None] + size[..., None] * grid), share
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def sampler(self, base: Base, windows: Windows, fold: Fold, rng: np.random.Generator) -> Sampler:
+        """The windows to train on. The head starts from the errors of the base on some of them."""
+        draw = Sampler(windows, fold, rng)
+        batch = draw(2048)
+        self.head.learn_start((batch.target - base.point(windows, batch)) / base.unit(windows, batch)[:, None])
+        return draw
+
+    def scored(self, base: Base, windows: Windows, held: Batch) -> Callable[[], float]:
+        """A function that scores the weights of the moment, without draws, on these windows."""
+        about = base.point(windows, held), base.unit(windows, held)
+        inputs = tensors(held, self.patch, *about[::-1])
+        return lambda: score(self._levels(base, held, *about, inputs, seed=0, draws=1)[0], held, base.shape)
+
+    def example(self, base: Base, windows: Windows, batch: Batch) -> tuple[Tensor, ...]:
+        """What `loss` takes of a batch: inputs of the network, targets (NaN: unknown) and levels of the base."""
+        point, unit = base.point(windows, batch), base.unit(windows, batch)
+        target = batch.actual if self.head.counts else (batch.target - point) / (unit[:, None] * self.head.size)
+        rest = (torch.as_tensor(a, dtype=torch.float32) for a in (target, batch.levels(base.shape, point)))
+        return *tensors(batch, self.patch, unit, point), *rest
+
+    def elbo(self, targets: int) -> br.ELBO:
+        """The objective, for so many training targets."""
+        return br.ELBO(self.model, Known(self.head.likelihood), num_data=targets, check_finite=False)
+
+    def loss(self, elbo: br.ELBO, example: Sequence[Tensor]) -> Terms:
+        *inputs, target, level = example
+        return elbo(self.head.parameters(self.model(*inputs), level), target)
+
     def train(
         self, base: Base, windows: Windows, fold: Fold, *, seconds: float, seed: int, report: Callable[..., None]
     ) -> float:
         """Train on windows before the fold, keep the weights with the best validation score, and return that score."""
-        rng, started = np.random.default_rng(seed), time.monotonic()
+        started = time.monotonic()
         held = validation(windows, fold, _VALID, np.random.default_rng(0))
         assert held is not None
-        about = base.point(windows, held), base.unit(windows, held)
-        inputs = tensors(held, self.patch, *about[::-1])
-        draw = _Sampler(base, windows, fold, rng)
-        batch = draw(2048)
-        self.head.learn_start((batch.target - base.point(windows, batch)) / base.unit(windows, batch)[:, None])
-        size = int(np.clip(draw.total // 8, 32, 128))
-        elbo = br.ELBO(
-            self.model, self.head.likelihood, num_data=draw.total * windows.shape.horizon, check_finite=False
-        )
+        measure, draw = self.scored(base, windows, held), self.sampler(base, windows, fold, np.random.default_rng(seed))
+        elbo = self.elbo(draw.total * windows.shape.horizon)
         optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
         best, kept, since, steps = np.inf, deepcopy(self.model.state_dict()), 0, 0
         while True:
-            if steps % _EVERY == 0:
-                found = score(self._levels(base, held, *about, inputs, seed=0, draws=1)[0], held, base.shape)
+            if steps % EVERY == 0:
+                found = measure()
                 if found < best - 1e-5:
                     best, kept, since = found, deepcopy(self.model.state_dict()), 0
                 else:
@@ -111,40 +141,52 @@ class Member:
                 report(steps=steps, score=best, share=min(1.0, max(passed / seconds, since / _PATIENCE)))
                 if since >= _PATIENCE or (passed > seconds and steps):
                     break
-            self._step(elbo, optimizer, base, windows, draw(size))
+            self.model.train()
+            optimizer.zero_grad(set_to_none=True)
+            self.loss(elbo, self.example(base, windows, draw(draw.size))).loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            optimizer.step()
             steps += 1
         self.model.load_state_dict(kept)
         self.model.eval()
         return float(best)
 
-    def _step(self, elbo: br.ELBO, optimizer: Any, base: Base, windows: Windows, batch: Batch) -> None:
-        self.model.train()
-        point, unit = base.point(windows, batch), base.unit(windows, batch)
-        output = self.model(*tensors(batch, self.patch, unit, point))
-        target = batch.actual if self.head.counts else (batch.target - point) / (unit[:, None] * self.head.size)
-        level = torch.as_tensor(batch.levels(base.shape, point), dtype=torch.float32)
-        known = torch.as_tensor(~np.isnan(target))
-        parameters: Tensor = self.head.parameters(output, level)
-        if not bool(known.any()):
-            return
-        loss = elbo(parameters, torch.as_tensor(np.nan_to_num(target), dtype=torch.float32), mask=known).loss
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        optimizer.step()
+
+class Known(nn.Module):
+    """A likelihood of the targets that are not NaN."""
+
+    def __init__(self, likelihood: Distribution) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        known = ~target.isnan()
+        return -(self.likelihood.log_prob(output, target.nan_to_num()) * known).sum()
+
+    def count(self, target: Tensor) -> Tensor:
+        return (~target.isnan()).sum().clamp_min(1)
 
 
-class _Sampler:
-    """Random training windows, all targets of which lie before a fold."""
+class Sampler:
+    """Random training windows, all targets of which lie before a fold. ``size``: how many to take at a time."""
 
-    def __init__(self, base: Base, windows: Windows, fold: Fold, rng: np.random.Generator) -> None:
-        self.windows, self.rng, shape = windows, rng, base.shape
+    def __init__(self, windows: Windows, fold: Fold, rng: np.random.Generator) -> None:
+        self.windows, self.rng, shape = windows, rng, windows.shape
         self.low = np.full(len(windows.panel), shape.least)
         self.high = fold.cut - shape.horizon
         self.total = int(np.maximum(self.high - self.low + 1, 0).sum())
+        self.size = batch_size(self.total)
+
+    def origins(self, size: int) -> tuple[Array, Array]:
+        """Series and ends of windows."""
+        return origins(self.windows.panel, self.windows.shape, self.low, self.high, size, self.rng)
 
     def __call__(self, size: int) -> Batch:
-        return self.windows.batch(*origins(self.windows.panel, self.windows.shape, self.low, self.high, size, self.rng))
+        return self.windows.batch(*self.origins(size))
+
+
+def batch_size(windows: int) -> int:
+    return int(np.clip(windows // 8, 32, 128))
 
 
 def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:

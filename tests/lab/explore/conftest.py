@@ -162,12 +162,20 @@ def captioning(train, captions):
 def forecast(train, tmp_path_factory):
     """With a covariate."""
     file = tmp_path_factory.mktemp("series") / "series.csv"
-    steps = np.arange(160)
+    steps = np.arange(460)
     heat = np.sin(steps / 5)
     level = 10 + np.roll(heat, 1) + 0.05 * np.random.default_rng(0).normal(size=len(steps))
-    rows = [f"{2000 + t // 12}-{t % 12 + 1:02},{y:.4f},{x:.4f}" for t, y, x in zip(steps, level, heat, strict=True)]
+    rows = [f"{1980 + t // 12}-{t % 12 + 1:02},{y:.4f},{x:.4f}" for t, y, x in zip(steps, level, heat, strict=True)]
     file.write_text("\n".join(["date,level,heat", *rows]) + "\n")
-    settings = ["model.hidden=6", "data.covariates=all", "data.window=12", "data.horizon=3", "epochs=2"]
+    settings = [
+        "model.hidden=6",
+        "target=level",
+        "covariates=all",
+        "window=24",
+        "horizon=3",
+        "epochs=2",
+        "evaluate.samples=3",
+    ]
     return train("forecast-bbb", file, settings)
 
 

@@ -87,7 +87,6 @@ FORECAST = {
     "seed": 1,
     "settings": {"task": "forecast", "model": {}},
     "curves": {"train_nll": [2.0, 1.0], "valid_crps": [0.5, 0.4]},
-    "series": {"columns": ["CO2 in $", "wind"]},
     "metrics": {
         "best_epoch": 2,
         "level": 0.9,
@@ -95,30 +94,10 @@ FORECAST = {
         "valid_crps": 0.4,
         "test_crps": 0.45,
         "test_coverage": 0.93,
-        "test_crps_raw": 0.5,
         "naive_crps": 1.2,
         "naive_width": 3.0,
         "reliability": {"pit": [0.1, 0.9], "levels": [0.5, 0.9], "coverage": [0.55, 0.93]},
         "by_horizon": {"crps": [0.3, 0.6], "coverage": [0.9, 0.9], "width": [1.0, 2.0]},
-        "walk": {
-            "date": ["2001-01", "2001-02", "2001-03"],
-            "mean": [1.0, 2.0, 3.0],
-            "low": [0.5, 1.5, 2.5],
-            "high": [1.5, 2.5, 3.5],
-            "aleatoric": [0.2, 0.2, 0.2],
-            "epistemic": [0.1, 0.1, 0.1],
-            "actual": [1.1, 2.6, 3.0],
-        },
-        "ahead": {
-            "date": ["2001-02", "2001-03", "2001-04", "2001-05"],
-            "past": [2.6, 3.0],
-            "mean": [4.0, 5.25],
-            "low": [3.0, 4.0],
-            "high": [5.0, 6.5],
-            "aleatoric": [0.4, 0.5],
-            "epistemic": [0.2, 0.3],
-            "direct": 1,
-        },
     },
 }
 

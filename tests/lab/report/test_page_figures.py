@@ -6,7 +6,6 @@ import pytest
 
 from bayesrnn.lab.report import html, labels, plots, sections
 from bayesrnn.lab.runs.record import Record
-from bayesrnn.lab.tasks.forecast import plots as forecast
 from bayesrnn.lab.tasks.language.task import Language
 
 
@@ -26,7 +25,6 @@ def test_more_runs_than_colours_are_still_told_apart():
                 assert a["linestyle"] != b["linestyle"]
 
 
-BANDS = ("mean", "low", "high", "aleatoric_std", "epistemic_std", "actual")
 UNSHOWN = ([1e308, -1e308], [1.7e308, 2.0, 3.0], [1e308, 1.0], [5e-324, 1e300, 1e-300], [1e30, -1e30], [math.nan])
 
 
@@ -34,14 +32,12 @@ UNSHOWN = ([1e308, -1e308], [1.7e308, 2.0, 3.0], [1e308, 1.0], [5e-324, 1e300, 1
 def test_what_no_picture_can_show_is_a_gap(numbers):
     """Nor is there a warning, which would be an error here."""
     count = len(numbers)
-    pairs, rows = list(zip(numbers, numbers[::-1], strict=True)), dict.fromkeys(BANDS, numbers)
+    pairs = list(zip(numbers, numbers[::-1], strict=True))
     made = [
         plots.curves({"a": [numbers, [2.0, 1.0]]}, label="x", best="the lowest"),
         plots.against_diagonal({"a": pairs}, across="x", up="y", sizes={"a": numbers}),
         plots.lines({"a": pairs}, across="x", up="y", levels={"b": numbers[0]}, ticks=numbers, log_y=True),
         plots.histogram({"a": ([k / count for k in range(count + 1)], numbers)}, across="x", up="y"),
-        forecast.forecast_plot(numbers, rows, ["d"] * 2 * count, name="x", level=0.9, direct=1, narrow=True),
-        forecast.walked(rows, ["d"] * count, name="x", level=0.9, last=9, narrow=True),
     ]
     assert all(png.startswith(b"\x89PNG") for png in made)
 

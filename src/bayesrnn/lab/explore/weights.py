@@ -14,6 +14,7 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
+from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.report.weights import gate_names, kept_of, log_histogram, matrices_of
 from bayesrnn.lab.runs.opening import OpenedRun
 
@@ -47,7 +48,7 @@ class WeightsPanel(Panel):
     def __init__(self, run: OpenedRun, options: Options, own: Panel | None) -> None:
         super().__init__(run, options)
         self.own = own
-        self.model: Any = run.model
+        self.model: Any = task_class(run.recipe.task).weights(run.model)
         self.costs: dict[float, float] = {}
 
     @classmethod

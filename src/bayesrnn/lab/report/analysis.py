@@ -36,7 +36,7 @@ def analyse(folder: Path, known: Mapping[str, Any], say: "Say") -> Analysis:
     try:
         run = open_run(folder, torch.device("cpu"))
         if run.recipe.posterior.kind != "none":
-            model: Any = run.model
+            model: Any = task_class(run.recipe.task).weights(run.model)
             found.ratios = br.signal_to_noise(model)
         found.own = task_class(run.recipe.task).analyse(run, known, say)
     except UserError as error:

@@ -38,8 +38,10 @@ class OpenedRun:
     def task(self, data: str | None, device: torch.device, *, advice: str = "name it with --data") -> "Task":
         """The run's task with the trained model; ``data`` is where its data is now, None: where config.json says."""
         cls = task_class(self.recipe.task)
-        place = self.place(data, device)
+        place = None if data is None and cls.keeps_data else self.place(data, device)
         try:
+            if data is None and cls.keeps_data:
+                return self._attached(cls.for_run(self.recipe, None, device, self.files))
             known = data and "data_digest" in self.config  # else other data could not be told from the run's own
             task = cls.for_run(self.recipe, place, device, self.files) if known else cls(self.recipe, place, device)
         except UserError as error:
@@ -52,6 +54,9 @@ class OpenedRun:
             seen = "" if os.path.isabs(source) else " (a path from where it was trained)"
             raise UserError(f"{named}{seen}, and it is not there; {advice}.") from None
         check_files(task, self.files, advice=f"name the {task.source} it was trained on with --data")
+        return self._attached(task)
+
+    def _attached(self, task: "Task") -> "Task":
         task.folder = self.path
         task.attach(self.model)
         return task
@@ -195,4 +200,9 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
     if not isinstance(config, dict) or "settings" not in config or not isinstance(config.get("data", ""), str):
         raise UserError(f"{folder} is not a run of bayesrnn train; its config.json has no settings.")
     check_format(config, folder)
-    return config, recipes.from_dict(config["settings"], where="config.json")
+    try:
+        return config, recipes.from_dict(config["settings"], where="config.json")
+    except UserError as error:
+        raise UserError(
+            f"{folder} is no run of this version of bayesrnn: {str(error).rstrip('.')}; train again."
+        ) from None

@@ -103,6 +103,8 @@ class Task:
     """What the card of an exported model says."""
     private: ClassVar[tuple[str, ...]] = ()
     """Names among :meth:`files` that hold the data itself; they are not exported with a model."""
+    keeps_data: ClassVar[bool] = False
+    """Whether :meth:`files` hold all data, so that :meth:`for_run` with ``data=None`` needs nothing else."""
     metrics: ClassVar[Sequence[Metric]] = ()
     """What runs are compared by, in the order of a table; those with a ``paper_key`` stand beside the paper's value."""
     details: ClassVar[Sequence[Metric]] = ()
@@ -303,6 +305,11 @@ class Task:
     @staticmethod
     def exported(model: nn.Module) -> nn.Module:
         """The part of a trained model that predictions need."""
+        return model
+
+    @staticmethod
+    def weights(model: nn.Module) -> nn.Module:
+        """The part of a trained model whose weights, and posterior, a report and ``explore`` show."""
         return model
 
     @classmethod

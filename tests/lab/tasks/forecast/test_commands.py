@@ -126,7 +126,7 @@ class TestSaved:
 
     def test_what_is_refused(self, saved):
         for arguments, words in (
-            (["--steps", 3], "--steps: for a file or a run, not for a saved forecaster; omit it."),
+            (["--steps", 999], "--steps is 999, and the model forecasts"),
             (["--horizon", 3, "--minutes", 1], "--horizon, --minutes: for a file or a run"),
             (["--data", "no.csv"], "There is no file no.csv"),
         ):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from bayesrnn.forecasting import Forecaster
 from bayesrnn.lab.cli import app
-from bayesrnn.lab.tasks.forecast.saved import future_of, stamps_after, windows_of
+from bayesrnn.lab.tasks.forecast.panel import future_of, stamps_after, windows_of
 
 
 def frame(names=("north", "south"), rows=120, freq="D"):

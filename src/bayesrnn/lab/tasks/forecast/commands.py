@@ -1,17 +1,19 @@
 """``bayesrnn forecast``: what comes after the end of a run's series, or of the series of a file, with intervals."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bayesrnn.errors import UserError
 from bayesrnn.lab.console.errors import one_line
 
-_FILE, _RUN, _DECISION = "For a file", "For a run", "Decisions, for a file or a saved forecaster"
+if TYPE_CHECKING:
+    from bayesrnn.lab.tasks.forecast.tables import Asked
+
+_FILE, _RUN, _DECISION = "For a file", "For a run", "Decisions"
 _FOR_FILES = ("horizon", "minutes", "freq", "resample", "target", "date", "save")
-_FOR_FORECASTERS = ("walk", "table", "future", "above", "below", "over", "under", "anomalies", "false_alarms")
-_FOR_RUNS = ("samples", "device", "steps")
+_FOR_RUNS = ("samples", "device")
 
 
 @one_line
@@ -26,7 +28,7 @@ def command(
     ],
     level: Annotated[
         list[float] | None,
-        typer.Option(help="Probability of an interval: 80 or 0.8; several times except for a run. Default: 80 and 95."),
+        typer.Option(help="Probability of an interval: 80 or 0.8; may be given several times. Default: 80 and 95."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="For a run or a saved forecaster: a file with newer rows of its series.")
@@ -53,7 +55,7 @@ def command(
     ] = None,
     future: Annotated[
         Path | None,
-        typer.Option(help="File with stamps of the horizon and columns that are known ahead.", rich_help_panel=_FILE),
+        typer.Option(help="File with stamps of the horizon and columns that are known ahead."),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the forecaster, for explore and report.", rich_help_panel=_FILE)
@@ -83,7 +85,7 @@ def command(
     ] = 0.01,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000, help="Steps ahead. Default: the horizon.", rich_help_panel=_RUN),
+        typer.Option(min=1, max=10_000, help="Steps ahead, at most the horizon of the model. Default: all."),
     ] = None,
     samples: Annotated[
         int | None,
@@ -95,25 +97,22 @@ def command(
 ) -> None:
     """Forecast beyond the end of a run's series, or train on a file and forecast its series: mean, intervals, and both
     kinds of uncertainty for each step."""
-    from bayesrnn.lab.tasks.forecast import SAVED, ahead, tables
+    from bayesrnn.lab.tasks.forecast import SAVED, tables
 
     given = {name for name in context.params if _given(context, name)}
     is_file = source.is_file() or source.suffix.lower() in (".csv", ".gz", ".parquet", ".pq")
-    if not is_file and not any((source / name).is_file() for name in SAVED):
-        _refuse(given & {*_FOR_FILES, *_FOR_FORECASTERS}, "a run", "a file")
-        chances = tables.percentages(level or [95])
-        if len(chances) > 1:
-            raise UserError("A run's forecast has one interval; give --level once.")
-        ahead.command(source, data, chances[0] / 100, steps, samples, seed, device, plot, out, as_json=as_json)
-        return
+    is_run = not is_file and not any((source / name).is_file() for name in SAVED)
     if is_file:
-        _refuse(given & {*_FOR_RUNS, "data"} - {"steps"}, "a file", "a run")
+        _refuse(given & {*_FOR_RUNS, "data"}, "a file", "a run")
         horizon = steps or horizon
+    elif is_run:
+        _refuse(given & {*_FOR_FILES, "walk", "table"}, "a run", "a file")
     else:
-        _refuse(given & {*_FOR_FILES, *_FOR_RUNS}, "a saved forecaster", "a file or a run")
+        _refuse(given & {*_FOR_FILES, *_FOR_RUNS, "seed"}, "a saved forecaster", "a file or a run")
     asked = tables.Asked(
         level=tables.percentages(level or [80, 95]), future=future, walk=walk, table=table, above=above, below=below,
         over=over, under=under, anomalies=anomalies, false_alarms=false_alarms, out=out, plot=plot, as_json=as_json,
+        steps=steps,
     )  # fmt: skip
     asked.check()
     if is_file:
@@ -121,8 +120,31 @@ def command(
             source, asked, target=target, date=date, save=save, freq=freq, horizon=horizon, minutes=minutes, seed=seed,
             resample=resample,
         )  # fmt: skip
+    elif is_run:
+        _from_run(source, asked, data, samples, seed, device)
     else:
         tables.from_folder(source, asked, data)
+
+
+def _from_run(
+    folder: Path, asked: "Asked", data: str | None, samples: int | None, seed: int, device: str | None
+) -> None:  # fmt: skip
+    """Open the forecaster of a run, append newer rows, and answer."""
+    from bayesrnn.lab.engine.launch import device_of
+    from bayesrnn.lab.runs.opening import check_task, open_run
+    from bayesrnn.lab.tasks.forecast.source import ahead_option
+    from bayesrnn.lab.tasks.forecast.task import opened, read_source
+
+    check_task(folder, "forecast")
+    run = open_run(folder, device_of(device))
+    task = opened(run)
+    made = task.finished(samples=samples, seed=seed).update(task.whole)
+    if data is not None:
+        source = read_source(data, run.recipe.data)
+        with source.naming():
+            made.update(source.frame())
+    with ahead_option():
+        asked.write(made)
 
 
 def _given(context: typer.Context, name: str) -> bool:
@@ -135,6 +157,6 @@ def _refuse(given: set[str], this: str, other: str) -> None:
     if given:
         names = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in given))
         omit = f"omit {'them' if len(given) > 1 else 'it'}"
-        instead = " (--steps sets the steps of a run)" if "horizon" in given and this == "a run" else ""
+        instead = " (a run has the horizon that it was trained with)" if "horizon" in given and this == "a run" else ""
         instead = " (bayesrnn evaluate RUN --table walks a run)" if "walk" in given else instead
         raise UserError(f"{names}: for {other}, not for {this}; {omit}{instead}.")

@@ -1,34 +1,20 @@
-"""Metrics of forecasts: scores of the whole distribution, errors of its mean, and what its intervals hold."""
+"""Metrics of forecasts: scores of the whole distribution, errors of its centre, and what its intervals hold."""
 
 from bayesrnn.lab.metrics import Metric
 
-_SPLITS = {"valid": "validation", "test": "test"}
-_KINDS = {
-    "crps": ("CRPS", True), "rmse": ("RMSE", True), "mae": ("MAE", True), "nll": ("-log p", True),
-    "coverage": ("coverage", None), "width": ("width", None),
-}  # fmt: skip
-
 METRICS = (
-    *(Metric(f"{split}_crps", f"{name} CRPS") for split, name in _SPLITS.items()),
-    *(
-        Metric(f"test_{key}", f"test {label}", lower_is_better=lower)
-        for key, (label, lower) in _KINDS.items()
-        if key != "crps"
-    ),
+    Metric("test_crps", "test CRPS"),
+    Metric("test_mae", "test MAE"),
+    Metric("test_rmse", "test RMSE"),
+    Metric("test_coverage", "test coverage", lower_is_better=None),
+    Metric("test_width", "test width", lower_is_better=None),
     Metric("naive_crps", "naive CRPS", lower_is_better=None),
     Metric("seasonal_naive_crps", "seasonal naive CRPS", lower_is_better=None),
     Metric("epistemic_share", "epistemic share", "share", None),
+    Metric("valid_crps", "validation CRPS of the networks, scaled"),
 )
-DETAILS = (
-    Metric("seasonal_naive_log_crps", "seasonal naive CRPS, of logarithms", lower_is_better=None),
-    *(
-        Metric(f"valid_{key}", f"validation {label}", lower_is_better=lower)
-        for key, (label, lower) in _KINDS.items()
-        if key != "crps"
-    ),
-    *(
-        Metric(f"{split}_{key}_raw", f"{name} {_KINDS[key][0]}, before correction", lower_is_better=_KINDS[key][1])
-        for key in ("crps", "coverage", "width")
-        for split, name in _SPLITS.items()
-    ),
+DETAILS = tuple(
+    Metric(f"{name}_{key}", f"{name.replace('_', ' ')} {key}", lower_is_better=None)
+    for name in ("naive", "seasonal_naive")
+    for key in ("coverage", "width")
 )

@@ -13,7 +13,6 @@ export function mount(root, page) {
   const found = [];
   const date = (step) => data[0].labels[step - data[0].first];
   const origin = slider({ label: "Forecast made at", min: 0, max: 1, value: 0, format: (step) => date(step) ?? "", change: () => moved() });
-  const draws = slider({ label: "Draws of the weights", min: 1, max: 64, value: 32, change: () => soon() });
   const width = slider({ label: "Interval", min: 0.5, max: 0.99, step: 0.01, value: 0.9, format: (v) => percent(v), change: () => soon() });
   const paths = h("input", { type: "checkbox", id: "paths", checked: true, onchange: () => show() });
   const covariates = h("div");
@@ -36,7 +35,7 @@ export function mount(root, page) {
 
   const ask = async () => {
     for (const run of page.runs.keys()) {
-      const asked = { series, origin: origin.value, draws: draws.value, level: width.value,
+      const asked = { series, origin: origin.value, level: width.value,
         edits: [...edits.values()].filter((edit) => edit.step <= origin.value + (data[0].covariates[edit.column - 1].ahead ? horizon : 0)) };
       const done = await page.ask(run, "fan", asked, (part) => { found[run] = { ...part, level: asked.level }; });
       if (!done) return;
@@ -137,7 +136,7 @@ export function mount(root, page) {
   } });
 
   root.append(h("div", { class: "row" }, first.names.length > 1 ? h("div", {}, h("label", { for: "series", text: "Series " }), choice) : null,
-    origin.box, page.runs.some((run) => run.about.random) ? draws.box : null, width.box, h("label", {}, paths, " sampled paths")),
+    origin.box, width.box, h("label", {}, paths, " sampled paths")),
   ...fans.flatMap((fan, k) => [fan, tables[k]]), covariates,
   h("h3", { text: "Calibration and worst series" }), h("p", { class: "note", text: first.note }), walk, ...walks);
   placed();

@@ -1,32 +1,35 @@
 """The panel of forecasts: a fan chart at any origin, sampled paths, edited covariates, and walking forward."""
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from copy import deepcopy
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster
 from bayesrnn.forecasting.plots import worst_first
 from bayesrnn.forecasting.scores import pit, scores
-from bayesrnn.lab.explore.panel import MOST_DRAWS, Handler, Panel, Part, Request
-from bayesrnn.lab.tasks.forecast.forecaster import Forecaster, Walk, is_random
-from bayesrnn.lab.tasks.forecast.plan import FRAME, Plan, kept_series
-from bayesrnn.lab.tasks.forecast.task import forecaster
+from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
+from bayesrnn.lab.runs.opening import OpenedRun
+from bayesrnn.lab.tasks.forecast.source import labels
+from bayesrnn.lab.tasks.forecast.task import QUANTILES, opened
 
 SHOWN = 240  # last steps of a series on the page
 PATHS = 12
 _NAMES = 1000  # series that can be chosen
 _TIMES = 300  # points over time
 _WORST = 4
-_SCORED = 200  # origins of the validation part
-_DRAWS = 32
+LEVEL = (80, 95)
+_WINDOWS = 20  # of walking forward, at most
 
 
 class Edit(Request):
@@ -47,47 +50,94 @@ class Fan(Which):
     """The forecast made at a step; what came later is unknown to it."""
 
     origin: int = Field(ge=0)
-    draws: int = Field(_DRAWS, ge=1, le=MOST_DRAWS)
     level: float = Field(0.9, ge=0.1, le=0.99)
     edits: list[Edit] = Field([], max_length=200)
 
 
-class FanPanel(Panel):
-    """What forecasts of runs and of saved forecasters share.
-
-    A covariate has ``name``, ``values`` from the first step shown, and ``ahead``: its values after the origin, which
-    it then has for all steps of the horizon, can be changed too.
-    """
+class ForecasterPanel(Panel):
+    """For a forecaster: any origin with enough rows before it; columns that are known ahead are edited after it too."""
 
     title = "Forecast"
-    names: Sequence[str]
-    horizon: int
-    random: bool
-    note = ""
+
+    def __init__(self, made: Forecaster) -> None:
+        self.made, self.names, self.horizon = made, made.ids, made.horizon
+        self.history = lru_cache(64)(made.history)
+        self.note = (
+            "The model was trained on these rows, so a forecast at an earlier origin is no test of it. Walking forward "
+            f"is: a copy is trained on earlier rows, which takes up to {made.settings['minutes']:g} minutes."
+        )
 
     @classmethod
     def files(cls) -> dict[str, Path]:
         folder = Path(__file__).parent
         return {name: folder / name for name in ("panel.js", "panel.css")}
 
-    @abstractmethod
-    def shown(self, series: int) -> dict[str, Any]:
-        """A series: first (the first step on the page), labels, values, covariates, and origins, the first and last."""
+    @property
+    def _columns(self) -> list[str]:
+        """Covariates with numbers: those known up to now, then those known ahead."""
+        columns = self.made.columns
+        return [name for name in (*columns.past, *columns.future) if name in columns.means][:100]
 
-    @abstractmethod
+    def shown(self, series: int) -> dict[str, Any]:
+        """A series: first (the first step on the page), labels, values, covariates, and origins, the first and last.
+
+        A covariate has ``name``, ``values`` from the first step shown, and ``ahead``: its values after the origin,
+        which it then has for all steps of the horizon, can be changed too.
+        """
+        made, history = self.made, self.history(self.names[series])
+        count, columns = len(history), made.columns
+        first = max(0, count - SHOWN)
+        assert made.model is not None
+        future = future_of(made, history)
+        covariates = []
+        for name in self._columns:
+            values = history[name].iloc[first:].tolist()
+            ahead = name in columns.future
+            covariates.append({"name": str(name)[:80], "ahead": ahead, "values": listed(
+                [*values, *(future[name].tolist() if ahead else [])])})  # fmt: skip
+        stamps = [*history[columns.time].iloc[first:], *stamps_after(made, history)]
+        return {
+            "first": first,
+            "labels": labels(stamps),
+            "values": listed(history[columns.target].iloc[first:]),
+            "covariates": covariates,
+            "origins": [min(max(first, made.model.shape.least), count - 1), count - 1],
+        }
+
     def forecast(self, asked: Fan) -> dict[str, Any]:
         """Columns mean, low, high, aleatoric_std, epistemic_std, and paths."""
+        made, history = self.made, self.history(self.names[asked.series])
+        rows = history.iloc[: asked.origin + 1].copy()
+        future = future_of(made, rows, history.iloc[asked.origin + 1 :])
+        for edit in asked.edits:
+            name, after = self._columns[edit.column - 1], edit.step - asked.origin - 1
+            frame, row = (rows, edit.step) if after < 0 else (future, after)
+            frame.iloc[row, frame.columns.get_loc(name)] = edit.value
+        percent = round(100 * asked.level, 6)
+        found = made.predict(rows, level=[percent], future=future)
+        paths = made.sample_paths(PATHS, rows, future=future, seed=1)["y"].to_numpy().reshape(PATHS, -1)
+        named = {"mean": "mean", "low": f"lo-{percent:g}", "high": f"hi-{percent:g}"}
+        named |= {key: key for key in ("aleatoric_std", "epistemic_std")}
+        return {**{key: listed(found[column]) for key, column in named.items()}, "paths": [listed(p) for p in paths]}
 
-    @abstractmethod
-    def walked(self) -> Iterator[Any]:
-        """Shares of the work that are done, then the table of forecasts beside what came."""
+    def table(self) -> Any:
+        """Forecasts beside what came."""
+        count = windows_of(self.made)
+        if not count:
+            raise UserError("The series are too short to train a copy on their earlier rows; give them more rows.")
+        return walk_forward(self.made, count)
+
+    @property
+    def seconds(self) -> float:
+        """About how long `table` takes."""
+        return float(60 * self.made.settings["minutes"] + 5)
 
     def about(self) -> dict[str, Any]:
         count = len(self.names)
         few = f" Of {count:,} series the first {_NAMES:,} can be chosen." if count > _NAMES else ""
         return {
             "names": [str(name)[:80] for name in self.names[:_NAMES]], "horizon": self.horizon,
-            "random": self.random, "note": self.note + few, "shown": self.shown(0),
+            "note": self.note + few, "shown": self.shown(0),
         }  # fmt: skip
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -121,8 +171,14 @@ class FanPanel(Panel):
         yield {"series": asked.series, "origin": asked.origin, "reach": reach, **self.forecast(asked)}
 
     def walk_of(self, asked: Request) -> Iterator[Part]:
-        for part in self.walked():
-            yield {"progress": part} if isinstance(part, float) else summary(part)
+        """The work is done in a thread, so that the page can show how far it is, and give up."""
+        with ThreadPoolExecutor(1) as pool:
+            started, work = time.monotonic(), pool.submit(self.table)
+            while not work.done():
+                wait([work], 0.3)
+                yield {"progress": min(0.95, (time.monotonic() - started) / self.seconds)}
+        columns = self.made.columns
+        yield summary(work.result().rename(columns={columns.id: "unique_id", columns.time: "ds"}))
 
 
 def summary(table: Any) -> dict[str, Any]:
@@ -148,108 +204,71 @@ def summary(table: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def labels(stamps: Any) -> list[str]:
-    """Stamps as text: without a time of day where it is always midnight."""
-    import pandas as pd
-
-    index = pd.Index(stamps)
-    if not isinstance(index, pd.DatetimeIndex):
-        return [str(stamp) for stamp in index]
-    whole = bool((index == index.normalize()).all())
-    return index.strftime("%Y-%m-%d" if whole else "%Y-%m-%d %H:%M").tolist()
-
-
 def listed(column: Any) -> list[float | None]:
     """Numbers for JSON; None where unknown."""
     return [float(v) if np.isfinite(v) else None for v in np.asarray(column, dtype=float)]
 
 
-class ForecastPanel(FanPanel):
-    """For a run: origins after its training part."""
+class ForecastPanel(ForecasterPanel):
+    """For a run: walking forward goes through its test part."""
 
     score_label = "validation CRPS"
-    note = "Walking forward goes through the test part."
+    seconds = 10.0
+
+    def __init__(self, run: OpenedRun, options: Options) -> None:
+        self.run, self.options = run, options
+        self.own = opened(run)
+        super().__init__(self.own.finished().update(self.own.whole))
+        self.note = "Walking forward goes through the test part, which the model has not seen."
 
     @property
     def why_no_data(self) -> str:
         """The run folder has the series itself."""
         return ""
 
-    @property
-    def names(self) -> Sequence[str]:  # type: ignore[override]
-        return self.plan.columns[:1]
-
-    @property
-    def horizon(self) -> int:  # type: ignore[override]
-        return self.plan.frame.horizon
-
-    @property
-    def random(self) -> bool:  # type: ignore[override]
-        return is_random(self.run.model)
-
-    @cached_property
-    def plan(self) -> Plan:
-        return Plan.from_json(self.run.files[FRAME])
-
-    @cached_property
-    def series(self) -> Any:
-        return kept_series(self.run.files, self.plan, name=Path(self.run.config["data"]).stem)
-
-    @cached_property
-    def values(self) -> Tensor:
-        """(n, 1, F), target first."""
-        return torch.from_numpy(self.series.values).unsqueeze(1)
-
-    def _forecaster(self, model: nn.Module, values: Tensor) -> Forecaster:
-        return forecaster(model, self.plan, values, self.run.recipe.evaluate)
-
-    @cached_property
-    def walk(self) -> Walk:
-        """Forecasts at all origins after the training part: past errors decide how wide a forecast is."""
-        return self._forecaster(self.run.model, self.values).walk(samples=_DRAWS, seed=1)
-
-    def shown(self, series: int) -> dict[str, Any]:
-        count = len(self.series)
-        first = max(0, count - SHOWN)
-        values = [listed(column) for column in self.values[first:, 0].T]
-        covariates = zip(self.series.columns[1:], values[1:], strict=True)
-        return {
-            "first": first,
-            "labels": [self.series.label(i) for i in range(first, count + self.horizon)],
-            "values": values[0],
-            "covariates": [{"name": name, "values": column, "ahead": False} for name, column in covariates],
-            "origins": [max(first, self.plan.frame.first, self.plan.cut.train - 1), count - 1],
-        }
-
-    def forecast(self, asked: Fan) -> dict[str, Any]:
-        values = self.values.clone()
-        for edit in asked.edits:
-            values[edit.step, 0, edit.column] = edit.value
-        raw = self._forecaster(self.run.model, values).distribution(
-            range(asked.origin, asked.origin + 1), samples=asked.draws, seed=1
-        )
-        found = raw.scaled(self.walk.scale[asked.origin - self.walk.origins.start])
-        paths = _paths(found.means[:, 0], found.sigmas[:, 0], log=found.log)
-        return {**{key: column[0].tolist() for key, column in found.summary(asked.level).items()}, "paths": paths}
-
-    def walked(self) -> Iterator[Any]:
-        yield 0.1
-        cut, frame = self.plan.cut, self.plan.frame
-        origins = cut.origins("test", first=frame.first, horizon=frame.horizon)
-        yield self.walk.table(self.series, origins)
+    def table(self) -> Any:
+        own = opened(self.run)
+        return own.walk(own.finished(), 95.0)
 
     def score(self, model: nn.Module) -> float:
-        frame, ahead = self.plan.frame, torch.arange(1, self.plan.frame.horizon + 1)
-        origins = self.plan.cut.origins("valid", first=frame.first, horizon=frame.horizon)[:_SCORED]
-        made = self._forecaster(model, self.values)
-        actual = made.actual[torch.tensor(origins).unsqueeze(1) + ahead]
-        return float(made.distribution(origins, samples=1, seed=0).crps(actual).nanmean())
+        whole = deepcopy(self.run.model)
+        whole.networks = nn.ModuleList([model])
+        return float(opened(replace(self.run, model=whole)).validate()["valid_crps"])
 
 
-def _paths(means: Tensor, sigmas: Tensor, *, log: bool) -> list[list[float]]:
-    """Sampled futures (paths, H) of Gaussians (draws, H): each keeps one draw of the weights."""
-    source = torch.Generator().manual_seed(1)
-    rows = torch.arange(PATHS) % len(means)
-    paths = means[rows] + sigmas[rows] * torch.randn(PATHS, means.shape[1], generator=source, dtype=means.dtype)
-    found: list[list[float]] = (paths.exp() if log else paths).tolist()
-    return found
+def windows_of(made: Forecaster) -> int:
+    """How many windows to walk forward through: a fifth of the shortest series, at most so many; 0: it is too short."""
+    shortest = int(made.history().groupby(made.columns.id).size().min())
+    return min(_WINDOWS, max(shortest // 5 // made.horizon, int(shortest > 3 * made.horizon + 20)))
+
+
+def walk_forward(made: Forecaster, windows: int, level: Any = LEVEL) -> Any:
+    """The table of a backtest with quantiles, so that the histogram of PIT can be drawn."""
+    return made.backtest(windows=windows, level=level, quantiles=QUANTILES)
+
+
+def future_of(made: Forecaster, history: Any, later: Any = None) -> Any:
+    """Values of columns that are known ahead, for the horizon after a history: those of ``later`` rows as far as they
+    go, then the last season again. None: there are no such columns."""
+    import pandas as pd
+
+    columns, horizon = made.columns, made.horizon
+    if not columns.future or made.model is None:
+        return None
+    season = min(max(made.model.shape.season, 1), len(history))
+    last = history.tail(season)
+    again = pd.concat([last] * -(-horizon // season), ignore_index=True).iloc[:horizon]
+    known = later.iloc[:horizon] if later is not None else history.iloc[:0]
+    names = [columns.id, *columns.future]
+    frame = pd.concat([known[names], again[names].iloc[len(known) :]], ignore_index=True)
+    return frame.assign(**{columns.time: stamps_after(made, history)})
+
+
+def stamps_after(made: Forecaster, history: Any) -> Any:
+    """Those of the horizon after a history."""
+    import pandas as pd
+
+    assert made.panel is not None
+    clock, last = made.panel.clock, history[made.columns.time].tail(1)
+    end = clock.numbers(last.to_numpy() if clock.unit == "number" else pd.DatetimeIndex(last))[0]
+    return clock.stamps(end + clock.every * np.arange(1, made.horizon + 1))

@@ -1,6 +1,5 @@
 """Tables that ``bayesrnn forecast`` writes of a forecaster: forecasts, decisions, and scores of walking forward."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ import typer
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, scores
-from bayesrnn.forecasting.panel import Columns, long_frame, read, time_column
+from bayesrnn.forecasting.panel import Columns, read
 from bayesrnn.lab.runs.files import check_free, write_file
+from bayesrnn.lab.tasks.forecast.source import Source, ahead_option
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Asked:
     out: Path | None
     plot: Path | None
     as_json: bool
+    steps: int | None = None
 
     def check(self) -> None:
         """Refuse, before any training, what could not be answered or written."""
@@ -55,10 +56,15 @@ class Asked:
             return made.crossing(limits[0], above=self.above is not None, future=self.future)
         if self.over is not None and self.under is not None:
             return made.newsvendor(self.over, self.under, future=self.future)
-        return made.predict(level=self.level, future=self.future)
+        found = made.predict(level=self.level, future=self.future)
+        return found if self.steps is None else found.groupby(made.columns.id, sort=False).head(self.steps)
 
     def write(self, made: Forecaster) -> None:
         """Walk forward if that is asked for, then print or write the answer."""
+        if self.steps is not None and self.steps > made.horizon:
+            raise UserError(
+                f"--steps is {self.steps}, and the model forecasts {made.horizon} steps; train with a larger horizon."
+            )
         if self.walk:
             found = made.backtest(windows=self.walk, level=self.level)
             if self.table is not None:
@@ -107,16 +113,12 @@ def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None,
         raise UserError(f"--resample is {settings['resample']}; choose mean, sum or last.")
     if save is not None and save.exists() and not (save / "forecaster.json").is_file():
         raise UserError(f"{save} exists and is no saved forecaster; choose another --save.")
-    columns = Columns(time=date or Columns.time, target=target or Columns.target)
-    table = read(data)
-    for name, option in ((target, "--target"), (date, "--date")):
-        if name is not None and name not in table:
-            raise UserError(f"{data} has no column {name!r}; {option} is one of {', '.join(map(str, table))}.")
-    stamps = time_column(table, columns.time)
-    try:
-        frame = long_frame(table.rename(columns={stamps: columns.time}), columns)
+    source = Source.of(data, target, date)
+    columns = source.columns
+    with source.naming():
+        frame = source.frame()
         if target is None:
-            names = [columns.target] if columns.target in table else frame[columns.id].unique().tolist()
+            names = [columns.target] if columns.target in source.table else frame[columns.id].unique().tolist()
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             typer.echo(f"Forecasts {', '.join(names[:8])}{more}; --target chooses one column.", err=True)
         made = Forecaster(
@@ -127,8 +129,6 @@ def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None,
             made.save(save)
             typer.echo(f"The forecaster is in {save}: bayesrnn explore {save}", err=True)
         asked.write(made)
-    except UserError as error:
-        raise UserError(_as_options(str(error), data, stamps, table)) from None
 
 
 def _ahead(future: Path | None, frame: Any) -> list[str]:
@@ -149,33 +149,5 @@ def from_folder(folder: Path, asked: Asked, data: str | None) -> None:
     """Open a saved forecaster, append newer rows, and answer."""
     made = Forecaster.load(folder)
     made.settings["verbose"] = True
-    try:
+    with ahead_option():
         asked.write(made.update(data) if data is not None else made)
-    except UserError as error:
-        raise UserError(_future(str(error))) from None
-
-
-def _future(message: str) -> str:
-    return message.replace("give predict(future=...) a frame", "give --future a file").replace(
-        ": future has", ": --future has"
-    )
-
-
-def _as_options(message: str, data: Path, stamps: str, table: Any) -> str:
-    """A message of the library with the names of the command's options, and lines and columns as in the file."""
-    message = re.sub(r"""\bresample=['"](\w+)['"]""", r"--resample \1", message)
-    for name, option in (("time_col", "date"), ("target_col", "target"), ("freq", "freq")):
-        message = re.sub(rf"(?<![-\w]){name}\b", f"--{option}", message)
-    message = _future(message).replace(", and predict(df) then takes short ones", "")
-    if "y" not in table:  # a wide file: the series is the column
-        message = message.replace(" in column 'y'", "")
-    message = message.replace("column 'ds' and no DatetimeIndex", "column of dates").replace("'ds'", repr(stamps))
-    message = message.replace("The frame", str(data)).replace("the frame", "the file")
-    if data.suffix.lower() in (".parquet", ".pq"):
-        return message
-
-    def line(row: str) -> int:
-        return int(row) % len(table) + 2  # below the header; columns of a wide file follow each other
-
-    message = re.sub(r"\brows (\d+) and (\d+) are", lambda m: f"lines {line(m[1])} and {line(m[2])} are", message)
-    return re.sub(r"(?<!\()\b([Rr])ow (\d+)", lambda m: f"{'L' if m[1] == 'R' else 'l'}ine {line(m[2])}", message)

@@ -1,171 +1,211 @@
-"""Forecasting a series with uncertainty: an LSTM whose outputs are Gaussians, for several steps ahead at once."""
+"""Forecasts on the lab's engine: `bayesrnn.forecasting.Forecaster`, whose networks are trained by epochs."""
 
-import math
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.autoregression import gather
-from bayesrnn.forecasting.mixture import Mixture, by_horizon, measures, reliability, together
-from bayesrnn.forecasting.series import Series, mauna_loa, naming, read_csv
-from bayesrnn.lab.console.output import bar
+from bayesrnn.forecasting import Forecaster, decisions, grids, scores
+from bayesrnn.forecasting.model import Model
+from bayesrnn.forecasting.panel import panel_of
+from bayesrnn.forecasting.scores import pit
+from bayesrnn.forecasting.selection import score
+from bayesrnn.forecasting.storage import Parts, as_tensors, damaged, panel_arrays
+from bayesrnn.forecasting.training import EVERY, Sampler, batch_size
+from bayesrnn.lab.console.output import Report, bar
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.recipes.schema import Recipe
 from bayesrnn.lab.runs.files import write_file
-from bayesrnn.lab.tasks.base import Files, Minibatches, Say, State, Task, posterior
+from bayesrnn.lab.tasks.base import Files, Say, State, Task
 from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.card import CARD
-from bayesrnn.lab.tasks.forecast.forecaster import PARTS, Forecaster, Walk, is_random
 from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
-from bayesrnn.lab.tasks.forecast.model import Components, GaussianHeads, network, prior_cost
-from bayesrnn.lab.tasks.forecast.plan import FRAME, SERIES, Plan
+from bayesrnn.lab.tasks.forecast.plan import PLAN, SERIES, Plan, cutoffs, finished, forecaster_of, module_of, naive
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
+from bayesrnn.lab.tasks.forecast.source import Source, labels
 from bayesrnn.lab.tasks.forecast.tables import check_file, percentages
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
+    from bayesrnn.elbo import Terms
     from bayesrnn.lab.runs.opening import OpenedRun
 
-MIXTURE = "valid_crps_mixture"
-_SHOWN = 500  # last forecasts of the test part that the record keeps
+QUANTILES = [k / 10 for k in range(1, 10)]
+
+
+def read_source(data: str | None, settings: Data) -> Source:
+    """The file of a recipe's data; None: the library's own series."""
+    path = None if data is None else Path(data)
+    if path is not None and path.is_dir():
+        raise UserError(f"{path} is a folder; --data names a CSV, CSV.gz or Parquet file.")
+    return Source.of(path, settings.target, settings.date, spelling="data.{}", sets="=")
 
 
 class Forecast(Task):
-    """A CSV file, or carbon dioxide at Mauna Loa, and forecasts of it for H steps ahead."""
+    """A file of series, or carbon dioxide at Mauna Loa, and forecasts of them for H steps ahead.
+
+    An epoch is a fixed number of steps of random windows. Bases and windows are chosen before, on rows before the test
+    part; ``files`` are those of a run that was.
+    """
 
     sections = SECTIONS
     metric = "valid_crps"
-    card, private = CARD, (SERIES,)
+    card, private, keeps_data = CARD, (SERIES,), True
     runs_called = "forecasts"
     command = "forecast"
     unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0
-    metrics, details, conditions = METRICS, DETAILS, ("level", "samples", "draws_seed", "ahead.direct")
+    metrics, details, conditions = METRICS, DETAILS, ("level", "samples", "draws_seed")
     commands = COMMANDS
     panel = "bayesrnn.lab.tasks.forecast.panel:ForecastPanel"
     report_sections = (
-        "bayesrnn.lab.tasks.forecast.sections:ahead",
-        "bayesrnn.lab.tasks.forecast.sections:walk",
-        "bayesrnn.lab.tasks.forecast.sections:by_step",
+        "bayesrnn.lab.tasks.forecast.saved:section",
         "bayesrnn.lab.report.uncertainty:coverage",
         "bayesrnn.lab.report.weights:signal_to_noise",
         "bayesrnn.lab.report.weights:patterns",
     )
 
-    def __init__(self, recipe: Recipe, data: str | None, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, data: str | None, device: torch.device, files: Files | None = None) -> None:
         super().__init__(recipe, data, device)
-        settings: Data = recipe.data
-        if recipe.model.prior_sigma and recipe.posterior.kind != "none":
-            raise UserError("model.prior_sigma is for dropout models; a posterior has its own prior, set it to 0.")
-        if recipe.model.components > 1 and recipe.posterior.kind != "none":
-            raise UserError("model.components is for dropout models; with a posterior over weights set it to 1.")
-        self.series = read_series(data, settings)
-        with naming(Path(data).name) if data is not None else nullcontext():
-            plan = Plan.from_json(Plan.of(self.series, settings).to_json().encode())
-        self.plan, self.frame, self.cut = plan, plan.frame, plan.cut
-        self.values = torch.from_numpy(self.series.values).unsqueeze(1)
-        train = torch.tensor(self.cut.origins("train", first=self.frame.first, horizon=self.frame.horizon))
-        self.features = self.frame.features(self.values)[:, 0].float().to(device)
-        targets = self.frame.targets(self.values, train).float()
-        some = (~targets.isnan()).any(1)
-        train, targets = train[some], targets[some]
-        self.minibatches = Minibatches(
-            train.to(device), targets.to(device), batch_size=min(settings.batch_size, len(train)), last="wrap"
-        )
-        self.steps, self.batch_size = self.minibatches.steps, self.minibatches.batch_size
-        self.num_data = int((~targets.isnan()).sum())
-        self.examples_per_step = round(self.batch_size * self.num_data / len(train))
-        # -log p of a scaled target plus this is -log p in the units of the series, as in validation.
-        self._log_unit = float(torch.tensor(self.frame.target_spread, dtype=torch.float64).log().mean())
-        if self.frame.log:
-            steps = train.unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)
-            self._log_unit += float(self.values[steps, 0, 0].log().nanmean())
+        self.plan = Plan.read(files) if files is not None else self._planned(data)
+        self._files = dict(files) if files is not None else self.plan.files()
+        self.whole = self.plan.panel
+        if files is not None and data is not None:  # other series than the run's own
+            source = read_source(data, recipe.data)
+            with source.naming():
+                rule, columns, clock = recipe.data.resample or None, self.whole.columns, self.whole.clock
+                self.whole = panel_of(source.frame(), columns, freq=None, clock=clock, resample=rule)
+        self.rows = slice(None)
+        self.order = torch.zeros((), dtype=torch.long)  # seed of an epoch's windows
+        self.examples: list[list[Tensor]] = []
+        about, horizon = self.plan.about, recipe.data.horizon
+        with damaged(f"{PLAN} of this run"):
+            windows = int(about["windows"])
+        self.steps = EVERY if windows else 1
+        self.batch_size = min(recipe.data.batch_size or batch_size(windows), windows) or 1
+        self.examples_per_step = self.batch_size * horizon
+        if not windows:  # nothing is trained
+            self.recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"epochs": 1})})
+
+    def _planned(self, data: str | None) -> Plan:
+        source = read_source(data, self.recipe.data)
+        made = forecaster_of(self.recipe, source)
+        with source.naming(), bar("choosing a linear forecast") as report:
+            return Plan.of(made, made._read(source.frame()), self.recipe.data.test, report)
+
+    @classmethod
+    def for_run(cls, recipe: Recipe, data: str | None, device: torch.device, files: Files) -> "Forecast":
+        return cls(recipe, data, device, files)
 
     @staticmethod
     def build(recipe: Recipe, files: Files) -> nn.Module:
-        plan = Plan.from_json(files[FRAME])
-        plain = network(
-            len(plan.columns) * (1 + plan.frame.masked), plan.frame.window, plan.frame.horizon, recipe.model
-        )
-        return posterior(plain, recipe.posterior, recurrent="rnn.*", exclude="log_sigma")
-
-    @classmethod
-    def compared(cls, recipe: Recipe) -> str:
-        """For a mixture, its own CRPS; it is never worse than the mean of its components."""
-        return MIXTURE if recipe.model.components > 1 else cls.metric
+        return module_of(recipe, files)
 
     def attach(self, model: nn.Module) -> None:
-        import bayesrnn as br
-
         super().attach(model)
-        self.random = is_random(model)
-        likelihood: Any = GaussianHeads()
-        # With prior_sigma, a dropout model's -log p(w) takes the place of the KL and is scaled like it.
-        penalised = self.recipe.posterior.kind != "none" or bool(self.recipe.model.prior_sigma)
-        self.elbo = br.ELBO(model, likelihood, num_data=self.num_data, kl_weight=float(penalised), check_finite=False)
-        self.forecaster = forecaster(model, self.plan, self.values, self.recipe.evaluate)
+        assert isinstance(model, Parts)
+        if self.plan.arrays is not None:
+            for name, value in as_tensors(self.plan.arrays).items():
+                model.get_buffer(name).copy_(value)
+        self.made, self.prepared = self.plan.opened(model)
+        self.trained = self.made._fitted.members
+        self.random = any(member.draws > 1 for member in self.trained)
+        if self.trained and self.prepared.fold is not None:
+            self.sampler = Sampler(self.prepared.cuts[0], self.prepared.fold, np.random.default_rng(0))
+            self.elbos = [member.elbo(self.sampler.total * self.made.horizon) for member in self.trained]
+            for member in self.trained:
+                member.head.start = member.head.start.to(self.device)
+            self.fetch(0)
 
     def files(self) -> dict[str, bytes]:
-        return {FRAME: self.plan.to_json().encode(), SERIES: self.series.to_csv().encode()}
+        return self._files
 
     def content(self) -> Iterator[bytes]:
-        yield self.series.to_csv().encode()
+        for value in panel_arrays(self.whole).values():
+            yield np.ascontiguousarray(value).tobytes()
 
-    def batch(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        origins, targets = self.minibatches(position)
-        return gather(self.features, origins, self.frame.window), targets
+    def tensors(self) -> dict[str, Tensor]:
+        return {"order": self.order}
 
-    def objective(self, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, Any, State]:
-        """With several components, the mean of their bounds; it is never below the bound of their mixture."""
-        x, y = batch
-        model, sigma, count = self.model, self.recipe.model.prior_sigma, self.recipe.model.components
-        penalty = prior_cost(model, sigma) / count if sigma else None
-        if isinstance(model, Components):
-            terms, _ = self.elbo.evaluate(lambda: model.each(x), y.expand(count, *y.shape), kl=penalty)
-            terms = replace(terms, nll=terms.nll / count)
-        else:
-            terms, _ = self.elbo.evaluate(lambda: model(x), y, kl=penalty)
-        return terms.loss, terms, ()
+    def split(self, rows: slice) -> None:
+        self.rows = rows
+
+    def start_epoch(self, epoch: int) -> None:
+        self.order.copy_(torch.randint(1 << 31, ()))
+
+    def fetch(self, step: int) -> None:
+        """Cut the windows of a step out of the panel, into tensors at fixed addresses."""
+        if not self.trained:
+            return
+        self.sampler.rng = np.random.default_rng([int(self.order), step])
+        series, ends = self.sampler.origins(self.batch_size)
+        series, ends = series[self.rows], ends[self.rows]
+        before, cuts = self.prepared.before, self.prepared.cuts
+        batches = {k: cuts[k].batch(series, ends) for k in {member.base for member in self.trained}}
+        found = [m.example(before[m.base], cuts[m.base], batches[m.base]) for m in self.trained]
+        if not self.examples:
+            self.examples = [[part.to(self.device) for part in example] for example in found]
+            return
+        for own, new in zip(self.examples, found, strict=True):
+            for a, b in zip(own, new, strict=True):
+                a.copy_(b)
+
+    def batch(self, position: Tensor) -> list[list[Tensor]]:
+        return self.examples
+
+    def objective(self, batch: list[list[Tensor]], state: State) -> "tuple[Tensor, Terms, State]":
+        """The mean of the networks' bounds."""
+        from bayesrnn.elbo import Terms
+
+        if not self.trained:
+            zero = 0 * next(self.model.parameters()).sum()
+            return zero, Terms(zero, zero, zero, zero), ()
+        parts = zip(self.trained, self.elbos, batch, strict=True)
+        terms = [member.loss(elbo, example) for member, elbo, example in parts]
+        loss, nll = (torch.stack([getattr(t, key) for t in terms]).mean() for key in ("loss", "nll"))
+        kl = torch.stack([t.kl for t in terms]).sum()
+        return loss, replace(terms[0], loss=loss, nll=nll, kl=kl), ()
 
     def training(self, totals: Mapping[str, float]) -> dict[str, float]:
-        found = {"train_nll": totals["nll"] / self.examples_per_step + self._log_unit}
+        found = {"train_nll": totals["nll"] / self.examples_per_step}
         return found if self.recipe.posterior.kind == "none" else {**found, "kl": totals["kl"]}
 
-    @torch.no_grad()
+    @cached_property
+    def _scored(self) -> list[Any]:
+        prepared = self.prepared
+        held = prepared.held
+        assert held is not None
+        return [
+            m.scored(
+                prepared.before[m.base], prepared.cuts[m.base], prepared.cuts[m.base].batch(held.series, held.ends)
+            )
+            for m in self.trained
+        ]
+
     def validate(self) -> dict[str, Any]:
-        """The score of one draw on the validation part, as the model gives it; its masks are the same in every epoch.
-
-        Of components, which are stopped one by one, the mean of each one's lowest score so far; and the score of the
-        mixture of those that are kept, with one draw of each.
-        """
-        origins = self._origins("valid")
-        actual = self.forecaster.actual[torch.tensor(origins).unsqueeze(1) + torch.arange(1, self.frame.horizon + 1)]
-
-        def said(model: nn.Module) -> Mixture:
-            one = forecaster(model, self.plan, self.values, self.recipe.evaluate)
-            return one.distribution(origins, samples=1, seed=0)
-
-        def crps(raw: Mixture) -> float:
-            return float(raw.crps(actual).nanmean())
-
-        found = {}
-        if isinstance(self.model, Components):
-            scores = [crps(said(network)) for network in self.model.networks]
-            self.model.keep(scores, self.recipe.train.patience or math.inf)
-            whole = together([said(network) for network in self.model.kept])
-            found = {"valid_crps": float(self.model.best.mean()), MIXTURE: crps(whole)}
-        raw = said(self.model)
-        own = {"valid_crps": crps(raw), "valid_nll": float(-raw.log_density(actual).nanmean())}
-        return {**own, **found}
+        """The mean of the networks' scores, without draws; where there is none, that of the base one horizon ago."""
+        if self.trained:
+            return {"valid_crps": float(np.mean([measure() for measure in self._scored]))}
+        panel, model = self.prepared.panel, self.prepared.model
+        series, ends = np.arange(len(panel)), np.maximum(panel.lengths - self.made.horizon, 1)
+        grid, _ = model.grid(self.prepared.cuts, series, ends, seed=0)
+        return {"valid_crps": score(grid, self.prepared.cuts[0].batch(series, ends), model.shape)}
 
     def final(self) -> dict[str, Any]:
-        return self.evaluate()
+        return {**self.validate(), **self.evaluate()}
+
+    def finished(self, *, samples: int | None = None, seed: int = 0, say: Say = lambda text: None) -> Forecaster:
+        """The forecaster, its networks weighed; its panel ends before the test part."""
+        self.made.settings["seed"] = seed
+        for member in self.trained:
+            member.settings = replace(member.settings, samples=samples or member.settings.samples)
+        return finished(self.made, self.prepared, say)
 
     def evaluate(
         self,
@@ -176,136 +216,151 @@ class Forecast(Task):
         level: float = 0.0,
         table: str = "",
     ) -> dict[str, Any]:
-        """Walk forward through validation and test part, without learning on, and the same for naive forecasts.
+        """Walk forward through the test part, without learning on, and the same for naive forecasts.
 
         ``level`` is that of the intervals, 80 or 0.8; 0: the recipe's. ``table``: a CSV file for all forecasts, one row
-        per origin and step ahead.
+        per cutoff and step ahead.
         """
         settings: Evaluate = self.recipe.evaluate
-        level = percentages([level])[0] / 100 if level else settings.level
+        level = percentages([level])[0] if level else round(100 * settings.level, 6)
         if samples == 0:
             raise UserError("--samples is 0; a forecast is a mixture over draws, so at least 1. Default: the recipe's.")
         check_file(Path(table) if table else None, (".csv",), "--table")
-        say("walking forward through the validation and test part")
+        made = self.finished(samples=samples, seed=seed, say=say)
+        say("walking forward through the test part")
         with bar("walking forward") as progress:
-            walk = self.forecaster.walk(samples=samples or settings.samples, seed=seed, progress=progress)
+            walk = self.walk(made, level, progress)
         if table:
-            write_file(Path(table), walk.table(self.series, level=level).to_csv(index=False).encode())
+            write_file(Path(table), walk.to_csv(index=False).encode())
             say(f"forecasts are in {table}")
-        found: dict[str, Any] = {"level": level, "samples": walk.raw.means.shape[0]}
+        found: dict[str, Any] = {"level": level / 100, "samples": max((m.draws for m in self.trained), default=1)}
         found |= {"draws_seed": seed} if self.random else {}
-        for part in PARTS:
-            rows = walk.rows(self._origins(part))
-            raw = measures(walk.raw[rows], walk.actual[rows], level)
-            found |= {f"{part}_{k}": v for k, v in measures(walk.forecast[rows], walk.actual[rows], level).items()}
-            found |= {f"{part}_{k}_raw": raw[k] for k in ("crps", "coverage", "width")}
-        naive: dict[str, tuple[int, bool | None]] = {"naive": (1, None), "seasonal_naive": (self.plan.season, None)}
-        if not self.frame.log and not bool((self.values[:, :, 0] <= 0).any()):
-            naive["seasonal_naive_log"] = (self.plan.season, True)
-        for name, (lag, log) in naive.items():
-            if lag > 1 or name == "naive":
-                say(f"{name.replace('_', ' ')} forecasts")
-                other = self.forecaster.naive(lag, log=log)
-                rows = other.rows(self._origins("test"))
-                scores = measures(other.forecast[rows], other.actual[rows], level)
-                found |= {f"{name}_{k}": scores[k] for k in ("crps", "coverage", "width")}
-        test = walk.rows(self._origins("test"))
-        forecast, actual = walk.forecast[test], walk.actual[test]
-        found["epistemic_share"] = float((forecast.epistemic / forecast.variance).mean())
-        found["by_horizon"] = by_horizon(forecast, actual, level)
-        found["reliability"] = reliability(forecast, actual)
-        found["walk"] = self._shown(walk, level)
-        say("forecasts beyond the end")
-        found["ahead"] = self._ahead(level, samples or settings.samples, seed)
+        found |= _scores(walk, level, "test")
+        variance = (walk[["aleatoric_std", "epistemic_std"]] ** 2).mean()
+        found["epistemic_share"] = float(variance["epistemic_std"] / variance.sum())
+        for name, model in naive(made, self.prepared).items():
+            found |= {k: v for k, v in _scores(self.walk(made, level, model=model), level, name).items()
+                      if k.endswith(("crps", "coverage", "width"))}  # fmt: skip
+        by_step = scores(walk, by="step")
+        found["by_horizon"] = {"crps": _short(by_step["crps"]), "coverage": _short(by_step[f"coverage-{level:g}"])}
+        found["reliability"] = _reliability(walk, level)
+        found["weights"] = dict(zip(self._parts(), _short(made._fitted.weights), strict=True))
         return found
 
-    def _origins(self, part: str) -> range:
-        return self.cut.origins(part, first=self.frame.first, horizon=self.frame.horizon)
+    def walk(self, made: Forecaster, level: float, progress: Report = lambda done, count: None,
+             model: Model | None = None) -> Any:  # fmt: skip
+        """The table of `Forecaster.backtest` for the test part; ``model``: another one."""
+        panel = self.whole
+        first, count, step = cutoffs(panel, made.horizon, self.recipe.data.test)
+        levels = list(dict.fromkeys([80.0, level]))
+        own, made.model = made.model, model or made.model
+        try:
+            return decisions.walk_forward(
+                made, panel, first, count, step, adaptive=True, progress=progress,
+                summary=lambda grid, share: grids.summary(grid, share, levels, QUANTILES, made._fitted.bounded),
+            )  # fmt: skip
+        finally:
+            made.model = own
 
-    def _shown(self, walk: Walk, level: float) -> dict[str, Any]:
-        """The last forecasts of the test part one step ahead, beside what came, for plots."""
-        origins = self._origins("test")[-_SHOWN:]
-        rows = walk.rows(origins)
-        columns = {**walk.forecast[rows].summary(level), "actual": walk.actual[rows]}
-        dates = [self.series.label(t + 1) for t in origins]
-        return {"date": dates, **{key: _short(column[:, 0]) for key, column in columns.items()}}
-
-    def _ahead(self, level: float, samples: int, seed: int) -> dict[str, Any]:
-        """The last values and what is forecast after them: the horizon, and twice as much again by roll-outs."""
-        horizon, length = self.frame.horizon, len(self.series)
-        steps = 3 * horizon if self.values.shape[-1] == 1 else horizon
-        # Without twins, as in all records that are kept.
-        found = self.forecaster.ahead(steps, samples=samples, seed=seed, level=level, mirrored=False)
-        columns = {
-            key: _short(getattr(found, key)) for key in ("mean", "low", "high", "aleatoric_std", "epistemic_std")
-        }
-        first = max(0, length - 10 * horizon)
-        dates = [self.series.label(i) for i in range(first, length + steps)]
-        return {"date": dates, "past": _short(self.values[first:, 0, 0]), **columns, "direct": found.direct}
+    def _parts(self) -> list[str]:
+        model = self.made._fitted
+        return [*(f"base {k + 1}" for k in range(len(model.bases))),
+                *(f"network {k + 1} ({m.likelihood})" for k, m in enumerate(model.members))]  # fmt: skip
 
     @staticmethod
     def exported(model: nn.Module) -> nn.Module:
-        """For a mixture, the networks that were kept."""
-        return model.at_mean() if isinstance(model, Components) else model
+        networks = model.networks if isinstance(model, Parts) else nn.ModuleList([model])
+        if not len(networks):
+            raise UserError("This run has no network: its series is too short for one; there is nothing to export.")
+        return networks[0] if len(networks) == 1 else networks
+
+    @staticmethod
+    def weights(model: nn.Module) -> nn.Module:
+        return model.networks[0] if isinstance(model, Parts) and len(model.networks) == 1 else model
 
     @classmethod
     def signature(cls, run: "OpenedRun") -> Signature:
-        plan, model = Plan.from_json(run.files[FRAME]), cls.exported(run.model)
-        steps, columns = plan.frame.window, len(plan.columns)
-        window = torch.zeros(steps, ROWS, columns, device=next(model.parameters()).device)
-        return Signature(model, (window,), ("window",), ("mean_and_log_sigma",), ((steps, "batch", columns),))
+        model = cls.exported(run.model)
+        if isinstance(model, nn.ModuleList):
+            raise UserError("This run has several networks, which are not one program; use --format torch.")
+        rows = torch.zeros(ROWS, dtype=torch.long, device=next(model.parameters()).device)
+        x, known, ahead = (part.index_select(k == 0, rows) for k, part in enumerate(opened(run).examples[0][:3]))
+        axes = ((x.shape[0], "batch", x.shape[2]), ("batch", known.shape[1]), ("batch", *ahead.shape[1:]))
+        return Signature(model, (x, known, ahead), ("patches", "window", "ahead"), ("parameters",), axes)
+
+    @staticmethod
+    def analyse(run: "OpenedRun", known: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """The forecaster with all rows, and the walk through the test part."""
+        task = opened(run)
+        made = task.finished()
+        say("walking forward through the test part")
+        table = task.walk(made, 95.0)
+        return {"forecaster": made.update(task.whole), "table": table}
 
     def describe(self) -> str:
-        series, cut, frame = self.series, self.cut, self.frame
-        parts = (("train", 0, cut.train), ("validate", cut.train, cut.valid), ("test", cut.valid, cut.length))
-        spans = ", ".join(f"{name} {series.label(a)} to {series.label(b - 1)}" for name, a, b in parts)
-        changes = {0: "as they are", 1: "as changes from the last value"}
-        change = changes.get(frame.lag, f"as changes from {frame.lag} steps before")
-        season = f"a season of {self.plan.season}" if self.plan.season > 1 else "no season"
+        panel, about, horizon = self.plan.panel, self.plan.about, self.recipe.data.horizon
+        names = ", ".join(panel.ids[:3]) + (f" and {len(panel) - 3} more" if len(panel) > 3 else "")
+        ends = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
+        first, last = labels(panel.clock.stamps(np.array([panel.first.min(), ends.max()])))
+        held = int((panel.lengths - self.plan.ends)[0])
+        gaps = int(np.isnan(panel.y).sum())
+        missing = f" {counted(gaps, 'value')} missing: neither learnt from nor scored." if gaps else ""
         lines = [
-            f"{series.columns[0]}: {len(series):,} steps of one {series.grid.name}, {season}: {spans}.",
-            f"{counted(self.minibatches.count, 'training window')} of {counted(frame.window, 'step')} on "
-            f"{self.device}; "
-            f"{counted(frame.horizon, 'step')} ahead, {change}{', in logarithms' if frame.log else ''}.",
+            f"{names}: {len(panel.y):,} rows of one {panel.clock.name}, {first} to {last}; of each series the last "
+            f"{held} are held out for the test.{missing}"
         ]
-        return "\n".join([*series.notes, *lines])
+        if len(about["members"]):
+            count = counted(len(about["members"]), "network")
+            learn = "learns" if len(about["members"]) == 1 else "learn"
+            lines.append(f"{counted(horizon, 'step')} ahead: {count} {learn} the errors of a linear forecast from "
+                         f"{counted(about['windows'], 'window')}, on {self.device}.")  # fmt: skip
+        else:
+            kind = "a trend and seasons in closed form" if "memory" in about["bases"][0] else "a linear forecast"
+            lines.append(f"Too few rows for networks: {kind} without any; nothing is trained.")
+        return "\n".join(lines)
 
     def about(self) -> dict[str, Any]:
-        frame = {"window": self.frame.window, "horizon": self.frame.horizon, "lag": self.frame.lag}
+        panel, about = self.plan.panel, self.plan.about
+        shape = about["bases"][0]["shape"]
         return {
             "series": {
-                "name": self.series.name,
-                "columns": self.series.columns,
-                "steps": len(self.series),
-                "step": self.series.grid.name,
-                "first": self.series.label(0),
-                "last": self.series.label(len(self.series) - 1),
-                "season": self.plan.season,
-                "cut": [self.cut.train, self.cut.valid, self.cut.length],
-                **frame,
-                "notes": self.series.notes,
+                "names": panel.ids[:20], "series": len(panel), "rows": len(panel.y), "step": panel.clock.name,
+                "held_out": int((panel.lengths - self.plan.ends)[0]), "windows": about["windows"],
+                "window": shape["context"], "seasons": shape["seasons"], "notes": list(self.plan.notes),
             }
-        }
+        }  # fmt: skip
 
 
-def _short(column: Tensor) -> list[float]:
+def opened(run: "OpenedRun") -> Forecast:
+    """The task of a run on its own series, with the run's weights."""
+    task = run.task(None, next(run.model.parameters()).device)
+    assert isinstance(task, Forecast)
+    return task
+
+
+def _scores(table: Any, level: float, name: str) -> dict[str, float]:
+    whole = scores(table).iloc[0]
+    keys = {
+        "crps": "crps",
+        "mae": "mae",
+        "rmse": "rmse",
+        "coverage": f"coverage-{level:g}",
+        "width": f"width-{level:g}",
+    }
+    return {f"{name}_{key}": float(whole[column]) for key, column in keys.items()}
+
+
+def _reliability(table: Any, level: float) -> dict[str, list[float]]:
+    """Shares of values between quantiles, and in the bins that deciles make."""
+    y = table["y"].to_numpy()
+    known, found = ~np.isnan(y), {}
+    ends = {round(1 - 2 * q, 1): (f"q-{q:g}", f"q-{1 - q:g}") for q in (0.4, 0.3, 0.2, 0.1)}
+    for share, (low, high) in {**ends, level / 100: (f"lo-{level:g}", f"hi-{level:g}")}.items():
+        inside = (table[low].to_numpy() <= y) & (y <= table[high].to_numpy())
+        found[share] = float(inside[known].mean())
+    return {"levels": list(found), "coverage": _short(found.values()), "pit": _short(pit(table)[1])}
+
+
+def _short(column: Any) -> list[float]:
     """Six digits, for a record."""
-    return [float(f"{v:.6g}") for v in column.tolist()]
-
-
-def read_series(data: str | None, settings: Data) -> Series:
-    """The file's series with a recipe's columns; None: the library's own."""
-    if data is None:
-        return mauna_loa()
-    return read_csv(
-        data,
-        target=settings.target,
-        covariates=settings.covariates,
-        date=settings.date,
-        date_format=settings.date_format,
-        max_gap=settings.max_gap,
-    )
-
-
-def forecaster(model: nn.Module, plan: Plan, values: Tensor, settings: Evaluate) -> Forecaster:
-    return Forecaster(model, plan.frame, values, plan.cut, memory=settings.memory or None)
+    return [float(f"{v:.6g}") for v in column]

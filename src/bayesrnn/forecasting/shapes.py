@@ -1,0 +1,42 @@
+"""Which shapes of windows are tried: how far back they look, how they are scaled, and whether logarithms are taken."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.windows import Shape, with_usual
+
+
+def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
+              transform: str) -> list[Shape]:  # fmt: skip
+    """What is tried on validation: with and without logarithms, scaled in two ways."""
+    known = panel.y[~np.isnan(panel.y)]
+    longest = int(np.quantile(panel.lengths, 0.75))
+    fitting = tuple(s for s in seasons if 2.2 * s + horizon <= longest) or seasons[:1]
+    size = context or context_of(longest, horizon, fitting)
+    fitting = tuple(s for s in fitting if s < size)
+    scalings = ("standard", "mean_abs") if scaling == "auto" else (scaling,)
+    logs = ["none"] if transform == "none" else ["all"] if transform == "log" else ["none", "all"]
+    if transform == "auto" and len(panel) > 1:
+        logs.append("skewed")
+    if known.min() < 0 or (transform == "auto" and np.quantile(known, 0.05) <= 0):
+        logs = ["none"]
+    shift = 0.0 if known.min() > 0 else 1.0
+    made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
+    lowest = max(float(known.min() + shift) / 2, 1e-300)
+    shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
+    return [with_usual(panel, shape) for shape in shapes]
+
+
+def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
+    """Two or three of the longest season, and at least three horizons; twelve where there is no season."""
+    first = seasons[0] if seasons else 1
+    largest = max(seasons, default=1)
+    wanted = 3 * largest if largest <= 60 else 2 * largest if largest < 200 else largest + max(first, horizon)
+    wanted = max(wanted, 3 * horizon if seasons else min(12 * horizon, 200), 16)
+    wanted = min(wanted, 800, max(8, (longest - horizon) // 2, largest + 1 if 2 * largest < longest else 8))
+    grain = first if 1 < first <= wanted // 2 else 4
+    return max(4, math.ceil(wanted / grain) * grain)

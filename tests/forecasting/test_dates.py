@@ -1,0 +1,129 @@
+"""Dates in whatever form files have them, and the column that holds them."""
+
+import pandas as pd
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import dates
+
+
+def parse(cells):
+    return dates.parse(cells, range(2, len(cells) + 2), "when")
+
+
+FORMS = {
+    "2020-01-01": (["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-05"], ("day", 1)),
+    "ISO without zeros": (["2020-1-8", "2020-1-9", "2020-1-10", "2020-1-11"], ("day", 1)),
+    "YYYY/MM/DD": (["2020/01/30", "2020/01/31", "2020/02/01"], ("day", 1)),
+    "times": (["2020-01-01 00:00", "2020-01-01 01:00", "2020-01-01 02:00"], ("second", 3600)),
+    "T and zone": (["2020-01-01T00:00:00Z", "2020-01-01T00:15:00Z", "2020-01-01T00:30:00Z"], ("second", 900)),
+    "months": (["1999-11", "1999-12", "2000-01", "2000-02"], ("month", 1)),
+    "months M": (["1999M11", "1999M12", "2000M01"], ("month", 1)),
+    "month first": (["11/1999", "12/1999", "01/2000"], ("month", 1)),
+    "quarters": (["1959Q1", "1959Q2", "1959Q3", "1959Q4", "1960Q1"], ("month", 3)),
+    "quarters, other": (["Q3 1959", "Q4 1959", "Q1 1960"], ("month", 3)),
+    "years": (["1700", "1701", "1702"], ("month", 12)),
+    "years with a point": (["1700.0", "1701.0", "1702.0"], ("month", 12)),
+    "compact days": (["19580329", "19580405", "19580412"], ("day", 7)),
+    "compact months": (["195811", "195812", "195901"], ("month", 1)),
+    "names": (["Jan-1-1995", "Feb-1-1995", "Mar-1-1995"], ("month", 1)),
+    "names, year": (["Nov 2001", "Dec 2001", "Jan 2002"], ("month", 1)),
+    "names, day": (["30 January 2001", "31 January 2001", "1 February 2001"], ("day", 1)),
+    "weeks": (["2020-W52", "2020-W53", "2021-W01"], ("day", 7)),
+    "day first": (["30.01.2020", "31.01.2020", "01.02.2020"], ("day", 1)),
+    "US": (["1/30/2020", "1/31/2020", "2/1/2020"], ("day", 1)),
+    "month ends": (["2020-01-31", "2020-02-29", "2020-03-31", "2020-04-30"], ("month", 1)),
+    "quarter ends": (["2020-03-31", "2020-06-30", "2020-09-30", "2020-12-31"], ("month", 3)),
+    "year ends": (["2018-12-31", "2019-12-31", "2020-12-31", "2021-12-31"], ("month", 12)),
+    "epoch": (["1577836800", "1577840400", "1577844000"], ("second", 3600)),
+    "epoch in ms": (["1577836800000", "1577836860000", "1577836920000"], ("second", 60)),
+}
+
+
+STEPS = {("month", 1): (28, 31), ("month", 3): (90, 92), ("month", 12): (365, 366)}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_dates(name):
+    labels, (unit, every) = FORMS[name]
+    gap = pd.Series(parse(labels)).diff().dropna().min() / pd.Timedelta(days=1)
+    usual = every / (86_400 if unit == "second" else 1)
+    low, high = STEPS.get((unit, every), (usual, usual))
+    assert low - 1e-9 <= gap <= high + 1e-9
+
+
+def test_the_day_or_the_month_first():
+    """Where both can be read, even steps decide; where they do not, nothing is guessed."""
+    for form in ("01/{:02}/{}", "{:02}/01/{}"):
+        found = parse([form.format(m % 12 + 1, 2020 + m // 12) for m in range(15)])
+        assert (found.day == 1).all()
+        assert found.is_monotonic_increasing
+    with pytest.raises(UserError, match=r"can be read as DD-MM-YYYY or MM-DD-YYYY .*YYYY-MM-DD"):
+        parse(["01/02/2020", "03/05/2020", "04/09/2020"])
+
+
+@pytest.mark.parametrize("cell", ["2020-01-01;10", "2020-01-01\t10", "2020-01-01|10", "01.01.202010", "2020/01/01;10"])
+def test_times_stand_after_a_space_or_t(cell):
+    assert dates.forms_of([cell]) == []
+    assert dates.forms_of(["2020-01-01T10", "2020-01-01 10", "2020-01-01  10:00"]) == ["%Y-%m-%d"]
+    assert dates.forms_of(["31.01.2020 10:00", "31.01.2020T10:00"]) == ["%d-%m-%Y"]
+
+
+def test_times_with_one_offset_stay_as_they_are_and_with_several_are_utc():
+    hours = parse([f"2020-03-01T{h:02}:00:00+02:00" for h in range(24)])
+    assert hours[0] == pd.Timestamp("2020-03-01")
+    # The night in which the clock jumps from 2 to 3: evenly spaced in UTC only.
+    night = parse([f"2020-03-29T{h:02}:00:00+0{1 if h < 2 else 2}:00" for h in range(24) if h != 2])
+    assert night[0] == pd.Timestamp("2020-03-28 23:00")
+    assert set(night.diff()[1:]) == {pd.Timedelta(hours=1)}
+    with pytest.raises(UserError, match="line 3 has no time zone"):
+        parse(["2020-01-01T00:00Z", "2020-01-01T01:00", "2020-01-01T02:00Z"])
+
+
+MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+UNDERSTOOD = {
+    "short years": ([f"1/{d}/20" for d in range(1, 32)], "2020-01-31"),
+    "short years, day first": ([f"{d}/1/20" for d in range(1, 32)], "2020-01-31"),
+    "months of short years": ([f"{m}/1/{y}" for y in (19, 20) for m in range(1, 13)], "2020-12-01"),
+    "a clock of twelve hours": (
+        [f"01/01/2020 {h}:00 {half}" for half in ("AM", "PM") for h in (12, *range(1, 12))] + ["01/02/2020 12:00 AM"],
+        "2020-01-02",
+    ),
+    "named months": ([f"{m}-{y:02}" for y in (5, 6) for m in MONTHS], "2006-12-01"),
+    "years before 1969": ([f"{m}-{y}" for y in (49, 50) for m in MONTHS], "1950-12-01"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_dates_as_spreadsheets_write_them(name, order):
+    """Also newest first."""
+    labels, last = UNDERSTOOD[name]
+    found = parse(labels[::order])[::order]
+    assert found.is_monotonic_increasing
+    assert found[-1] == pd.Timestamp(last)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([f"{m}/1/20" for m in range(1, 13)], "can be read as DD-MM-YY or MM-DD-YY or YY-MM-DD ('1/1/20')"),
+        ([f"May-{d:02}" for d in range(5, 25)], "'when' can be read as Jan-DD or Jan-YY ('May-05')"),
+        (["2020-01-01", "2020-01-02", "soon"] + ["2020-01-04"] * 20, "'soon' is no date of the form YYYY-MM-DD"),
+        (["2020-01-01", "", "2020-01-03"], "There is no date in line 3"),
+    ],
+)
+def test_dates_that_are_not_understood_are_refused(cells, words):
+    with pytest.raises(UserError) as error:
+        parse(cells)
+    assert words in str(error.value)
+
+
+def test_the_column_of_dates():
+    text = pd.DataFrame({"level": ["1", "2", "3"], "when": ["1.1.2020", "2.1.2020", "3.1.2020"]})
+    assert dates.date_column(text) == "when"
+    years = pd.DataFrame({"no": ["1700", "1701", "1702"], "level": ["1", "2", "2"]})
+    assert dates.date_column(years) == "no"
+    assert dates.date_column(pd.DataFrame({"a": ["1", "2", "2"], "b": ["5.5", "6", "7"]})) == ""
+    with pytest.raises(UserError, match=r"'when' was taken for the dates, and they are not understood .*YYYY-MM-DD"):
+        dates.date_column(pd.DataFrame({"when": ["the 1st", "the 2nd", "the 3rd"], "v": ["1", "2", "3"]}))
