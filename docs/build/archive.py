@@ -2,7 +2,7 @@
 
 | files | kind |
 |---|---|
-| most: ``RECIPE/SEED.json``, ``ablation/RECIPE/``, ``grid/``, ``chance/``, ``same-training/``, ``*-search/``, … | `Record` |
+| most: ``RECIPE/SEED.json``, ``ablation/*/``, ``grid/``, ``chance/``, ``same-training/``, ``*-search/``, … | `Record` |
 | ``differences/*.json`` | `ChoiceRun`, a record of benchmarks/differences.py |
 | ``pruning/*.json`` | `Pruning`, the prune.json of ``bayesrnn prune`` |
 | ``caption-texts/*.json`` | `Captions`, what a record's model said |
