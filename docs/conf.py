@@ -174,9 +174,9 @@ def _mathml(translator: Any, node: Any) -> None:
 
 
 def _unsearched(app: Any, doctree: Any) -> None:
-    """The tree of modules has every word: it would be in every search."""
-    if app.env.docname == "architecture":
-        app.env.metadata["architecture"]["nosearch"] = "true"
+    """The tree of modules and the changelog have every word: they would be in every search."""
+    if app.env.docname in ("architecture", "development/changelog"):
+        app.env.metadata[app.env.docname]["nosearch"] = "true"
 
 
 def setup(app: Any) -> None:

@@ -22,6 +22,15 @@ document.addEventListener("DOMContentLoaded", () => {
     link.append(picture);
   }
 
+  // What the theme leaves out for the keyboard and screen readers.
+  for (const box of document.querySelectorAll("pre, .table-wrapper")) {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+  for (const heading of document.querySelectorAll("p.caption[role=heading]")) heading.ariaLevel = "2";
+  for (const [place, name] of [[".sidebar-drawer", "All pages"], [".toc-drawer", "On this page"]]) {
+    document.querySelector(place)?.setAttribute("aria-label", name);
+  }
+
   const page = document.querySelector(".sidebar-tree .current-page");
   for (const caption of document.querySelectorAll(".sidebar-tree p.caption")) {
     const list = caption.nextElementSibling;

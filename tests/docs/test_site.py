@@ -62,6 +62,8 @@ def look(site):
                     assert 0 <= box["y"] < 900, f"the sidebar of {name} hides the page's own entry"
                     assert page.locator(".sidebar-tree [aria-expanded=true]").count() == 1, name
         page.goto((site / "index.html").as_uri())
+        assert page.locator("p.caption[role=heading]:not([aria-level])").count() == 0
+        assert page.locator("aside:not([aria-label])").count() == 0
         caption = page.get_by_role("button", name="Results")
         caption.click()
         assert page.get_by_role("link", name="Speed on a GPU").first.is_visible()
