@@ -17,8 +17,9 @@ def records_of(folder: Path, *, what: str, needs: Sequence[str]) -> list[Record]
         needs: dotted paths that every record must have, such as ``metrics.test_error``; a list there is not empty.
     """
     found = read_folder(folder)
-    if any(_at(record.to_dict(), need) in (None, []) for record in found for need in needs):
-        raise UserError(f"A file in {folder} is not {what}.")
+    for record in found:
+        if missing := [need for need in needs if _at(record.to_dict(), need) in (None, [])]:
+            raise UserError(f"A file in {folder} is not {what}: seed {record.seed} has no {missing[0]}.")
     return found
 
 
