@@ -270,6 +270,8 @@ def _even(days: pd.Series) -> bool:
 
     import pandas as pd
 
+    if days.nunique() < 2:
+        return False
     rising = days.is_monotonic_increasing or days.is_monotonic_decreasing
     try:
         _, steps = grid_of(pd.DatetimeIndex(days.sort_values().unique()), range(len(days)))

@@ -18,7 +18,7 @@ from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine
-from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins, with_usual
+from bayesrnn.forecasting.windows import Batch, Shape, Windows, of_series, origins, with_usual
 
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
@@ -113,6 +113,9 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
     lowest = max(float(known.min() + shift) / 2, 1e-300)
     shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
+    if len(panel) == 1 and scaling == "auto":
+        shapes = [s for s in shapes if s.scaling == "standard"]
+        shapes = [*(of_series(panel, shape) for shape in shapes), *shapes]
     return [with_usual(panel, shape) for shape in shapes]
 
 
