@@ -42,6 +42,7 @@ def changed(row, **values):
         (frame().drop(columns="y"), {}, r"no column 'y' to forecast; its columns are 'unique_id', 'ds': name it"),
         (frame().drop(columns="ds"), {}, r"no column 'ds' and no DatetimeIndex; its columns are .*: name the column"),
         (frame().astype({"ds": str}).assign(ds="1/2/3/4"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
+        (frame().assign(ds="Jan-05"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
         (changed(6, ds=pd.NaT), {}, r"Row 6 has no stamp in column 'ds'; fill it or drop the row"),
         (frame(0), {}, r"The frame has no rows; give at least one series"),
         ([1, 2, 3], {}, r"The data must be a DataFrame, a Series or a path, got list"),
@@ -127,6 +128,11 @@ def test_unsorted_rows_short_and_constant_series_beside_others_are_fine():
     assert len(found) == 21
     np.testing.assert_allclose(found.loc["flat", "median"], 5.0, atol=0.1)
     assert np.isfinite(found.select_dtypes("number")).all(axis=None)
+
+
+def test_one_row_beside_a_series_that_is_short():
+    found = Forecaster(7, members=0).fit(pd.concat([frame(80), frame(1, "b")])).predict()
+    assert found["unique_id"].tolist() == ["a"] * 7 + ["b"] * 7
 
 
 def test_dates_as_people_write_them_are_understood_or_refused():

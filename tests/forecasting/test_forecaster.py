@@ -210,6 +210,31 @@ class TestBacktest:
         assert scores(table)["coverage-90"].item() == pytest.approx(0.9, abs=0.05)
 
 
+class TestScaling:
+    def test_one_series_whose_level_is_drawn_to_what_a_column_says(self):
+        """Windows scaled one by one do not know their level."""
+        rng, rows = np.random.default_rng(0), 3000
+        wind, level = np.zeros(rows), np.zeros(rows)
+        for i in range(1, rows):
+            wind[i] = 0.98 * wind[i - 1] + rng.normal()
+            level[i] = level[i - 1] + 0.05 * (3 * wind[i] - level[i - 1]) + rng.normal(0, 0.3)
+        frame = pd.DataFrame(
+            {"ds": pd.date_range("2024-01-01", periods=rows, freq="h"), "y": 100 + level, "wind": wind}
+        )
+        found = {}
+        for scaling in ("auto", "standard"):
+            model = Forecaster(24, "h", members=0, scaling=scaling).fit(frame[:2400])
+            found[scaling] = scores(model.backtest(frame, windows=23, step=24, refit=False))["crps"].item()
+        assert found["auto"] < 0.97 * found["standard"]
+
+    def test_a_window_far_from_the_series_is_scaled_by_itself(self):
+        frame = hourly(1, rows=900)
+        model = Forecaster(12, members=0).fit(frame)
+        far = model.predict(frame.assign(y=frame["y"] * 1e4, unique_id="far"))
+        assert far["median"].between(1e5, 3e5).all()
+        assert (far["hi-80"] - far["lo-80"] > 5e3).all()
+
+
 class TestUpdate:
     def test_new_rows_move_the_start(self, networked):
         _, frame = networked

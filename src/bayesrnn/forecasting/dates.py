@@ -195,6 +195,8 @@ def _even(days: pd.Series) -> bool:
     """Whether the dates, in the order of the file or in reverse, lie on a grid and most of its steps have one."""
     import pandas as pd
 
+    if days.nunique() < 2:
+        return False
     rising = days.is_monotonic_increasing or days.is_monotonic_decreasing
     if not rising or not days.is_unique or len(days) < 2:
         return False

@@ -26,7 +26,8 @@ class Empirical:
         """Quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         count = batch.known.sum(1)[:, None]
         panel, rows = windows.panel, batch.ends[:, None] + np.arange(-self.shape.context, 0)
-        past = panel.y[panel.offsets[batch.series][:, None] + np.maximum(rows, 0)]
+        inside = np.clip(rows, 0, panel.lengths[batch.series][:, None] - 1)
+        past = panel.y[panel.offsets[batch.series][:, None] + inside]
         values = np.sort(np.where(batch.known, past, np.inf), 1)
         ranks = grids.LEVELS * (count + 1)
         place = np.where(grids.LEVELS < 0.5, np.floor(ranks), np.ceil(ranks)).astype(int) - 1

@@ -176,7 +176,8 @@ def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calib
                say: Callable[[str], None]) -> Structure:  # fmt: skip
     """The structure of few rows: logarithms by their likelihood, widths by walking forward."""
     size, tried = min(int(panel.lengths.max()), structure.ROWS), []
-    for log, shape in {shape.log: shape for shape in shapes[::-1] if shape.log != "skewed"}.items():
+    plain = [shape for shape in shapes if shape.log != "skewed" and shape.scaling != "series"]
+    for log, shape in {shape.log: shape for shape in plain[::-1]}.items():
         windows = Windows(panel, replace(shape, context=size), holidays=holidays)
         found = structure.fitted(windows, panel.lengths)
         if found is not None:

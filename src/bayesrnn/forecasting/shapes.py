@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.windows import Shape, with_usual
+from bayesrnn.forecasting.windows import Shape, of_series, with_usual
 
 
 def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
@@ -28,6 +28,9 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
     lowest = max(float(known.min() + shift) / 2, 1e-300)
     shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
+    if len(panel) == 1 and scaling == "auto":
+        shapes = [s for s in shapes if s.scaling == "standard"]
+        shapes = [*(of_series(panel, shape) for shape in shapes), *shapes]
     return [with_usual(panel, shape) for shape in shapes]
 
 

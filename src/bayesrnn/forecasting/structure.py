@@ -118,7 +118,8 @@ def _columns(windows: Windows, batch: Batch) -> Tensor:
     """(B, T + H, F): columns that are known ahead."""
     panel, size = windows.panel, windows.shape.context
     rows = batch.ends[:, None] + np.arange(-size, 0)
-    past = np.nan_to_num(panel.future[panel.offsets[batch.series][:, None] + np.maximum(rows, 0)])
+    inside = np.clip(rows, 0, panel.lengths[batch.series][:, None] - 1)
+    past = np.nan_to_num(panel.future[panel.offsets[batch.series][:, None] + inside])
     return torch.as_tensor(np.concatenate([past, batch.future], 1), dtype=torch.float64)
 
 

@@ -10,6 +10,7 @@ from bayesrnn.forecasting.panel import Panel
 
 Array = np.ndarray
 _LONG = 48  # steps of a season that is long
+_NEAR = 6.0  # standard deviations of a series, within which a window may be of it
 _LEAST = 1e-9  # scale of a constant window, relative to its values
 _FEW, _PRIOR = 32, 2.0  # rows with which a window is not cold; rows that what is usual counts as in a cold one
 
@@ -21,7 +22,8 @@ class Shape:
     Args:
         context: steps T that are looked back on. horizon: steps H ahead.
         seasons: in steps, the strongest first; empty: none.
-        scaling: "mean_abs", "standard" or "robust".
+        scaling: "mean_abs", "standard" or "robust"; "series": by ``fixed`` (centre, scale) of the only series, so that
+            level and columns mean the same at all times. Windows far from it are scaled by themselves.
         log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
         lowest: what shift + y counts as where it is not positive: new rows may hold such values, training did not.
         usual: for plain values and for logarithms, what is usual of a window at its level x (the mean of absolute
@@ -37,6 +39,7 @@ class Shape:
     shift: float = 0.0
     lowest: float = 1e-300
     usual: tuple[tuple[float, ...], ...] = ()
+    fixed: tuple[float, float] = (0.0, 1.0)
 
     @property
     def season(self) -> int:
@@ -193,6 +196,9 @@ def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:
     else:
         centre = mean
         scale = np.sqrt((np.where(known, context - mean[:, None], 0.0) ** 2).sum(1) / some)
+    if shape.scaling == "series":
+        near = np.abs(mean - shape.fixed[0]) < _NEAR * shape.fixed[1]
+        centre, scale = np.where(near, shape.fixed[0], centre), np.where(near, shape.fixed[1], scale)
     least = np.maximum(_LEAST * np.maximum(size, np.abs(mean)), 1e-12)
     flat = scale <= least
     return centre, np.where(flat, np.where(size > 0, size, 1.0), scale)
@@ -217,6 +223,13 @@ def with_usual(panel: Panel, shape: Shape) -> Shape:
             lines += [float(np.median(y - slope * x)), slope]
         found.append((*lines, middle))
     return replace(shape, usual=tuple(found))
+
+
+def of_series(panel: Panel, shape: Shape) -> Shape:
+    """The shape scaled by the first half of a single series."""
+    windows = Windows(panel, replace(shape, scaling="standard", context=len(panel.y) // 2))
+    batch = windows.batch(np.zeros(1, int), np.array([len(panel.y) // 2]))
+    return replace(shape, scaling="series", fixed=(float(batch.centre[0]), float(batch.scale[0])))
 
 
 def _usual(context: Array, known: Array, cold: Array, log: Array, scale: Array, shape: Shape) -> tuple[Array, Array]:
