@@ -24,6 +24,11 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def has_posterior(model: nn.Module) -> bool:
+    """Whether weights of the model have a posterior; dropout is none."""
+    return any(isinstance(part, Bayesian) for part in model.modules())
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode inside the block, and the former mode afterwards."""

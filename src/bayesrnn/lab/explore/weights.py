@@ -14,6 +14,7 @@ from torch import Tensor
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
+from bayesrnn.lab.modules import has_posterior
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.report.weights import gate_names, kept_of, log_histogram, matrices_of
 from bayesrnn.lab.runs.opening import OpenedRun
@@ -58,7 +59,7 @@ class WeightsPanel(Panel):
 
     @property
     def posterior(self) -> bool:
-        return self.run.recipe.posterior.kind != "none"
+        return has_posterior(self.model)
 
     def about(self) -> dict[str, Any]:
         return {"posterior": self.posterior, "score": self.own.score_label if self.own else ""}

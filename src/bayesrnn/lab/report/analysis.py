@@ -9,6 +9,7 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
+from bayesrnn.lab.modules import has_posterior
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.opening import open_run
 
@@ -35,8 +36,8 @@ def analyse(folder: Path, known: Mapping[str, Any], say: "Say") -> Analysis:
     found = Analysis()
     try:
         run = open_run(folder, torch.device("cpu"))
-        if run.recipe.posterior.kind != "none":
-            model: Any = task_class(run.recipe.task).weights(run.model)
+        model: Any = task_class(run.recipe.task).weights(run.model)
+        if has_posterior(model):
             found.ratios = br.signal_to_noise(model)
         found.own = task_class(run.recipe.task).analyse(run, known, say)
     except UserError as error:

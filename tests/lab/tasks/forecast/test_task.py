@@ -208,10 +208,12 @@ class TestTask:
             def say(self, text):
                 said.append(text)
 
-        out, record = train("forecast", path, tmp_path / "run", reporter=Told())
+        out, record = train("forecast-bbb", path, tmp_path / "run", reporter=Told())
         assert any("Too few rows for networks: a trend and seasons in closed form" in text for text in said)
         assert record.metrics["test_crps"] < record.metrics["naive_crps"]
         assert run("forecast", out)[1].count("\n") == 4
+        assert run("report", out, "--out", tmp_path / "page")[0] == 0
+        assert "Doubt over time" in (tmp_path / "page" / "index.html").read_text()
         status, text = run("export", out)
         assert status == 2
         assert "no network" in text

@@ -108,7 +108,7 @@ def command(
     elif is_run:
         _refuse(given & {*_FOR_FILES, "walk", "table"}, "a run", "a file")
     else:
-        _refuse(given & {*_FOR_FILES, *_FOR_RUNS, "seed"}, "a saved forecaster", "a file or a run")
+        _refuse(given & {*_FOR_FILES, *_FOR_RUNS}, "a saved forecaster", "a file or a run")
     asked = tables.Asked(
         level=tables.percentages(level or [80, 95]), future=future, walk=walk, table=table, above=above, below=below,
         over=over, under=under, anomalies=anomalies, false_alarms=false_alarms, out=out, plot=plot, as_json=as_json,

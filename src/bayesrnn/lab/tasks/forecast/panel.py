@@ -1,8 +1,8 @@
 """The panel of forecasts: a fan chart at any origin, sampled paths, edited covariates, and walking forward."""
 
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -172,13 +172,23 @@ class ForecasterPanel(Panel):
 
     def walk_of(self, asked: Request) -> Iterator[Part]:
         """The work is done in a thread, so that the page can show how far it is, and give up."""
-        with ThreadPoolExecutor(1) as pool:
-            started, work = time.monotonic(), pool.submit(self.table)
-            while not work.done():
-                wait([work], 0.3)
-                yield {"progress": min(0.95, (time.monotonic() - started) / self.seconds)}
+        found: list[Any] = []
+        started, work = time.monotonic(), threading.Thread(target=lambda: found.append(_tried(self.table)), daemon=True)
+        work.start()
+        while work.is_alive():
+            work.join(0.3)
+            yield {"progress": min(0.95, (time.monotonic() - started) / self.seconds)}
+        if isinstance(found[0], UserError):
+            raise found[0]
         columns = self.made.columns
-        yield summary(work.result().rename(columns={columns.id: "unique_id", columns.time: "ds"}))
+        yield summary(found[0].rename(columns={columns.id: "unique_id", columns.time: "ds"}))
+
+
+def _tried(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except UserError as error:
+        return error
 
 
 def summary(table: Any) -> dict[str, Any]:

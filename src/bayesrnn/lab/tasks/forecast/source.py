@@ -28,9 +28,11 @@ class Source:
 
     @classmethod
     def of(
-        cls, path: Path | None, target: str | None, date: str | None, *, spelling: str = "--{}", sets: str = " "
-    ) -> "Source":
-        """Read a file; None: carbon dioxide at Mauna Loa. ``date`` "none": the rows are numbered."""
+        cls, path: Path | None, target: str | None, date: str | None, *, time: str = Columns.time,
+        spelling: str = "--{}", sets: str = " ",
+    ) -> "Source":  # fmt: skip
+        """Read a file; None: carbon dioxide at Mauna Loa. ``date`` "none": the rows are numbered. ``time``: what the
+        column of stamps is called in a frame."""
         table = read(path) if path is not None else _mauna_loa()
         for name, option in ((target, "target"), (date if date != "none" else "", "date")):
             if name and name not in table:
@@ -40,7 +42,8 @@ class Source:
         if date == "none":
             table = table.assign(**{Columns.time: range(len(table))})
         stamps = date if date and date != "none" else time_column(table, Columns.time)
-        return cls(path or MAUNA_LOA, table, Columns(target=target or Columns.target), stamps, spelling, sets)
+        columns = Columns(time=time, target=target or Columns.target)
+        return cls(path or MAUNA_LOA, table, columns, stamps, spelling, sets)
 
     def frame(self) -> Any:
         """The table as a long frame."""

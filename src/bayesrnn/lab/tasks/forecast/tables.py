@@ -113,7 +113,7 @@ def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None,
         raise UserError(f"--resample is {settings['resample']}; choose mean, sum or last.")
     if save is not None and save.exists() and not (save / "forecaster.json").is_file():
         raise UserError(f"{save} exists and is no saved forecaster; choose another --save.")
-    source = Source.of(data, target, date)
+    source = Source.of(data, target, date, time=date if date not in (None, "none") else Columns.time)
     columns = source.columns
     with source.naming():
         frame = source.frame()
