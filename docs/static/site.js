@@ -23,7 +23,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // What the theme leaves out for the keyboard and screen readers.
-  for (const box of document.querySelectorAll("pre, .table-wrapper")) {
+  for (const box of document.querySelectorAll("pre, .table-wrapper, .math-wrapper")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
   for (const heading of document.querySelectorAll("p.caption[role=heading]")) heading.ariaLevel = "2";
