@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bayesrnn.checks import check_choice, check_whole
-from bayesrnn.errors import UserError
+from bayesrnn.errors import UserError, needed_by
 from bayesrnn.forecasting import decisions, grids, paths
 from bayesrnn.forecasting.checks import (
     check_columns,
@@ -20,7 +19,7 @@ from bayesrnn.forecasting.checks import (
     check_settings,
     check_trainable,
 )
-from bayesrnn.forecasting.frames import frame_of
+from bayesrnn.forecasting.frames import choose_columns, frame_of
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.model import Model, fit_model
 from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
@@ -109,6 +108,8 @@ class Forecaster:
         target_col: str = "y",
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        with needed_by("Forecaster", "'bayesrnn[forecast]'"):
+            import pandas  # noqa: F401
         self.settings = check_settings(given)
         self.horizon = int(horizon)
         self.columns = Columns(id_col, time_col, target_col)
@@ -123,7 +124,7 @@ class Forecaster:
 
     def _read(self, data: Any) -> Panel:
         frame = long_frame(data, self.columns)
-        check_columns(frame, columns := self._chosen(frame))
+        check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
         return panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
 
     def _shapes(self, panel: Panel) -> list[Shape]:
@@ -150,22 +151,6 @@ class Forecaster:
         last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
         self._trained = dict(zip(panel.ids, last.tolist(), strict=True))
         return self
-
-    def _chosen(self, frame: Any) -> Columns:
-        """Which further columns are used, and as what."""
-        import pandas as pd
-
-        s, c = self.settings, self.columns
-        future, static = tuple(s["future"]), tuple(s["static"])
-        used = {c.id, c.time, c.target, *future, *static}
-        rest = [n for n in frame if n not in used and not pd.api.types.is_datetime64_any_dtype(frame[n])]
-        past = tuple(s["past"]) if s["past"] is not None else tuple(rest)
-        if s["past"] is None and past:
-            grouped = frame.groupby(c.id, sort=False, observed=True)[list(past)].nunique(dropna=False).max()
-            constant = tuple(n for n in past if grouped[n] <= 1)
-            static += tuple(n for n in constant if frame[n].nunique() > 1)
-            past = tuple(n for n in past if n not in constant)
-        return replace(c, past=past, future=future, static=static)
 
     def predict(
         self,

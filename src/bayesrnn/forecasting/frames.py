@@ -1,13 +1,31 @@
-"""A panel as a long frame."""
+"""Long frames: which of their columns are used, and a panel as one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.panel import Columns, Panel
+
+
+def choose_columns(frame: Any, columns: Columns, settings: Mapping[str, Any]) -> Columns:
+    """Which further columns of a long frame are used, and as what: those that the settings name; else all others."""
+    import pandas as pd
+
+    future, static = tuple(settings["future"]), tuple(settings["static"])
+    used = {columns.id, columns.time, columns.target, *future, *static}
+    rest = [n for n in frame if n not in used and not pd.api.types.is_datetime64_any_dtype(frame[n])]
+    past = tuple(settings["past"]) if settings["past"] is not None else tuple(rest)
+    if settings["past"] is None and past:
+        grouped = frame.groupby(columns.id, sort=False, observed=True)[list(past)].nunique(dropna=False).max()
+        constant = tuple(n for n in past if grouped[n] <= 1)
+        static += tuple(n for n in constant if frame[n].nunique() > 1)
+        past = tuple(n for n in past if n not in constant)
+    return replace(columns, past=past, future=future, static=static)
 
 
 def frame_of(panel: Panel, series: object = None) -> Any:
