@@ -227,6 +227,13 @@ class TestScaling:
             found[scaling] = scores(model.backtest(frame, windows=23, step=24, refit=False))["crps"].item()
         assert found["auto"] < 0.97 * found["standard"]
 
+    def test_a_series_with_a_trend_is_scaled_window_by_window(self):
+        frame = hourly(1, rows=900)
+        frame["y"] += 0.05 * np.arange(900)
+        model = Forecaster(12, members=0).fit(frame[:800])
+        assert all(base.shape.scaling != "series" for base in model.model.bases)
+        assert scores(model.backtest(frame, windows=8, refit=False))["crps"].item() < 0.8
+
     def test_a_window_far_from_the_series_is_scaled_by_itself(self):
         frame = hourly(1, rows=900)
         model = Forecaster(12, members=0).fit(frame)

@@ -30,7 +30,7 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
     if len(panel) == 1 and scaling == "auto":
         shapes = [s for s in shapes if s.scaling == "standard"]
-        shapes = [*(of_series(panel, shape) for shape in shapes), *shapes]
+        shapes = [*(scaled for shape in shapes for scaled in of_series(panel, shape)), *shapes]
     return [with_usual(panel, shape) for shape in shapes]
 
 

@@ -11,6 +11,7 @@ from bayesrnn.forecasting.panel import Panel
 Array = np.ndarray
 _LONG = 48  # steps of a season that is long
 _NEAR = 6.0  # standard deviations of a series, within which a window may be of it
+_MOVED = 0.5  # standard deviations between the halves of a series with a trend
 _LEAST = 1e-9  # scale of a constant window, relative to its values
 _FEW, _PRIOR = 32, 2.0  # rows with which a window is not cold; rows that what is usual counts as in a cold one
 
@@ -225,11 +226,15 @@ def with_usual(panel: Panel, shape: Shape) -> Shape:
     return replace(shape, usual=tuple(found))
 
 
-def of_series(panel: Panel, shape: Shape) -> Shape:
-    """The shape scaled by the first half of a single series."""
-    windows = Windows(panel, replace(shape, scaling="standard", context=len(panel.y) // 2))
-    batch = windows.batch(np.zeros(1, int), np.array([len(panel.y) // 2]))
-    return replace(shape, scaling="series", fixed=(float(batch.centre[0]), float(batch.scale[0])))
+def of_series(panel: Panel, shape: Shape) -> list[Shape]:
+    """The shape scaled by the first half of a single series; none where its level has moved since, as in a trend."""
+    half = len(panel.y) // 2
+    windows = Windows(panel, replace(shape, scaling="standard", context=half))
+    batch = windows.batch(np.zeros(2, int), np.array([half, len(panel.y)]))
+    (centre, later), scale = batch.centre, float(batch.scale[0])
+    if not abs(later - centre) < _MOVED * scale:
+        return []
+    return [replace(shape, scaling="series", fixed=(float(centre), scale))]
 
 
 def _usual(context: Array, known: Array, cold: Array, log: Array, scale: Array, shape: Shape) -> tuple[Array, Array]:
