@@ -9,7 +9,6 @@ import torch
 
 import bayesrnn as br
 from bayesrnn.errors import UserError
-from bayesrnn.lab.modules import has_posterior
 from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs.opening import open_run
 
@@ -37,7 +36,7 @@ def analyse(folder: Path, known: Mapping[str, Any], say: "Say") -> Analysis:
     try:
         run = open_run(folder, torch.device("cpu"))
         model: Any = task_class(run.recipe.task).weights(run.model)
-        if has_posterior(model):
+        if any(isinstance(part, br.BayesByBackprop) for part in model.modules()):  # a short series has no network
             found.ratios = br.signal_to_noise(model)
         found.own = task_class(run.recipe.task).analyse(run, known, say)
     except UserError as error:
