@@ -59,7 +59,7 @@ def _whole(name: str, value: Any, least: int = 0) -> int:
 
 
 def check_fit(made: Forecaster) -> None:
-    """ValueError where parts of a forecaster are not of one size."""
+    """Raise ValueError if the sizes of a forecaster's parts disagree."""
     panel, model, horizon = made.panel, made.model, made.horizon
     assert panel is not None
     assert model is not None
