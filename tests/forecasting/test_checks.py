@@ -177,3 +177,44 @@ def test_cells_that_are_no_values(column, value, message):
     frame = pd.DataFrame({"ds": pd.date_range("2024-01-01", periods=30), "y": 1.0 * np.arange(30)})
     with pytest.raises(UserError, match=message):
         Forecaster(2, members=0).fit(frame.assign(**{column: [value] * 30}))
+
+
+def _daily(count, level=20.0, freq="D", seed=0, **columns):
+    source = np.random.default_rng(seed)
+    days = pd.date_range("2022-01-03", periods=count, freq=freq)
+    return pd.DataFrame({"unique_id": "a", "ds": days, "y": level + source.normal(size=count), **columns})
+
+
+def test_scales_of_covariates_are_learnt_before_the_first_cutoff():
+    data = _daily(120, x=np.random.default_rng(1).normal(size=120))
+    later = data.copy()
+    later.loc[later.index[-7:], "x"] = 500.0
+    tables = [Forecaster(7, members=0).fit(one).backtest(one, windows=2) for one in (data, later)]
+    first = [table[table["cutoff"] == table["cutoff"].min()]["mean"].to_numpy() for table in tables]
+    np.testing.assert_allclose(*first, rtol=1e-6)
+
+
+def test_new_values_that_the_model_cannot_have_are_refused():
+    positive = Forecaster(3, members=0).fit(_daily(60))
+    with pytest.raises(UserError, match=r"Most values of series 'b' are negative, such as -.*; fit it with"):
+        positive.predict(_daily(30, level=-50.0).assign(unique_id="b"))
+    counts = _daily(60).assign(y=lambda d: d["y"].round())
+    fitted = Forecaster(3, members=0, likelihood="negative_binomial").fit(counts)
+    with pytest.raises(UserError, match="negative_binomial is for counts"):
+        fitted.update(_daily(61).assign(y=1.5).tail(1))
+
+
+def test_long_steps_are_saved(tmp_path):
+    fitted = Forecaster(3, members=0).fit(_daily(40, freq="28D"))
+    pd.testing.assert_frame_equal(Forecaster.load(fitted.save(tmp_path)).predict(), fitted.predict())
+
+
+def test_a_gap_longer_than_the_context_leaves_out_its_windows():
+    data = _daily(900)
+    data.loc[700:800, "y"] = np.nan
+    fitted = Forecaster(7, members=0, context=28).fit(data.head(700))
+    table = fitted.backtest(data, windows=18, step=7)
+    left = table.groupby("cutoff").size()
+    assert 0 < len(left) < 18
+    assert np.isfinite(table["mean"]).all()
+    assert np.isfinite(fitted.update(data).predict()["mean"]).all()

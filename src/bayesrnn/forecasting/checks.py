@@ -123,6 +123,19 @@ def check_counts(panel: Panel) -> None:
         )
 
 
+def check_values(panel: Panel, lower: float, *, counts: bool) -> None:
+    """Refuse new values that a model of counts, or of series that were never negative, cannot forecast."""
+    if counts:
+        check_counts(panel)
+    for i, values in enumerate(np.split(panel.y, panel.offsets[1:-1])):
+        known = values[~np.isnan(values)]
+        if len(known) and np.median(known) < lower:
+            raise UserError(
+                f"Most values of series {panel.ids[i]!r} are negative, such as {known[known < lower][0]:g}, and the "
+                "model was fitted to series that never are; fit it with this series too."
+            )
+
+
 def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
     """Future-known columns (S, H, F) after the end of each series; None where the model has none."""
     columns = panel.columns

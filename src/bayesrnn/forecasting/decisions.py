@@ -117,9 +117,13 @@ def widths_after(forecaster: Forecaster, panel: Panel, series: Array, ends: Arra
     block = np.concatenate([np.arange(c) for c in count])
     series, ends = np.repeat(series, count), np.repeat(ends, count) + block * horizon
     windows = forecaster._windows(panel, seen=seen)
+    known = forecaster._known(windows, series, ends)
+    series, ends, block = series[known], ends[known], block[known]
+    if not len(ends):
+        return width
     grid, _ = forecaster._grid(windows, series, ends)
     actual, middle = _actual(windows[0], series, ends), grid[..., grids.MEDIAN : grids.MEDIAN + 1]
-    for k in range(int(count.max())):
+    for k in np.unique(block):
         rows = block == k
         factor = (width / forecaster._width)[:, None]
         found = middle[rows] + factor * (grid[rows] - middle[rows])
@@ -149,8 +153,12 @@ def walk_forward(
     for start in range(0, count, together):
         block = np.arange(start, min(start + together, count))
         series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
-        grid, share = forecaster._grid(windows, series, ends)
-        actual = _actual(windows[0], series, ends)
+        actual, known = _actual(windows[0], series, ends), forecaster._known(windows, series, ends)
+        actual[~known] = np.nan  # in a gap longer than the context there is nothing to forecast from
+        shape = (len(ends), horizon, len(grids.LEVELS))
+        grid, share = np.zeros(shape), np.zeros(shape[:2])
+        if known.any():
+            grid[known], share[known] = forecaster._grid(windows, series[known], ends[known])
         for j, k in enumerate(block):
             rows = slice(j * total, (j + 1) * total)
             if adaptive:
@@ -164,8 +172,8 @@ def walk_forward(
             about |= {"step": np.tile(np.arange(1, horizon + 1), total)}
             about[names.time] = panel.clock.stamps(panel.numbers(every[:, None], at).reshape(-1))
             about |= {"y": actual[rows], **summary(found, share[rows]), "crps": grids.crps(found, actual[rows])}
-            frames.append(pd.DataFrame({key: v.reshape(-1) if isinstance(v, np.ndarray) else v
-                                        for key, v in about.items()}))  # fmt: skip
+            frame = pd.DataFrame({key: v.reshape(-1) if isinstance(v, np.ndarray) else v for key, v in about.items()})
+            frames.append(frame[np.repeat(known[rows], horizon)])
         progress(int(block[-1]) + 1, count)
     return pd.concat(frames, ignore_index=True)
 

@@ -18,8 +18,9 @@ from bayesrnn.forecasting.checks import (
     check_levels,
     check_settings,
     check_trainable,
+    check_values,
 )
-from bayesrnn.forecasting.frames import choose_columns, frame_of
+from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.model import Model, fit_model
 from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
@@ -122,10 +123,15 @@ class Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
         return self._fit(self._read(data))
 
-    def _read(self, data: Any) -> Panel:
-        frame = long_frame(data, self.columns)
+    def _read(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
+        """The series of a frame; covariates are scaled by their values before ``ends``, None: by all."""
+        frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
         check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
-        return panel_of(frame, columns.learnt(frame), freq=self.settings["freq"], resample=self.settings["resample"])
+        panel = panel_of(frame, columns.learnt(frame), **options)
+        if ends is None:
+            return panel
+        before = frame[rows_before(frame, panel, ends(panel), **options)]
+        return panel_of(frame, columns.learnt(before), **options)
 
     def _shapes(self, panel: Panel) -> list[Shape]:
         s = self.settings
@@ -185,8 +191,7 @@ class Forecaster:
 
     def stream(self, parts: Iterable[Any], **options: Any) -> Iterator[Any]:
         """`predict` for one frame of whole series after the other: memory does not grow with their number."""
-        for part in parts:
-            yield self.predict(part, **options)
+        yield from (self.predict(part, **options) for part in parts)
 
     def sample_paths(self, n: int = 100, data: Any = None, *, future: Any = None, seed: int = 0,
                      method: str = "copula") -> Any:  # fmt: skip
@@ -249,7 +254,7 @@ class Forecaster:
         cutoffs = panel.first + (first - 1) * panel.clock.every
         seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
         if refit or (refit is None and seen):
-            other = type(self)(**self.settings)
+            other, panel = type(self)(**self.settings), standardised(panel, first)
             other._fit(panel.until(first))
             return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
         return decisions.walk_forward(
@@ -337,7 +342,9 @@ class Forecaster:
         own, s = self._panel, self.settings
         if data is None or isinstance(data, Panel):
             return own if data is None else data
-        return panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
+        panel = panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
+        check_values(panel, self._fitted.lower, counts=s["likelihood"] == "negative_binomial")
+        return panel
 
     def _windows(self, panel: Panel, ahead: Array | None = None, seen: Array | None = None) -> list[Windows]:
         """Those of each base; forecasts may learn from rows before ``seen`` (S,), or from all."""
@@ -347,26 +354,28 @@ class Forecaster:
             windows.seen = panel.lengths if seen is None else seen
         return found
 
+    def _known(self, cuts: list[Windows], series: Array, ends: Array) -> Array:
+        """Whether the context of each forecast has a value."""
+        parts = [cuts[0].batch(series[i : i + _SERIES], ends[i : i + _SERIES]) for i in range(0, len(ends), _SERIES)]
+        return np.concatenate([part.known.any(1) for part in parts])
+
     def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
-        model = self._fitted
-        parts = []
+        model, parts = self._fitted, []
+        for k in np.flatnonzero(~self._known(cuts, series, ends))[:1]:
+            raise UserError(
+                f"Series {cuts[0].panel.ids[series[k]]!r} has no value in the {model.shape.context} rows before its "
+                "forecast; give it newer rows, or drop it."
+            )
         for i in range(0, len(series), _SERIES):
             some, until = series[i : i + _SERIES], ends[i : i + _SERIES]
-            empty = np.flatnonzero(~cuts[0].batch(some, until).known.any(1))
-            if len(empty):
-                raise UserError(
-                    f"Series {cuts[0].panel.ids[some[empty[0]]]!r} has no value in the {model.shape.context} rows "
-                    "before its forecast; give it newer rows, or drop it."
-                )
             grid, share = model.grid(cuts, some, until, seed=self.settings["seed"])
             middle = grid[..., grids.MEDIAN : grids.MEDIAN + 1]
             parts.append((model.bounded(middle + self._width[:, None] * (grid - middle)), share))
         return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])
 
-    def _summary(
-        self, grid: Array, share: Array, level: Sequence[float], quantiles: Sequence[float]
-    ) -> dict[str, Array]:
+    def _summary(self, grid: Array, share: Array, level: Sequence[float],
+                 quantiles: Sequence[float]) -> dict[str, Array]:  # fmt: skip
         return grids.summary(grid, share, level, quantiles, self._fitted.bounded)
 
     def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.panel import Columns, Panel
+from bayesrnn.forecasting.clock import snapped
+from bayesrnn.forecasting.panel import Columns, Panel, stamps_of
+
+Array = np.ndarray
 
 
 def choose_columns(frame: Any, columns: Columns, settings: Mapping[str, Any]) -> Columns:
@@ -26,6 +29,36 @@ def choose_columns(frame: Any, columns: Columns, settings: Mapping[str, Any]) ->
         static += tuple(n for n in constant if frame[n].nunique() > 1)
         past = tuple(n for n in past if n not in constant)
     return replace(columns, past=past, future=future, static=static)
+
+
+def rows_before(frame: Any, panel: Panel, ends: Array, *, freq: Any, resample: str | None) -> Array:
+    """Which rows of a long frame lie before these rows (S,) of the panel that was made of it."""
+    names, clock = panel.columns, panel.clock
+    stamps = stamps_of(frame[names.time], names.time)
+    numbers = clock.numbers(stamps if resample is None else snapped(freq, stamps))
+    place = {name: k for k, name in enumerate(panel.ids)}
+    series = np.array([place[str(name)] for name in frame[names.id]])
+    found: Array = numbers < panel.numbers(series, ends[series])
+    return found
+
+
+def standardised(panel: Panel, ends: Array) -> Panel:
+    """The panel with its numeric covariates scaled by their values before these rows (S,) alone."""
+    each = np.repeat(np.arange(len(panel)), panel.lengths)
+    before = np.arange(len(panel.y)) - panel.offsets[each] < ends[each]
+    columns, means, scaled = panel.columns, dict(panel.columns.means), {}
+    for part, names in (("past", columns.past), ("future", columns.future)):
+        values, k = getattr(panel, part).astype(float), 0
+        for name in names:
+            known = values[before, k][~np.isnan(values[before, k])]
+            if name in means and len(known):
+                centre, spread = known.mean(), known.std() or 1.0
+                mean, scale = means[name]
+                means[name] = float(mean + scale * centre), float(scale * spread)
+                values[:, k] = np.clip((values[:, k] - centre) / spread, -20, 20)
+            k += columns.width([name])
+        scaled[part] = values.astype(np.float32)
+    return replace(panel, columns=replace(columns, means=means), **scaled)
 
 
 def frame_of(panel: Panel, series: object = None) -> Any:

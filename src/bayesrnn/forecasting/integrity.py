@@ -52,8 +52,8 @@ def check_sizes(about: Any, most: int) -> None:
     _whole("seed", about["settings"]["seed"])
 
 
-def _whole(name: str, value: Any, least: int = 0) -> int:
-    if type(value) is not int or not least <= value < 1 << 40:
+def _whole(name: str, value: Any, least: int = 0, most: int = 1 << 40) -> int:
+    if type(value) is not int or not least <= value < most:
         raise ValueError(f"{name} is not a whole number from {least}")
     return value
 
@@ -92,7 +92,7 @@ def check_fit(made: Forecaster) -> None:
     if (
         clock.unit not in known
         or (clock.unit == "offset") != (named_clock(clock.freq or "D").unit == "offset")
-        or _whole("every", clock.every, 1) > _FIRST
+        or _whole("every", clock.every, 1, _FIRST + 1) > _FIRST
     ):
         raise ValueError("the clock is unknown")
     if (

@@ -331,7 +331,8 @@ def panel_of(
         i = twice[0]
         raise UserError(
             f"Series {ids[codes[i]]!r}: rows {min(rows[i], rows[i + 1])} and {max(rows[i], rows[i + 1])} are both at "
-            f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, or set resample='mean'."
+            f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, set resample='mean', or "
+            "name the column of series with id_col."
         )
     lengths = (numbers[ends] - numbers[starts]) // clock.every + 1
     _check_density(ids, starts, ends, lengths, numbers, clock)

@@ -26,7 +26,17 @@ from bayesrnn.lab.tasks.base import Files, Say, State, Task
 from bayesrnn.lab.tasks.forecast import COMMANDS
 from bayesrnn.lab.tasks.forecast.card import CARD
 from bayesrnn.lab.tasks.forecast.metrics import DETAILS, METRICS
-from bayesrnn.lab.tasks.forecast.plan import PLAN, SERIES, Plan, cutoffs, finished, forecaster_of, module_of, naive
+from bayesrnn.lab.tasks.forecast.plan import (
+    PLAN,
+    SERIES,
+    Plan,
+    cutoffs,
+    finished,
+    forecaster_of,
+    held_out,
+    module_of,
+    naive,
+)
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
 from bayesrnn.lab.tasks.forecast.source import Source, labels
 from bayesrnn.lab.tasks.forecast.tables import check_file, percentages
@@ -97,7 +107,9 @@ class Forecast(Task):
         source = read_source(data, self.recipe.data)
         made = forecaster_of(self.recipe, source)
         with source.naming(), bar("choosing a linear forecast") as report:
-            return Plan.of(made, made._read(source.frame()), self.recipe.data.test, report)
+            test = self.recipe.data.test
+            panel = made._read(source.frame(), lambda panel: panel.lengths - held_out(panel, made.horizon, test))
+            return Plan.of(made, panel, test, report)
 
     @classmethod
     def for_run(cls, recipe: Recipe, data: str | None, device: torch.device, files: Files) -> "Forecast":
@@ -189,11 +201,13 @@ class Forecast(Task):
         ]
 
     def validate(self) -> dict[str, Any]:
-        """The mean of the networks' scores, without draws; where there is none, that of the base one horizon ago."""
+        """The mean of the networks' scores, without draws; without networks, that of the base for the last values."""
         if self.trained:
             return {"valid_crps": float(np.mean([measure() for measure in self._scored]))}
         panel, model = self.prepared.panel, self.prepared.model
-        series, ends = np.arange(len(panel)), np.maximum(panel.lengths - self.made.horizon, 1)
+        each = np.split(~np.isnan(panel.y), panel.offsets[1:-1])
+        last = np.array([np.flatnonzero(known)[-1] + 1 if known.any() else len(known) for known in each])
+        series, ends = np.arange(len(panel)), np.maximum(last - self.made.horizon, 1)
         grid, _ = model.grid(self.prepared.cuts, series, ends, seed=0)
         return {"valid_crps": score(grid, self.prepared.cuts[0].batch(series, ends), model.shape)}
 
