@@ -317,7 +317,7 @@ def test_what_cannot_be_exported_is_said(tmp_path):
                 call(args)
         with pytest.raises(ValueError, match=r"axis 1 of an example input has size 1.*at least 2 steps"):
             call((x[:, :1],))
-    with pytest.raises(TypeError, match="proj_size, which ONNX's LSTM operator has not: use to_exported"):
+    with pytest.raises(TypeError, match="proj_size, which ONNX's LSTM operator lacks: use to_exported"):
         export.to_onnx(br.LSTM(H, H, proj_size=2), tmp_path / "a.onnx", (x,))
     assert not list(tmp_path.iterdir())
 

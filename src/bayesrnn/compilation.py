@@ -1,4 +1,4 @@
-"""What `torch.compile` is to leave alone."""
+"""Code that `torch.compile` must not trace."""
 
 from __future__ import annotations
 
@@ -54,15 +54,14 @@ def _detached(value: Any) -> Any:
 
 
 def not_compiled(made: M) -> M:
-    """The copy itself, its layers without what `layer.compile()` has made of the original's: in a copy of one of
-    torch's recurrent layers that would go on running on the original's weights."""
+    """Remove compiled calls from a copy. In a copied torch RNN layer they would still use the original's weights."""
     for part in made.modules():
         part.__dict__.pop("_compiled_call_impl", None)
     return made
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Run `function`, and all it calls, as it is inside a compiled model: one graph break instead of many.
+    """Run `function` uncompiled inside a compiled model, with one graph break.
 
     For code with kernels of its own, which the compiler would take apart. `torch.compiler.disable` does the same, but
     loads the compiler (seconds) where nobody compiles.

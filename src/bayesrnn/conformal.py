@@ -163,7 +163,7 @@ class Conformal:
         return self._quantile(1 - self._alpha)
 
     def _quantile(self, level: Tensor) -> Tensor:
-        """The ceil((n + 1) level)-th smallest score of each column; infinite where there are not so many."""
+        """The ceil((n + 1) level)-th smallest score of each column; infinite if there are too few scores."""
         scores = torch.stack(tuple(self._scores)).sort(0).values
         rank = torch.ceil((len(scores) + 1) * level - 1e-9).long()
         found = scores.gather(0, (rank - 1).clamp(0, len(scores) - 1).unsqueeze(0))[0]

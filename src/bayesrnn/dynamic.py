@@ -1,4 +1,4 @@
-"""Dynamic evaluation: go on learning while being tested (Mikolov et al. 2010; Krause et al. 2018)."""
+"""Dynamic evaluation: keep learning during testing (Mikolov et al. 2010; Krause et al. 2018)."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def dynamic_evaluation(
     Args:
         model: maps (window (T, B), state) to (output, state).
         inputs: the stream, time first: (N,) for one stream, or (N, B, …).
-        targets: likewise, what should come.
+        targets: the stream of expected outputs, time first.
         lr: step size on the loss summed over the window's steps, averaged over streams. Choose it on validation data.
         window: steps per update.
         rule: "sgd" (Mikolov), or "rms" (Krause): steps divided by `sqrt(gradient_scale) + epsilon`.
@@ -178,7 +178,7 @@ def _check_learning() -> None:
 
 @contextmanager
 def _no_autocast_cache() -> Iterator[None]:
-    """Inside `torch.autocast` lowered copies of weights are kept for the block, though the weights go on changing."""
+    """`torch.autocast` caches low-precision weights for its whole block, but here the weights change inside it."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     torch.clear_autocast_cache()
@@ -279,7 +279,7 @@ class _Score:
 
 
 def _why_not_finite(model: nn.Module, output: Tensor | None, count: int, lr: float) -> str:
-    """`model` is as it was before learning: a step is to blame only where one was taken from finite weights."""
+    """`model` is the model before learning. Blame the step size only if its weights were finite."""
     sound = all(bool(torch.isfinite(p).all()) for p in model.parameters())
     if sound and lr > 0 and count > 0:
         return f"dynamic evaluation diverged after {count} target{'s' * (count != 1)}: lower lr (now {lr:g})"

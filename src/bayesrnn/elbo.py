@@ -128,13 +128,13 @@ class ELBO(nn.Module):
         """The objective of one batch.
 
         Args:
-            output: what the model returned; of a tuple the first part, of a PackedSequence the `.data`.
+            output: the model's output. For a tuple, its first part is used; for a PackedSequence, its `.data`.
             target: what it should have returned; of a PackedSequence the `.data`.
             mask: true for the targets that count, in the target's shape or without its last axes; None: all of them
                 (`br.Categorical` has `ignore_index` too).
             count: what to divide -log p by, in place of the number of targets; for a batch that is one part of several.
             kl: a penalty in place of `br.kl(model)`: an unscaled sum, scaled like the KL.
-            share: the part of the KL that this batch has, relative to an even division over the epoch. With M batches
+            share: weight of the KL in this batch, relative to 1 / number of batches. With M batches
                 and M 2^(M-i) / (2^M - 1) for batch i it is that of arXiv 1505.05424, section 3.4.
         """
         output, target = _counting(output, target, mask)
@@ -248,7 +248,7 @@ class _Watch:
         self.start = self.now = (0.0, 0.0)  # -log p and KL, in nats per target
 
     def see(self, nll: float, kl: float, *, targets: float, num_data: float) -> None:
-        """Take note of a training step: -log p of a batch of `targets`, and the KL, both unscaled."""
+        """Record the unscaled -log p and KL of a training step."""
         if targets > num_data and kl > 0 and not self.seen_all:
             self.seen_all = True
             warnings.warn(

@@ -24,7 +24,7 @@ from bayesrnn.nn import GRU, LSTM, RNN, Dropout, Embedding, SequenceDropout
 from bayesrnn.posteriors import Bayesian, PosteriorSharpening, RandomWeights
 from bayesrnn.wrappers import unwrapped
 
-# ours, torch's in its place, and what torch's has no use for
+# our layer, torch's replacement, and the attributes to drop
 _PLAIN: dict[type[nn.Module], tuple[type[nn.Module], tuple[str, ...]]] = {
     LSTM: (nn.LSTM, ("rates",)),
     GRU: (nn.GRU, ("rates",)),
@@ -43,7 +43,7 @@ def to_torch(model: nn.Module) -> nn.Module:
     `br.Embedding` become torch.nn's, `br.SequenceDropout` and `br.Dropout` become `nn.Identity`. Names, tied weights,
     hooks, dtype and device stay. torch's own dropout layers stay too, and are off in eval mode.
 
-    The result needs no bayesrnn: what it is pickled or scripted to refers to torch and to the model's own classes.
+    The result does not need bayesrnn: pickles and scripts refer only to torch and the model's own classes.
 
     Raises:
         TypeError: a part has no plain form, such as a subclass of `br.LSTM` or a parametrised layer.
@@ -275,7 +275,7 @@ def _with_onnx_layers(model: nn.Module) -> nn.Module:
             continue
         if part.proj_size:
             raise TypeError(
-                f"{name or 'the model'} is an LSTM with proj_size, which ONNX's LSTM operator has not: "
+                f"{name or 'the model'} is an LSTM with proj_size, which ONNX's LSTM operator lacks: "
                 "use to_exported, or train without proj_size"
             )
         if not name:

@@ -88,7 +88,7 @@ def _ratio(mean: Tensor, rho: Tensor) -> Tensor:
 def prune(q: BayesByBackprop | PosteriorSharpening, fraction: float, *, per_tensor: bool = False) -> PruneReport:
     """Remove the given fraction of the weights, those of lowest |mean| / sigma, in place.
 
-    A removed weight has mean 0 and next to no noise: it is 0 in the mean, and of the order of 1e-17 in a draw (of 1e-7
+    A removed weight has mean 0 and almost no noise: about 1e-17 in a draw (of 1e-7
     in float16, which has no smaller numbers). Pruning again removes further; `copy.deepcopy(q)` first keeps the
     original. A weight whose |mean| / sigma is NaN goes first.
 
@@ -120,13 +120,13 @@ def lowest(q: BayesByBackprop | PosteriorSharpening, fraction: float) -> dict[st
 
 
 def _ordered(q: BayesByBackprop | PosteriorSharpening) -> dict[str, Tensor]:
-    """|mean| / sigma with 0 for what is no number: that goes first."""
+    """|mean| / sigma with NaN replaced by 0, so that those weights are pruned first."""
     return {name: ratio.nan_to_num(nan=0.0, posinf=math.inf) for name, ratio in signal_to_noise(q).items()}
 
 
 @torch.no_grad()
 def remove(q: BayesByBackprop | PosteriorSharpening, masks: Mapping[str, Tensor]) -> None:
-    """Take weights away, in place: mean 0 and next to no noise where the mask of a parameter's name is true."""
+    """Remove weights in place: set mean 0 and negligible sigma where the mask is true."""
     inner = gaussian_of(q)
     for name, mask in masks.items():
         rho = inner.posterior.rho[name]

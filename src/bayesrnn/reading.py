@@ -26,7 +26,7 @@ def read_bytes(path: str | Path, *, most: int) -> bytes:
         reason = getattr(error, "strerror", None) or "its name is not one"
         raise UserError(f"{str(path)[:200]!r} cannot be read ({reason}).") from None
     if len(data) > most:
-        raise UserError(f"{path} is larger than {most / MB:g} MB, which is more than such a file has.")
+        raise UserError(f"{path} is larger than {most / MB:g} MB, the limit for such a file.")
     return data
 
 

@@ -144,7 +144,7 @@ class RiskCoverage:
 
 
 def risk_coverage(uncertainty: Tensor, losses: Tensor) -> RiskCoverage:
-    """Selective prediction: keep the predictions that `uncertainty` trusts most, and see the mean loss of those.
+    """Selective prediction: mean loss of the predictions with the lowest `uncertainty`.
 
     Args:
         uncertainty: (...), any score that is larger where the model knows less.
@@ -204,7 +204,7 @@ def _flat(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             "leave padding out"
         )
     _check_probabilities(flat)
-    return flat.clamp(0, 1), labels.long()  # torchmetrics takes what is a rounding above 1 for logits
+    return flat.clamp(0, 1), labels.long()  # torchmetrics treats values just above 1 as logits
 
 
 def _check_probabilities(rows: Tensor) -> None:

@@ -131,7 +131,7 @@ def _here(bounds: list[Bound]) -> Bound | None:
         return bounds[0] if bounds else None
     far = [(b.block.distance(), b) for b in bounds if b.block is not None]
     here = [(distance, b) for distance, b in far if distance == distance]
-    return min(here, key=lambda one: one[0])[1] if here else bounds[0]  # of equals the innermost
+    return min(here, key=lambda one: one[0])[1] if here else bounds[0]  # ties: the innermost
 
 
 def source(module: nn.Module) -> Source | None:
@@ -173,7 +173,7 @@ def torch_source(*, train: bool) -> Source | None:
 
 
 class _Modes(threading.local):
-    """The function mode of a thread: on while any block of the thread is open, once however many there are."""
+    """The function mode of a thread: on while the thread has an open block; entered only once."""
 
     count = 0
     mode: TorchNoise | None = None

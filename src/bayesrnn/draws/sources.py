@@ -235,7 +235,7 @@ class Stacked:
 
 
 class NoNoise:
-    """For a pass that cannot have noise of its own: whoever asks for some is told so."""
+    """A source for passes without noise: any request raises an error."""
 
     def units(self, key: str, *args: Any, **kwargs: Any) -> NoReturn:
         raise Unfoldable(f"{key} has noise of its own")

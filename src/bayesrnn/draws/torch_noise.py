@@ -1,6 +1,6 @@
 """torch's own noise (`nn.Dropout`, `nn.LSTM(dropout=…)`, `F.dropout`, …) inside a draw: switched on, and seeded.
 
-`TorchNoise` sees every call of a noisy function of torch, whoever makes it, and gives it noise of the draw. Modules
+`TorchNoise` intercepts every call of torch's noisy functions and supplies the draw's noise. Modules
 stay as they are, so a subclass runs its own `forward`. It cannot see noise that a module switches off by itself in
 eval mode (`F.scaled_dot_product_attention(..., dropout_p=0.0)`), nor inside TorchScript.
 """
@@ -110,7 +110,7 @@ def _dropout(
     """`F.dropout`, and with one mask per channel `F.dropout1d`, `F.dropout2d`, `F.dropout3d`."""
     inplace = inplace or func in _IN_PLACE
     if owner.source is None or not 0 < p <= 1:
-        return F.dropout(input, p, False, inplace)  # torch refuses a p that is none
+        return F.dropout(input, p, False, inplace)  # torch rejects an invalid p
     shape = list(input.shape)
     if func in _CHANNELS:
         shape = _channel_shape(owner, func, input)

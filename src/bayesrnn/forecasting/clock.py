@@ -212,7 +212,7 @@ def _dates(freq: str) -> Array:
 
 
 def same_kind(clock: Clock, stamps: Any) -> Clock:
-    """The clock of a fitted model, if these stamps are of its kind."""
+    """The fitted model's clock, if it can read these timestamps."""
     import pandas as pd
 
     dated = isinstance(stamps, pd.DatetimeIndex)

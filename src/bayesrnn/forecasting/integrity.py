@@ -44,6 +44,9 @@ def check_sizes(about: Any, most: int) -> None:
             raise ValueError("a season is out of range")
         if not is_number(shape["shift"]) or not is_number(shape["lowest"]) or not shape["lowest"] > 0:
             raise ValueError("shift or lowest is out of range")
+        usual = shape.get("usual") or []
+        if usual and (len(usual) != 2 or not all(len(line) == 5 and all(map(is_number, line)) for line in usual)):
+            raise ValueError("what is usual of a window is not two rows of five numbers")
     if not 1 <= _whole("samples", about["settings"]["samples"]) <= _SAMPLES:
         raise ValueError("samples is out of range")
     _whole("seed", about["settings"]["seed"])
@@ -56,7 +59,7 @@ def _whole(name: str, value: Any, least: int = 0) -> int:
 
 
 def check_fit(made: Forecaster) -> None:
-    """ValueError where parts of a forecaster are not of one size."""
+    """Raise ValueError if the sizes of a forecaster's parts disagree."""
     panel, model, horizon = made.panel, made.model, made.horizon
     assert panel is not None
     assert model is not None

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting import grids, own, structure
+from bayesrnn.forecasting import corrections, grids, structure
 from bayesrnn.forecasting.linear import LAGS, PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.structure import Structure
@@ -63,16 +63,16 @@ class Base:
     spread: str
     calibration: grids.Calibration
     penalty: float = np.inf
-    _kept: dict[int, tuple[Windows, own.Own]] = field(default_factory=dict, compare=False)
+    _kept: dict[int, tuple[Windows, corrections.Own]] = field(default_factory=dict, compare=False)
 
-    def _own(self, windows: Windows, series: Array) -> tuple[own.Own, Array]:
+    def _own(self, windows: Windows, series: Array) -> tuple[corrections.Own, Array]:
         """Corrections, and which of them are those of these series."""
-        if len(windows.panel) > own.MOST:
+        if len(windows.panel) > corrections.MOST:
             unique, place = np.unique(series, return_inverse=True)
-            return own.fitted(self.linear, windows, unique, windows.seen[unique], (self.penalty,))[0], place
+            return corrections.fitted(self.linear, windows, unique, windows.seen[unique], (self.penalty,))[0], place
         if id(windows) not in self._kept:
             every = np.arange(len(windows.panel))
-            made = own.fitted(self.linear, windows, every, windows.seen, (self.penalty,))[0]
+            made = corrections.fitted(self.linear, windows, every, windows.seen, (self.penalty,))[0]
             self._kept.clear()
             self._kept[id(windows)] = windows, made  # the windows are kept so that no others take their id
         return self._kept[id(windows)][1], series
@@ -259,11 +259,11 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
     anchor, penalty = min(errors, key=lambda key: errors[key])
     linears = [fitted.linear(anchor, penalty) for fitted, _ in parts]
     batches = [batch for _, batch in parts]
-    single, corrections = _single(windows, linears, batches, seen, errors[anchor, penalty])
+    single, each = _single(windows, linears, batches, seen, errors[anchor, penalty])
     best: tuple[float, Base] | None = None
     blank = grids.Calibration.identity(shape.horizon)
     made, points = [Base(shape, linear, "season", blank, single) for linear in linears], []
-    for base, one in zip(made, corrections, strict=False):
+    for base, one in zip(made, each, strict=False):
         base._kept[id(windows)] = windows, one
     for base, rows, batch in zip(made, seen, batches, strict=True):
         windows.seen = rows
@@ -282,21 +282,21 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
 
 
 def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array],
-            without: float) -> tuple[float, list[own.Own]]:  # fmt: skip
+            without: float) -> tuple[float, list[corrections.Own]]:  # fmt: skip
     """The penalty of corrections for single series with the least error, and these for each fold; infinite where none
     helps."""
-    if not 1 < len(windows.panel) <= own.MOST:
+    if not 1 < len(windows.panel) <= corrections.MOST:
         return np.inf, []
-    shape, errors, made = windows.shape, np.zeros((len(own.PENALTIES), 2)), []
+    shape, errors, made = windows.shape, np.zeros((len(corrections.PENALTIES), 2)), []
     for linear, batch, rows in zip(linears, batches, seen, strict=True):
         point, unit = linear(batch, shape), unit_of(batch, shape)[:, None]
-        made.append(own.fitted(linear, windows, np.arange(len(rows)), rows, own.PENALTIES))
+        made.append(corrections.fitted(linear, windows, np.arange(len(rows)), rows, corrections.PENALTIES))
         for k, one in enumerate(made[-1]):
             off = np.abs(batch.levels(shape, point + one(batch, shape, batch.series)) - batch.actual) / unit
             errors[k] += float(np.nansum(np.minimum(off, 50))), float((~np.isnan(off)).sum())
     found = errors[:, 0] / np.maximum(errors[:, 1], 1)
     k = int(found.argmin())
-    return (own.PENALTIES[k], [one[k] for one in made]) if found.min() < 0.995 * without else (np.inf, [])
+    return (corrections.PENALTIES[k], [one[k] for one in made]) if found.min() < 0.995 * without else (np.inf, [])
 
 
 def apart(batches: list[Batch], shape: Shape) -> float:

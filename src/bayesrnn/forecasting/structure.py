@@ -229,7 +229,7 @@ def _memory(innovations: list[Array]) -> float:
 
 def calibrated(base: Structure, z: Array, apart: float) -> Structure:
     """With the size and the shape of errors z (n, H) in standard deviations, of which ``apart`` windows do not overlap.
-    A prior of four windows says that they are as the model has them. Few windows leave doubt about their size: the
+    A prior worth four windows assumes that the errors match the model. Few windows leave doubt about their size: the
     intervals are wider by as much as those of Student's t."""
     blank, count = base.calibration, 4 + apart
     size = (4 + apart * float(np.nanmean(np.minimum(np.abs(z), 4))) / math.sqrt(2 / math.pi)) / count

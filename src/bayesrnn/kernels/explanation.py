@@ -54,7 +54,7 @@ def explain(
         dtype: None: the model's own; for a name float32.
         batch: sequences side by side; None: not known.
         **facts: the other fields of `kernels.Case`, such as `hidden=650` or `recurrent_mask="tied"`. `graph` and
-            `autocast` are what they are now, where they are not given.
+            `autocast` default to the current state.
 
     Example::
 
@@ -103,7 +103,7 @@ def _now(device: str) -> dict[str, Any]:
 
 
 def _plain(title: str, case: kernels.Case, why: str) -> str:
-    """A layer that torch's own kernel can run: that one, unless a path of ours was measured to be faster."""
+    """A layer that torch's kernel can run. It does, unless one of our paths measured faster."""
     chosen, against = kernels.choose(case)
     rivals = ("persistent", "cells") if case.device == "cuda" else ()
     if chosen.name in rivals:

@@ -8,7 +8,7 @@ from torch import Tensor
 from bayesrnn.likelihoods.base import Distribution
 from bayesrnn.likelihoods.quantiles import betainc
 
-_LEAST = -14.0  # log dispersion of what is a Poisson distribution to six digits
+_LEAST = -14.0  # log dispersion at which the distribution equals a Poisson to six digits
 
 
 class NegativeBinomial(Distribution):

@@ -22,7 +22,7 @@ class Quantiles(Distribution):
         levels: at least two probabilities :math:`\tau_l` between 0 and 1, in rising order.
 
     Shapes: output (..., levels), one quantile each; target (...) or (..., 1). For prediction the distribution function
-    is linear between quantiles and goes on beyond the outermost ones as steeply as next to them, to 0 and 1.
+    is linear between quantiles. Beyond the outermost ones it continues with the same slope to 0 and 1.
 
     Example::
 

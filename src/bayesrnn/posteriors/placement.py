@@ -1,4 +1,4 @@
-"""Drawn weights in the slots of a module's parameters, for the length of a call.
+"""Put drawn weights in place of a module's parameters during a call.
 
 The module's own `forward` runs, whatever its class: only the tensors in its parameter slots differ, as with
 `torch.func.functional_call`.
@@ -33,7 +33,7 @@ def placed(layers: Sequence[nn.RNNBase], places: Places, weights: Mapping[str, T
     """
     kept = {name: parameters(places, name) for name in weights}
     # Keep torch's list of flat weights: it would otherwise move the parameters to new memory at the next ordinary
-    # call, and a recorded CUDA graph would go on with the old memory.
+    # call, and a recorded CUDA graph would keep using the old memory.
     before = [(m, m._flat_weights, m._flat_weight_refs) for m in layers]
     try:
         put(places, weights)

@@ -11,7 +11,7 @@ from bayesrnn.draws import Draw, Stacked
 from bayesrnn.prediction import memory
 from bayesrnn.prediction.calls import Passes
 
-_CHECKS = 2  # places of the first folded pass: one with another input, and one for the second draw once more
+_CHECKS = 2  # extra slots in the first folded pass: one with a different input, one that repeats the second draw
 _LEAST = 4  # draws of a folded pass; fewer run alone
 
 
@@ -21,7 +21,7 @@ def folded_draws(passes: Passes, seeds: list[int], axis: int, memory_limit: int)
     A model may mix the rows of its batch, or hold its batch where no rule finds it. So the first draw runs alone, and
     again in the first folded pass. The second draw runs twice there, at the two ends. That pass begins with a part of
     another input. A row that depends on rows before or behind it, on the first or the last, on a sum or a maximum, then
-    changes the output of one of the two draws. Only where neither changes does folding go on; otherwise every draw runs
+    changes the output of one of the two draws. Folding continues only if neither changes; otherwise every draw runs
     alone. All passes have one size, which has been checked, so the result does not depend on `memory_limit`.
     """
     with memory.watch(passes.parts) as found:

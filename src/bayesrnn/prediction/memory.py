@@ -51,7 +51,7 @@ def size(value: Any) -> int:
 class Footprint:
     """The memory that the modules of one draw took.
 
-    `outputs`: of all modules together, as if all were kept. `inside`: the most that one takes beside its output.
+    `outputs`: bytes of all modules' outputs. `inside`: the most that one module uses besides its output.
     """
 
     def __init__(self) -> None:

@@ -71,8 +71,8 @@ def predict(
             has at least two axes and more than one entry on the last, else a Gaussian without observation noise.
         batch_dim: the axis of `x` that holds the batch; None: 1 where the model's first recurrent layer or embedding
             takes (T, B, …), else 0.
-        memory_limit: bytes that the draws of one chunk may take, by an estimate; one draw always runs, and what
-            `keep_samples` keeps comes on top. None: 1 GiB, on a GPU a quarter of what is free if that is more.
+        memory_limit: bytes that the draws of one chunk may take, by an estimate. At least one draw runs. Memory for
+            `keep_samples` is extra. None: 1 GiB, on a GPU a quarter of what is free if that is more.
         keep_samples: False: keep the running averages only, for outputs too large to hold for every draw; then
             `.samples` and `.interval` are not available.
         progress: True: a progress bar; or a function called with (draws done, draws in all).
@@ -141,7 +141,7 @@ def _check_values(parts: Sequence[nn.Module], x: Any, rest: Rest) -> None:
 
 
 def _check_finite(x: Any, rest: Rest) -> None:
-    """No NaN, and nothing infinite; but arguments after the first, and parts of a dict or tuple, may be -inf masks."""
+    """Refuse NaN and infinity. Later arguments and parts of a dict or tuple may be -inf, for masks."""
     alone = isinstance(x, (Tensor, PackedSequence))
     bad = [p for p in memory.tensors(x) if alone and p.is_floating_point() and not bool(torch.isfinite(p).all())]
     for part in memory.tensors((() if alone else x, rest.args, dict(rest.kwargs))):

@@ -210,7 +210,7 @@ def test_signatures_of_other_tasks():
         program = export.to_exported(called.model, called.inputs, dynamic_shapes=called.dynamic_shapes())
         torch.testing.assert_close(program.module()(*called.inputs), model(*called.inputs))
         assert len(called.described()["outputs"]) == 1
-    with pytest.raises(UserError, match="A mine task does not say how its model is called"):
+    with pytest.raises(UserError, match="The task mine has no signature"):
         Task.signature(Fake("mine", nn.Linear(2, 2)))
 
 

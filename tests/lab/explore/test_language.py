@@ -54,7 +54,9 @@ def test_draws_are_ready_before_the_first_question(client_of, language_runs, mon
 
     monkeypatch.setattr(panel.LanguagePanel, "warm", watched)
     monkeypatch.setattr(
-        panel, "drawn", lambda model, draw, original=panel.drawn: made.append(1) or original(model, draw)
+        panel,
+        "module_of_draw",
+        lambda model, draw, original=panel.module_of_draw: made.append(1) or original(model, draw),
     )
     with client_of(language_runs[:1]) as client:
         found = client.ask("words", {"text": TEXT, "draws": 6})["words"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bayesrnn.kernels.shared.tensors import ordinary, traced, transformed
 
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
-_PATIENCE = 4096  # requests after which a buffer that nobody asked for is given back
+_PATIENCE = 4096  # free a buffer that was not used for this many requests
 _SMALL = 1 << 14  # numbers; new memory of up to this size costs less than a look into the pool
 
 
@@ -112,7 +112,7 @@ def address(
 ) -> int:
     """Where C finds the tensor's numbers; 0 for None. Every pointer that reaches C comes from here.
 
-    The kernels trust what they are told: what does not fit must not reach them.
+    The kernels do not check their arguments, so every mismatch must be caught here.
 
     Args:
         shape: that of the numbers C reads or writes there; None: whatever it is.

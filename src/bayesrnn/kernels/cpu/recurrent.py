@@ -150,7 +150,7 @@ def _draws(count: int, tensors: Sequence[Any], *, kind: str, sizes: Sequence[int
 
 
 def compiled(cell: Cell, loop: Recurrence) -> Recurrence:
-    """A cell's recurrence in C; `loop` runs projections and what is not float32 on a CPU."""
+    """A cell's recurrence in C; `loop` handles projections and other dtypes."""
     return Recurrence(
         cell, _forward, _backward, otherwise=loop, draws=_draws,
         serves=lambda layer: layer.w_hr is None and serves(*layer[3:]),

@@ -35,7 +35,7 @@ def tanh(x):
 
 @triton.jit
 def half(x):
-    """To 16 bits, of which 10 are mantissa, as in TF32; what is too large stays finite, and NaN stays NaN."""
+    """Round to 16 bits with a 10-bit mantissa, as TF32 has. Overflow saturates; NaN stays NaN."""
     x = tl.maximum(x, -65504.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(x, 65504.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float16)
 

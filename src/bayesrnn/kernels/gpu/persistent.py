@@ -37,7 +37,7 @@ MAX_TURNS_PLAIN, MAX_BATCH_PLAIN = {4: {8: 8, 16: 2}, 3: {8: 8, 16: 2}}, 512
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the sum over k is cut: `padded` columns in blocks, of which some are on their way while one is used."""
+    """How the sum over k is cut: `padded` columns in blocks; later blocks load while one is used."""
 
     warps: int
     block: int
@@ -202,7 +202,7 @@ def launch(
 def space(count: int, groups: int, like: Tensor, *states: Tensor | None) -> tuple[Tensor, ...]:
     """Zeros for `count` exchanged numbers of 16 bits, each group's counter of arrivals, and states to work in.
 
-    One allocation, filled once. Of the states those that are given are copied, the others are zeros like `like`.
+    One allocation, filled once. Given states are copied; missing ones are zeros shaped like `like`.
     """
     each = -(-like.numel() // 4) * 4 if states else 0  # so that each begins on 16 bytes
     begin = -(-count // 8) * 4
@@ -215,7 +215,7 @@ def space(count: int, groups: int, like: Tensor, *states: Tensor | None) -> tupl
 
 
 def scale_of(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """The largest gradient that comes in: the kernel brings it to 2^6, of a range that ends at 2^16."""
+    """The largest incoming gradient. The kernel scales it to 2^6; the format overflows at 2^16."""
     largest = [torch.linalg.vector_norm(d, ord=float("inf")) for d in gradients if d is not None]
     if not largest:
         return like.new_zeros(())
@@ -260,7 +260,7 @@ def backward(
     layer: Layer, kernel: Any, before: Sequence[Tensor], beside: Sequence[Tensor | None], starts: Tensor,
     d_out: Tensor | None, d_states: Sequence[Tensor | None], d_gates: Sequence[Tensor], **flags: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """All steps of the gradient in one launch: that of the first states; `d_gates` are written.
+    """Run the whole backward in one launch. Returns the gradient of the initial states; writes `d_gates`.
 
     Args:
         before, beside: what the kernel takes before the weights, and after them.

@@ -90,7 +90,7 @@ class _Launch(NamedTuple):
     blocks: int
     first_sum: int
     places: Tensor
-    """Of each block: its tensor, its number there, and the elements from its first on."""
+    """For each block: its tensor, its index in that tensor, and the elements that remain from its start."""
 
 
 @kept

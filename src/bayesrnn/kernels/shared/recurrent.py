@@ -130,7 +130,7 @@ class Cell(NamedTuple):
 
 
 class Recurrence:
-    """One way to compute a cell, called like its reference. `gx` is used as scratch: hand over one that nobody reads.
+    """One way to compute a cell, called like its reference. `gx` is used as scratch: do not read it afterwards.
 
     Args:
         forward: `forward(layer)` gives the outputs, the last states, the outputs in memory that no caller can change

@@ -91,7 +91,7 @@ def _opened(run: Path, pruned: bool) -> "tuple[OpenedRun, bool]":
         file = run / "pruned.safetensors"
         task = trained.recipe.task
         if "prune" not in task_class(task).commands:
-            raise UserError(f"--pruned is not for {task} runs, which no command prunes; omit it.")
+            raise UserError(f"--pruned is not for {task} runs, which cannot be pruned; omit it.")
         if not file.exists():
             raise UserError(f"{run} has no pruned weights; make them with `bayesrnn prune {run} --fraction F`.")
         again = f"make it again with `bayesrnn prune {run} --fraction F`"
@@ -137,7 +137,7 @@ def write_export(run: "OpenedRun", path: Path, form: str) -> tuple[dict[str, Any
     try:
         checked = export.to_onnx(called.model, path, called.inputs, **names, dynamic_shapes=shapes)  # type: ignore[arg-type]
     except ImportError as error:
-        raise UserError(f"{error}; install them with `pip install onnx onnxscript onnxruntime`.") from None
+        raise UserError(f"{error}.") from None
     except TypeError as error:
         raise UserError(f"{error}.") from None
     except OSError as error:

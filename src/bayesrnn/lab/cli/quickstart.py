@@ -69,7 +69,7 @@ def _replaces(out: Path, force: bool) -> bool:
     there = [name for name in (CONFIG, RECORD, *MODELS) if (out / name).exists()]
     ours = "quickstart" in read_own(out / CONFIG) or {"table", "findings"} <= read_own(out / RECORD).keys()
     if force and there and not ours:
-        raise UserError(f"{out / there[0]} is not of a quickstart: --force does not replace it; choose another --out.")
+        raise UserError(f"{out / there[0]} is of another run, which --force does not replace; choose another --out.")
     return force or (ours and (out / MARKER).exists())
 
 

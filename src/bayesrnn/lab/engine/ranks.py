@@ -147,7 +147,7 @@ class Ranks:
         own = torch.stack(sums).cpu()
         theirs = self.sum(own.clone())
         if not self.together(lambda: torch.equal(theirs, own * self.count)):
-            raise UserError("The weights of the processes differ, which is a fault of the machine.")
+            raise UserError("The processes hold different weights; check the hardware.")
 
     def leave(self) -> None:
         """Leave the group of processes."""

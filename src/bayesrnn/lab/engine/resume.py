@@ -1,4 +1,4 @@
-"""Runs that go on: checks that the run in a folder is the one that was asked for."""
+"""Resuming: check that the run in a folder matches the request."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -145,7 +145,7 @@ class Step:
 
     @torch.no_grad()
     def restart_average(self) -> None:
-        """Go on from the averaged weights, if there are any, and average anew."""
+        """Continue from the averaged weights, if any, and restart the average."""
         if self.has_average:
             torch._foreach_copy_(self.params + self.etas, self.moments["average"])
             self.moments["averaged"][0].zero_()

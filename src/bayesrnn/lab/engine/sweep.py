@@ -340,7 +340,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ModuleNotFoundError:
-        raise UserError("--search and --prune need optuna: pip install optuna.") from None
+        raise UserError("--search and --prune need optuna; pip install 'bayesrnn[sweep]'.") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

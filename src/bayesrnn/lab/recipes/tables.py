@@ -38,7 +38,7 @@ def rows(table: str) -> "dict[str, Recipe]":
 
 
 def published(name: str, recipe: "Recipe | None" = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of the recipe's own paper, completed from other tables; and by key the source of the latter."""
+    """The values of the recipe's own paper, with gaps filled from other tables, and the source of each filled value."""
     values, others = dict(vars((recipe or recipes.load(name)).paper)), {}
     for also in _ALSO.values():
         for key, value in also.get(name, {}).items():

@@ -178,7 +178,7 @@ def against_diagonal(
     sizes: Mapping[str, Sequence[float]],
     order: Sequence[str] | None = None,
 ) -> bytes:
-    """Points (said, found) in [0, 1] against the diagonal, marks larger where there is more behind them."""
+    """Points (said, found) in [0, 1] against the diagonal; marker size shows the number of predictions."""
     made, axes = figure((4.6, 4.2))
     axes.plot([0, 1], [0, 1], color="#595959", linewidth=1, label="as it should be")
     for name, points in named.items():

@@ -63,7 +63,7 @@ def curves(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analy
     keys = list(dict.fromkeys([f"valid_{metric}", f"train_{metric}", *others, *rest]))
     for key in keys[:_CURVES]:
         named = {g.label: [r.curves[key] for r in g.runs if key in r.curves] for g in groups}
-        # A line of zeros is a run without such a thing.
+        # A curve of zeros means that the run lacks this metric.
         named = {name: each for name, each in named.items() if any(math.isfinite(v) and v for e in each for v in e)}
         if not named:
             continue

@@ -99,7 +99,7 @@ def _about(data: bytes, path: Path) -> dict[str, Any]:
         raise ValueError("its header is not a JSON object")
     if _KEY not in metadata:
         if _UNCHECKED not in metadata:
-            raise Damaged(f"{path} was not written by bayesrnn; it has weights but not what they belong to.")
+            raise Damaged(f"{path} was not written by bayesrnn; it lacks bayesrnn's metadata.")
         return _json(metadata[_UNCHECKED])  # format 1
     about = _json(metadata[_KEY])
     checksum = str(about.pop("checksum", ""))
@@ -125,7 +125,7 @@ def any_saved(folder: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """Digest of a whole file, so that what was made from it is not taken for a later one's."""
+    """Digest of a whole file, so that files derived from it are not attributed to a later checkpoint."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 

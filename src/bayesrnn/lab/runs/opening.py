@@ -195,7 +195,8 @@ def _why_missing(folder: Path, config: dict[str, Any]) -> str:
 def _read_config(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
     """A run folder's config.json, and the recipe in it."""
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} is not a run of bayesrnn train; its config.json and the files it names are needed.")
+        missing = f"it has no {CONFIG}" if folder.exists() else "there is no such folder"
+        raise UserError(f"{folder} is not a run of bayesrnn train; {missing}.")
     config = read_json(folder / CONFIG, most=MB)
     if not isinstance(config, dict) or "settings" not in config or not isinstance(config.get("data", ""), str):
         raise UserError(f"{folder} is not a run of bayesrnn train; its config.json has no settings.")

@@ -315,7 +315,7 @@ class Task:
     @classmethod
     def signature(cls, run: OpenedRun) -> Signature:
         """How the model is called, for ``bayesrnn export``."""
-        raise UserError(f"A {run.recipe.task} task does not say how its model is called; use --format torch.")
+        raise UserError(f"The task {run.recipe.task} has no signature(), which this format needs; use --format torch.")
 
     def describe(self) -> str:
         """One line on the data, said at the start."""

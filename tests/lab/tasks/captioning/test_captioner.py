@@ -9,6 +9,7 @@ import bayesrnn as br
 from bayesrnn.draws import Draw
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
+from bayesrnn.lab.modules import module_of_draw
 from bayesrnn.lab.tasks.captioning import search as caption_search
 from bayesrnn.lab.tasks.captioning.model import Captioner
 from bayesrnn.lab.tasks.captioning.settings import Model
@@ -292,7 +293,7 @@ class TestTask:
         with noise_of_draws(model), torch.no_grad():
             said = caption_search.find_captions(model, part.features, **options, held=[7])
             other = caption_search.find_captions(model, part.features, **options, held=[8])
-            one = caption_search.drawn(model, Draw(7))
+            one = module_of_draw(model, Draw(7))
             words = torch.full((6, len(said)), task.end)
             for i, found in enumerate(said):
                 words[: len(found.words), i] = torch.tensor(found.words)
@@ -344,16 +345,16 @@ class TestDecoder:
         model.eval()
         with br.draw(getattr(model, "q", model), seed=8):
             expected, _ = model(tokens, features=features)
-        copy = caption_search.drawn(model, Draw(8))
+        copy = module_of_draw(model, Draw(8))
         assert copy is not model
         torch.testing.assert_close(copy(tokens, features=features)[0], expected)
-        assert caption_search.drawn(model, None) is model
+        assert module_of_draw(model, None) is model
 
     def test_weights_and_units_of_a_draw_together(self, inputs):
         """Bayes by Backprop with dropout of units: the copy has drawn weights, and masks that are held word by word."""
         tokens, features = inputs
         model = bayesian(captioner(image_dropout=0.5, output_dropout=0.3)).eval()
-        copy = caption_search.drawn(model, Draw(8))
+        copy = module_of_draw(model, Draw(8))
         with caption_search.holding(copy, Draw(8)):
             one, state = copy(tokens[:2], features=features)
             two, _ = copy(tokens[2:], state)

@@ -219,10 +219,10 @@ def test_time_of_an_evaluation_is_that_of_all_its_words(folder, monkeypatch):
     monkeypatch.setattr(language, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(language, "_TRIED", 6)
 
-    def score(stream):
+    def score(model, stream):
         now[0] += 3.0 * (len(stream) - 1)
 
-    monkeypatch.setattr(task, "_perplexity", score)
+    monkeypatch.setattr(task, "perplexity_of", score)
     each, end = task.evaluation_seconds()
     assert each == pytest.approx(3.0 * len(task.valid_streams))
     assert end == pytest.approx(3.0 * (len(task.streams.valid) + len(task.streams.test)))

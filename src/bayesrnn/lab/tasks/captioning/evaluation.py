@@ -101,7 +101,7 @@ def ways(kept: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _read_captions(file: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the file holds, if it answers what is asked now."""
+    """The saved results, if they match the current options."""
     kept = read_own(file)
     return kept if all(kept.get(key) == value for key, value in asked.items()) else None
 

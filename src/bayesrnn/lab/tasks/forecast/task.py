@@ -284,7 +284,7 @@ class Forecast(Task):
         if isinstance(model, nn.ModuleList):
             raise UserError("This run has several networks, which are not one program; use --format torch.")
         rows = torch.zeros(ROWS, dtype=torch.long, device=next(model.parameters()).device)
-        x, known, ahead = (part.index_select(k == 0, rows) for k, part in enumerate(opened(run).examples[0][:3]))
+        x, known, ahead = (part.index_select(int(k == 0), rows) for k, part in enumerate(opened(run).examples[0][:3]))
         axes = ((x.shape[0], "batch", x.shape[2]), ("batch", known.shape[1]), ("batch", *ahead.shape[1:]))
         return Signature(model, (x, known, ahead), ("patches", "window", "ahead"), ("parameters",), axes)
 

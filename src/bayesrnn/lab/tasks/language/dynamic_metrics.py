@@ -59,7 +59,7 @@ def carried(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_rules(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Perplexities of dynamic evaluation under the names of their rules; that of the papers has no name."""
+    """Perplexities of dynamic evaluation named by their rule; the papers' rule adds no suffix."""
     names = {key: name for key, name in OF_A_RULE.items() if "_perplexity" in key}
     found = {k: value for k, value in metrics.items() if "_perplexity_dynamic" not in k and k != "dynamic_tried"}
     for rule, own in by_rule(metrics).items():

@@ -157,7 +157,7 @@ def _write(run: Path, guard: WeightsGuard, q: Any, summary: Row) -> None:
 
 
 def _folder(run: Path, share: float) -> Path:
-    """A folder of its own for every share, however alike two of them are."""
+    """A unique folder name for every pruned fraction."""
     short = f"{share:g}"
     return run / f"pruned-{short if float(short) == share else repr(share)}"
 

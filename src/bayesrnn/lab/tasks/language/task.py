@@ -139,7 +139,7 @@ class Language(Task):
         return {VOCABULARY: self.streams.vocabulary.to_bytes()}
 
     def content(self) -> Iterator[bytes]:
-        """The numbers of the words, the same of a text and of token files made of it; of a huge text samples."""
+        """Word ids, identical for a text and its token files; sampled for a huge text."""
         yield from self.files().values()
         for split in (self.streams.train.t(), self.streams.valid, self.streams.test):
             yield from digest_pieces(split.reshape(-1).cpu().numpy())

@@ -113,7 +113,7 @@ class _Counts(BaseModel, strict=True):
 
 
 class _About(BaseModel, strict=True):
-    """What tokens.json must say; any other type would be read as what it is not."""
+    """What tokens.json must say; any other type would be misread."""
 
     format: Literal[1]
     type: Literal["<u2", "<u4"]

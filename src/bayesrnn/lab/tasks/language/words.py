@@ -55,7 +55,7 @@ def tokens(file: Path | None) -> list[str]:
     """The words of a file; None or "-": those of stdin."""
     found = read_tokens(io.BytesIO(_stdin()) if file is None or file == Path("-") else file)
     if not found:
-        raise UserError("There is no text to score.")
+        raise UserError("There is no text to score; name a file that has words, or pipe them in.")
     return found
 
 

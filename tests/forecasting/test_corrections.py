@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bayesrnn.forecasting import own
+from bayesrnn.forecasting import corrections
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.panel import Columns, panel_of
 from bayesrnn.forecasting.windows import Shape, Windows
@@ -29,7 +29,7 @@ def windows_of(data):
 
 
 def seasonal(windows):
-    size = own.features(windows.batch(np.zeros(1, int), np.full(1, 30)), SHAPE).shape[2]
+    size = corrections.features(windows.batch(np.zeros(1, int), np.full(1, 30)), SHAPE).shape[2]
     from bayesrnn.forecasting.linear import features
 
     wide = features(windows.batch(np.zeros(1, int), np.full(1, 30))).shape[1]
@@ -40,13 +40,13 @@ def test_coefficients_are_those_of_ridge_regression():
     windows = windows_of(frame())
     linear, size = seasonal(windows)
     seen = np.array([90, 150])
-    found = own.fitted(linear, windows, np.arange(2), seen, (0.5,))[0]
+    found = corrections.fitted(linear, windows, np.arange(2), seen, (0.5,))[0]
     for s in range(2):
         count = seen[s] - SHAPE.horizon - SHAPE.least + 1
         each = int(np.clip(40_000 // 2, 16, (seen - SHAPE.horizon - SHAPE.least + 1).max()))
         ends = SHAPE.least + (np.arange(each) * count) // each
         batch = windows.batch(np.full(each, s), ends)
-        x = own.features(batch, SHAPE)
+        x = corrections.features(batch, SHAPE)
         y = np.clip((batch.target - linear(batch, SHAPE)) / batch.spread[:, None], -12, 12)
         for h in range(SHAPE.horizon):
             ridge = 0.5 * (1 + SHAPE.horizon / count) * each * np.eye(size)
@@ -62,14 +62,14 @@ def test_rows_after_those_seen_change_nothing():
     one, two = (windows_of(d) for d in (data, other))
     linear, _ = seasonal(one)
     seen = np.full(2, 100)
-    a, b = (own.fitted(linear, w, np.arange(2), seen, (1.0,))[0] for w in (one, two))
+    a, b = (corrections.fitted(linear, w, np.arange(2), seen, (1.0,))[0] for w in (one, two))
     assert np.array_equal(a.coefficients, b.coefficients)
 
 
 def test_a_series_that_differs_is_forecast_better():
     windows = windows_of(frame(rows=600))
     linear, _ = seasonal(windows)
-    made = own.fitted(linear, windows, np.arange(2), np.full(2, 400), (0.3,))[0]
+    made = corrections.fitted(linear, windows, np.arange(2), np.full(2, 400), (0.3,))[0]
     batch = windows.batch(np.ones(190, int), np.arange(405, 595))
     point = linear(batch, SHAPE)
     with_own = np.abs(batch.target - point - made(batch, SHAPE, batch.series)).mean()
@@ -81,7 +81,7 @@ def test_missing_targets_and_short_series():
     data.loc[10:40, "y"] = np.nan
     windows = windows_of(data)
     linear, _ = seasonal(windows)
-    made = own.fitted(linear, windows, np.arange(2), np.array([150, 8]), (1.0,))[0]
+    made = corrections.fitted(linear, windows, np.arange(2), np.array([150, 8]), (1.0,))[0]
     assert np.isfinite(made.coefficients).all()
     assert np.array_equal(made.coefficients[1], np.zeros_like(made.coefficients[1]))  # no window: no correction
     assert (made.left > 0).all()

@@ -1,4 +1,4 @@
-"""What is particular to one series: Bayesian linear regression of the base forecast's errors, for each series alone."""
+"""Per-series corrections: Bayesian linear regression of the base forecast's errors."""
 
 from __future__ import annotations
 
