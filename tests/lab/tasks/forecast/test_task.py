@@ -103,6 +103,7 @@ class TestTask:
         [
             {"bases": []}, {"windows": "many"}, {"trained": {}}, {"columns": {}}, {"ids": ["other", "more"]},
             {"arrays": {"weights": [[-1], "float64"]}}, {"members": [{"likelihood": "none"}]}, {"settings": {}},
+            {"trained": {"level": -24598358507367956233}},
         ],
     )  # fmt: skip
     def test_a_damaged_plan_is_one_line(self, runs, tmp_path, change):
