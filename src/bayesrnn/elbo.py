@@ -47,8 +47,8 @@ class ELBO(nn.Module):
         model: the model whose `br.kl` counts.
         likelihood: `br.Categorical()`, `br.Gaussian()`, or any module with `nll(output, target)` and `count(target)`.
         num_data: number of targets in the training set (for a language model: its words).
-        kl_weight: beta. 1 is the bound; less gives a "cold" posterior, sharper than Bayes'. 0 is maximum likelihood:
-            the KL is not computed, and `terms.kl` is 0.
+        kl_weight: beta. 1 is the bound; less gives a "cold" posterior, narrower than the bound would give. 0 is
+            maximum likelihood: the KL is not computed, and `terms.kl` is 0.
         warmup: training steps over which beta rises linearly from 0 to `kl_weight`; the loss is the bound from then
             on. Calls in train mode are counted, and the count is in the `state_dict`. In eval mode beta is `kl_weight`.
         warmup_epochs: the same in passes over `num_data` targets, in place of `warmup`; may be a fraction.

@@ -67,6 +67,8 @@ def test_the_verdict_has_the_range_of_every_kind(tmp_path):
     assert "or faster, except at some sizes with variational dropout with tied masks.**" in BLOCKS["gpu-verdict"](
         tmp_path
     )
+    write(tmp_path, RECORDS[3], [training("torch.nn with dropout", 3.0, 3.0), training("sharpened", 3.0, 6.0)])
+    assert "tied masks; with posterior sharpening it is slower at every size.**" in BLOCKS["gpu-verdict"](tmp_path)
 
 
 def test_many_draws_are_told_once_for_all_batches(tmp_path):

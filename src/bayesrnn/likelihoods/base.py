@@ -68,7 +68,7 @@ class Distribution(nn.Module):
         raise NotImplementedError
 
     def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Where most of the probability lies, as a first guess for quantiles: it need not be exact."""
+        """(low, high): where most of the probability lies, a first guess for quantiles. It need not be exact."""
         raise NotImplementedError
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:

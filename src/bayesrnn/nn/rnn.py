@@ -58,8 +58,8 @@ _NOISE_DOC = """
             output, state = layer(torch.randn(35, 8, 10))   # the masks of draw 1 at every call
 """
 _CELL_DOC = """
-        cell_dropout: rate of dropping cells: c_t = 0 for the whole sequence (Moon et al. 2015). Kept cells keep
-            their state, and their output is scaled by 1 / (1 - p); a factor on c_t would grow with every step.
+        cell_dropout: LSTM only. Rate of dropping cells: c_t = 0 for the whole sequence (Moon et al. 2015). Kept cells
+            keep their state, and their output is scaled by 1 / (1 - p); a factor on c_t would grow with every step.
             Gaussian noise does multiply c_t, and is for short sequences."""
 
 

@@ -62,7 +62,8 @@ def predict(
         model: any module that returns a tensor or a tuple whose first part is one, such as `(output, state)`.
         x: its first argument.
         *args: its further arguments. Tensors among them (a state), alone or in tuples, are repeated for every draw
-            along axis 1, as torch.nn's states lie.
+            along axis 1, as torch.nn's states lie. With a tensor whose batch is elsewhere, such as lengths (B,) or a
+            mask (B, T), every draw runs alone: the same result in more time.
         samples: number of draws.
         seed: makes the draws repeatable; None: taken from torch's global generator.
         likelihood: what the output means: `br.Categorical()` (logits over the last axis), or the `br.Gaussian`,

@@ -114,6 +114,12 @@ class TestTask:
             Forecast.for_run(trained.recipe, None, CPU, files).attach(trained.model)
         assert "\n" not in str(error.value)
 
+    def test_a_last_step_beyond_64_bits_is_refused(self, series):
+        plan = Plan.read(made(series).files())
+        huge = Plan({**plan.about, "trained": dict.fromkeys(plan.panel.ids, -(2**70))}, plan.series)
+        with pytest.raises(UserError, match=rf"{PLAN} of this run is damaged"):
+            _ = huge.ends
+
     @pytest.mark.parametrize("content", [b"", b"{}", b"\x00" * 40])
     def test_a_damaged_series_is_named(self, runs, content):
         trained = open_run(runs["forecast-plain"][0], CPU)

@@ -62,7 +62,7 @@ class Plan:
     def ends(self) -> Array:
         """Rows (S,) of each series before the test part."""
         with storage.damaged(f"{PLAN} of this run"):
-            last = np.array([int(self.about["trained"][name]) for name in self.panel.ids])
+            last = np.array([int(self.about["trained"][name]) for name in self.panel.ids], np.int64)
             return np.clip((last - self.panel.first) // self.panel.clock.every + 1, 1, self.panel.lengths)
 
     @classmethod
