@@ -124,14 +124,14 @@ class Forecaster:
         return self._fit(self._read(data))
 
     def _read(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
-        """The series of a frame; covariates are scaled by their values before ``ends``, None: by all."""
+        """The series of a frame; covariates are chosen and scaled by rows before ``ends``, None: by all."""
         frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
         check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
         panel = panel_of(frame, columns.learnt(frame), **options)
         if ends is None:
             return panel
         before = frame[rows_before(frame, panel, ends(panel), **options)]
-        return panel_of(frame, columns.learnt(before), **options)
+        return panel_of(frame, choose_columns(before, self.columns, self.settings).learnt(before), **options)
 
     def _shapes(self, panel: Panel) -> list[Shape]:
         s = self.settings

@@ -131,7 +131,7 @@ def test_force_replaces_no_other_kind_of_run(tmp_path, files):
     result = quickstart("--fast", "--out", tmp_path, "--force")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert "not of a quickstart" in result.stderr
+    assert "is of another run, which --force does not replace" in result.stderr
     found = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
     assert found == files
 

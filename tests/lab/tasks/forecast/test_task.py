@@ -449,3 +449,31 @@ def test_a_finished_run_needs_no_data(series, tmp_path):
     os.remove(path)
     for command in ("evaluate", "forecast"):
         assert run(command, out, "--device", "cpu")[0] == 0
+
+
+def test_columns_that_are_not_used_are_named(tmp_path):
+    hours = pd.date_range("2024-01-01", periods=300, freq="h")
+    frame = pd.DataFrame({"ds": hours, "y": np.random.default_rng(0).normal(20, 1, 300), "temp": np.arange(300.0)})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for settings, named in (([], True), (["data.covariates=all"], False)):
+        recipe = recipes.override(recipes.load("forecast"), ["data.horizon=4", "model.hidden=4", *settings])
+        task = Forecast(recipe, str(tmp_path / "a.csv"), CPU)
+        assert ("Not used: temp; data.covariates=all" in task.describe()) == named
+
+
+def test_held_out_covariates_do_not_reach_the_training(tmp_path):
+    """Scales and categories are those of the rows before the test part: other values there change nothing."""
+    source, hours = np.random.default_rng(0), pd.date_range("2024-01-01", periods=400, freq="h")
+    frame = pd.DataFrame({"ds": hours, "y": source.normal(20, 1, 400), "temp": source.normal(size=400), "wind": "N"})
+    plans = []
+    for name, temp, wind in (("a", 0.0, "N"), ("b", -77.0, "S")):
+        frame.loc[frame.index[-60:], ["temp", "wind"]] = [temp, wind]
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        changes = ["data.horizon=4", "model.hidden=4", "data.covariates=all", "data.test=0.15"]
+        recipe = recipes.override(recipes.load("forecast"), changes)
+        plans.append(Forecast(recipe, str(tmp_path / f"{name}.csv"), CPU).plan)
+    one, two = plans
+    assert one.panel.columns == two.panel.columns
+    assert one.arrays.keys() == two.arrays.keys()
+    for key in one.arrays:
+        np.testing.assert_array_equal(one.arrays[key], two.arrays[key])

@@ -83,6 +83,7 @@ class Forecast(Task):
 
     def __init__(self, recipe: Recipe, data: str | None, device: torch.device, files: Files | None = None) -> None:
         super().__init__(recipe, data, device)
+        self.unused: list[str] = []  # columns of the file
         self.plan = Plan.read(files) if files is not None else self._planned(data)
         self._files = dict(files) if files is not None else self.plan.files()
         self.whole = self.plan.panel
@@ -107,8 +108,11 @@ class Forecast(Task):
         source = read_source(data, self.recipe.data)
         made = forecaster_of(self.recipe, source)
         with source.naming(), bar("choosing a linear forecast") as report:
-            test = self.recipe.data.test
-            panel = made._read(source.frame(), lambda panel: panel.lengths - held_out(panel, made.horizon, test))
+            test, frame = self.recipe.data.test, source.frame()
+            panel = made._read(frame, lambda panel: panel.lengths - held_out(panel, made.horizon, test))
+            names = panel.columns
+            used = {names.id, names.time, names.target, *names.past, *names.future, *names.static}
+            self.unused = [str(name) for name in frame if name not in used]
             return Plan.of(made, panel, test, report)
 
     @classmethod
@@ -323,6 +327,8 @@ class Forecast(Task):
             f"{names}: {len(panel.y):,} rows of one {panel.clock.name}, {first} to {last}; of each series the last "
             f"{held} are held out for the test.{missing}"
         ]
+        if self.unused:
+            lines.append(f"Not used: {', '.join(self.unused[:8])}; data.covariates=all gives them to the model.")
         if len(about["members"]):
             count = counted(len(about["members"]), "network")
             learn = "learns" if len(about["members"]) == 1 else "learn"
