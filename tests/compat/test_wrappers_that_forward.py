@@ -9,20 +9,11 @@ from torch.nn.utils import prune
 
 import bayesrnn as br
 from bayesrnn.export import to_exported
+from tests.compat.test_wrappers import Proxy
 
 
-class Forwarding(nn.Module):
-    """Doubles the output of what it holds, and forwards every attribute that it lacks."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def __getattr__(self, name):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
+class Doubling(Proxy):
+    """Doubles the output of what it holds."""
 
     def forward(self, x):
         return 2 * self.inner(x) + 1
@@ -40,10 +31,10 @@ class Net(nn.Module):
 @pytest.mark.parametrize("make", [br.BayesByBackprop, br.DropConnect, lambda net: net])
 def test_a_copy_and_an_export_keep_the_wrapper(make):
     torch.manual_seed(0)
-    model, x = Forwarding(make(Net())).eval(), torch.randn(5, 2, 3)
+    model, x = Doubling(make(Net())).eval(), torch.randn(5, 2, 3)
     expected = model(x)
     for made in (copy.deepcopy(model), br.to_torch(model)):
-        assert type(made) is Forwarding
+        assert type(made) is Doubling
         assert torch.allclose(made(x), expected)
     assert torch.allclose(to_exported(model, (x,)).module()(x), expected, atol=1e-5)
 

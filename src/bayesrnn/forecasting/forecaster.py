@@ -356,8 +356,8 @@ class Forecaster:
 
     def _known(self, cuts: list[Windows], series: Array, ends: Array) -> Array:
         """Whether the context of each forecast has a value."""
-        parts = [cuts[0].batch(series[i : i + _SERIES], ends[i : i + _SERIES]) for i in range(0, len(ends), _SERIES)]
-        return np.concatenate([part.known.any(1) for part in parts])
+        parts = (slice(i, i + _SERIES) for i in range(0, len(ends), _SERIES))
+        return np.concatenate([cuts[0].batch(series[part], ends[part]).known.any(1) for part in parts])
 
     def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
