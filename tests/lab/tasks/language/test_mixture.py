@@ -13,7 +13,7 @@ from bayesrnn.lab.cli import app
 from bayesrnn.lab.engine.launch import launch
 from bayesrnn.lab.engine.progress import Silent
 from bayesrnn.lab.runs.opening import open_run
-from bayesrnn.lab.tasks.language.mixture import MixtureOfSoftmaxes, mixture
+from bayesrnn.lab.tasks.language.mixture import MixtureOfSoftmaxes, TargetLogs, mixture, target_logs
 from bayesrnn.lab.tasks.language.model import LanguageModel, zero_state
 from bayesrnn.lab.tasks.language.mogrifier import MogrifierLSTM, run_steps
 from bayesrnn.lab.tasks.language.settings import Model
@@ -57,23 +57,48 @@ def test_mixture_is_that_of_the_paper():
     ):
         torch.testing.assert_close(ours, naive)
     with torch.no_grad():
-        torch.testing.assert_close(module(hidden, decoder), found)  # without the function of its own
+        torch.testing.assert_close(module(hidden, decoder), found)
     inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((3, 2, 4), (5, 4), (5,), (3, 2))]
-    assert torch.autograd.gradcheck(mixture, inputs)
-    assert torch.autograd.gradgradcheck(mixture, inputs)
-    inputs[1] = inputs[1].detach()
     assert torch.autograd.gradgradcheck(mixture, inputs)
 
 
-def test_mixture_holds_one_softmax_at_a_time():
-    """What the backward pass keeps does not grow with the number of softmaxes times the words."""
-    rows, count, size, words = 8, 6, 3, 500
-    latent = torch.randn(rows, count, size, requires_grad=True)
+@pytest.mark.parametrize("rows", [2048, 3])
+def test_log_probabilities_of_targets_are_those_of_the_mixture(monkeypatch, rows):
+    """Values and gradients, in one piece and in pieces of three rows; words that do not count have no gradient."""
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.mixture._ROWS", rows)
+    torch.manual_seed(0)
+    module, decoder = MixtureOfSoftmaxes(6, 5, 3).double(), nn.Linear(5, 11).double()
+    hidden = torch.randn(4, 2, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (4, 2))
+    targets[1, 0] = -100
+    weights = [hidden, *module.parameters(), *decoder.parameters()]
+    likelihood, whole = TargetLogs(), br.Categorical()
+    ours = likelihood.nll(module(hidden, decoder, targets), targets)
+    naive = whole.nll(module(hidden, decoder), targets)
+    torch.testing.assert_close(ours, naive)
+    torch.testing.assert_close(gradients(ours, weights), gradients(naive, weights))
+    assert likelihood.count(targets) == whole.count(targets) == 7
+    inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((7, 4), (5, 4), (5,))]
+    assert torch.autograd.gradcheck(target_logs, [*inputs, torch.randint(5, (7,))])
+
+
+def test_training_keeps_no_logits():
+    """The memory of a training step does not grow with the number of rows times the words."""
+    rows, size, words = 48, 3, 500
+    latent, target = torch.randn(rows, size, requires_grad=True), torch.zeros(rows, dtype=torch.long)
     weight, bias = torch.randn(words, size, requires_grad=True), torch.zeros(words, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        mixture(latent, weight, bias, torch.zeros(rows, count).log_softmax(-1))
-    assert sum(kept) < 2 * rows * words + weight.numel() + bias.numel() < rows * count * words
+        target_logs(latent, weight, bias, target)
+    assert sum(kept) == sum(each.numel() for each in (latent, weight, bias, target)) < rows * words
+
+
+def test_mixture_is_the_same_at_once_and_one_by_one(monkeypatch):
+    torch.manual_seed(0)
+    inputs = [torch.randn(size, dtype=torch.float64) for size in ((3, 2, 4), (5, 4), (5,), (3, 2))]
+    found = mixture(*inputs)
+    monkeypatch.setattr("bayesrnn.lab.tasks.language.mixture._AT_ONCE", 0)
+    torch.testing.assert_close(mixture(*inputs), found)
 
 
 def test_mixture_far_from_zero():

@@ -63,7 +63,8 @@ class LanguageModel(RunsRecurrent, nn.Module):
 
     Shape:
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state. Layers of different
-        widths or dropout rates are a :class:`LSTMStack`, with its state. A mixture's logits are log-probabilities.
+        widths or dropout rates are a :class:`LSTMStack`, with its state. A mixture returns log-probabilities; given
+        targets (T, B), it returns theirs alone (T, B).
     """
 
     def __init__(self, vocabulary: int, settings: Model) -> None:
@@ -98,11 +99,13 @@ class LanguageModel(RunsRecurrent, nn.Module):
                 units = len(bias) // 4
                 bias[units : 2 * units] += m.forget_bias
 
-    def forward(self, tokens: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
+    def forward(
+        self, tokens: Tensor, state: LSTMState | None = None, targets: Tensor | None = None
+    ) -> tuple[Tensor, LSTMState]:
         hidden, state = run_recurrent(self.rnn, self.step_drop(self.embed(tokens)), state)
         hidden = self.step_drop(self.drop(hidden))
         if self.mixture is not None:
-            return self.mixture(hidden, self.decoder), state
+            return self.mixture(hidden, self.decoder, targets), state
         return run_linear(self.decoder, hidden), state
 
 

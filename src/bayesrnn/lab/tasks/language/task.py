@@ -22,6 +22,7 @@ from bayesrnn.lab.tasks.language import COMMANDS, dynamic_metrics
 from bayesrnn.lab.tasks.language.analysis import analyse
 from bayesrnn.lab.tasks.language.evaluation import evaluate
 from bayesrnn.lab.tasks.language.metrics import CONDITIONS, DETAILS, METRICS, bounds_of, remarks, table
+from bayesrnn.lab.tasks.language.mixture import TargetLogs
 from bayesrnn.lab.tasks.language.model import LanguageModel, activity, zero_state
 from bayesrnn.lab.tasks.language.options import EvaluateOptions
 from bayesrnn.lab.tasks.language.settings import SECTIONS
@@ -52,7 +53,8 @@ def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> ELBO:
     window = recipe.data.window
     words = recipe.data.batch_size * windows * window
     units = window if recipe.data.loss == "window" else 1
-    return recipe_elbo(model, br.Categorical(), recipe.posterior, num_data=words, window=units)
+    likelihood = TargetLogs() if recipe.model.softmaxes > 1 else br.Categorical()
+    return recipe_elbo(model, likelihood, recipe.posterior, num_data=words, window=units)
 
 
 class Language(Task):
@@ -176,7 +178,7 @@ class Language(Task):
         if data.vary:
             return self._varied(batch, before, state)
         with activity(self.model, self.recipe.model) as penalties:
-            terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], before), batch[1:])
+            terms, (_, after) = self.elbo.evaluate(lambda: self._run(batch[:-1], before, batch[1:]), batch[1:])
         # of two passes, the penalty of the one at the sharpened weights
         return self._penalised(terms, penalties[-1:]), terms, after if state else ()
 
@@ -193,8 +195,9 @@ class Language(Task):
 
         def run() -> tuple[Tensor, ...]:
             outputs, own = [], before
-            for part in batch[:-1].split([data.window - data.vary, data.vary, data.vary]):
-                output, own = self.model(part, own)
+            sizes = [data.window - data.vary, data.vary, data.vary]
+            for part, next_words in zip(batch[:-1].split(sizes), targets.split(sizes), strict=True):
+                output, own = self._run(part, own, next_words)
                 outputs.append(output)
                 after.append(own)
             return (torch.cat(outputs),)
@@ -204,6 +207,13 @@ class Language(Task):
         self.offset.add_(more[0])
         carried = tuple(torch.stack(each)[chosen][0] for each in zip(*after, strict=True)) if state else ()
         return self._penalised(terms, penalties[:1]), terms, carried  # the penalty of the part that always counts
+
+    def _run(self, words: Tensor, state: State, targets: Tensor) -> tuple[Tensor, State]:
+        """What the objective takes: logits, or of a mixture the log-probabilities of the targets."""
+        found: tuple[Tensor, State] = (
+            self.model(words, state, targets) if self.recipe.model.softmaxes > 1 else self.model(words, state)
+        )
+        return found
 
     def _penalised(self, terms: "Terms", penalties: list[Tensor]) -> Tensor:
         loss, data = terms.loss, self.recipe.data
