@@ -39,7 +39,7 @@ def test_every_language_recipe_runs(name):
     elbo = language.window_elbo(model, recipe, windows=5)
     zeros = zero_state(recipe.model, 2, torch.device("cpu"))
     x, y = torch.randint(7, (3, 2)), torch.randint(7, (3, 2))
-    terms, (_, after) = elbo.evaluate(lambda: model(x, zeros), y)
+    terms, (_, after) = elbo.evaluate(lambda: model(x, zeros, y), y)
     loss = terms.loss
     assert math.isfinite(float(loss.detach()))
     assert [part.shape for part in after] == [part.shape for part in zeros]

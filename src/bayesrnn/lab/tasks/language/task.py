@@ -178,7 +178,7 @@ class Language(Task):
         if data.vary:
             return self._varied(batch, before, state)
         with activity(self.model, self.recipe.model) as penalties:
-            terms, (_, after) = self.elbo.evaluate(lambda: self._run(batch[:-1], before, batch[1:]), batch[1:])
+            terms, (_, after) = self.elbo.evaluate(lambda: self.model(batch[:-1], before, batch[1:]), batch[1:])
         # of two passes, the penalty of the one at the sharpened weights
         return self._penalised(terms, penalties[-1:]), terms, after if state else ()
 
@@ -197,7 +197,7 @@ class Language(Task):
             outputs, own = [], before
             sizes = [data.window - data.vary, data.vary, data.vary]
             for part, next_words in zip(batch[:-1].split(sizes), targets.split(sizes), strict=True):
-                output, own = self._run(part, own, next_words)
+                output, own = self.model(part, own, next_words)
                 outputs.append(output)
                 after.append(own)
             return (torch.cat(outputs),)
@@ -207,13 +207,6 @@ class Language(Task):
         self.offset.add_(more[0])
         carried = tuple(torch.stack(each)[chosen][0] for each in zip(*after, strict=True)) if state else ()
         return self._penalised(terms, penalties[:1]), terms, carried  # the penalty of the part that always counts
-
-    def _run(self, words: Tensor, state: State, targets: Tensor) -> tuple[Tensor, State]:
-        """What the objective takes: logits, or of a mixture the log-probabilities of the targets."""
-        found: tuple[Tensor, State] = (
-            self.model(words, state, targets) if self.recipe.model.softmaxes > 1 else self.model(words, state)
-        )
-        return found
 
     def _penalised(self, terms: "Terms", penalties: list[Tensor]) -> Tensor:
         loss, data = terms.loss, self.recipe.data
