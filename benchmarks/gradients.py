@@ -1,12 +1,16 @@
 """Whether a fast path has a bias that single windows do not show: gradients of many windows, and the noise itself.
 
-python benchmarks/gradients.py --data PTB [--only brnn-200 ...] [--epochs 2] [--windows 200] [--device cuda]
-                               [--out results/gradients] [--force]
+python benchmarks/gradients.py --data PTB [--only brnn-200 ...] [--epochs 2] [--seeds 4] [--windows 200]
+                               [--device cuda] [--out results/gradients] [--force]
 
-Each model is trained for some epochs on the fastest path. Then, at these weights, the gradients of consecutive windows
-are computed with the same noise and the same carried state on each path, and exactly (float32 products, no TF32); on a
-GPU each as a CUDA graph, as in training. Once more after 95% of the recurrent weights were made 100 times smaller, with
-standard deviations of 0.001, as a narrow prior makes them. For all weights and for groups of them:
+Each model is trained for some epochs on the fastest path. From these weights one more epoch is trained on each path, at
+a tenth of the learning rate, for some seeds. Runs of one seed then stay close to each other, so that a small difference
+shows: `continued` has that of perplexities to step by step, in percent, with its 95% interval.
+
+Then the gradients of -log p of consecutive windows are computed with the same noise and the same carried state on each
+path, and exactly (float32 products, no TF32); on a GPU each as a CUDA graph, as in training. Once more after 95% of the
+recurrent weights were made 100 times smaller, with standard deviations of 0.001, as a narrow prior makes them. For all
+weights and for groups of them:
 
     one_window      error of a window's gradient over the gradient: root of the mean square
     worst_window    the largest of these: a rare fault, such as a number read too early, would show here
@@ -34,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comparison import CASES
+from comparison import CASES, above, interval
 from torch import Tensor
 
 import bayesrnn as br
@@ -49,11 +53,12 @@ from bayesrnn.lab.recipes import load, override
 from bayesrnn.lab.runs.files import check_out, write_file
 from bayesrnn.lab.tasks.language.task import Language
 
-EXACT, CUDNN = "exact", "cuDNN"
+EXACT, BASE, CUDNN = "exact", "step by step", "cuDNN"
 PATHS = {EXACT: "loop", "one launch": "persistent", "step by step": "cells", CUDNN: "triton"}
 RUNS = {"one launch": ("path 'persistent'",), "step by step": ("path 'cells'", "path 'loop'"), CUDNN: ("cuDNN",)}
 GROUPS = {"paths": "", "recurrent": "rnn", "weight_hh": "weight_hh", "weight_ih": "weight_ih", "bias": "rnn.bias"}
 NARROW, KEPT, SIGMA = 0.01, 0.05, 1e-3
+SLOW = 0.1  # of the learning rate, where training goes on
 
 
 @contextlib.contextmanager
@@ -102,16 +107,45 @@ def explained(task: Language) -> dict[str, str]:
     return found
 
 
-def train(task: Language, epochs: int) -> None:
-    with on("one launch"):
-        step = Step(task, task.recipe.train)
-        step.lr.fill_(task.recipe.train.lr)
-        for epoch in range(epochs):
-            step.start_epoch()
-            for k in range(task.steps):
-                task.fetch(k)
-                step()
-            print(f"epoch {epoch + 1}: {task.training(step.read_totals())['train_perplexity']:.1f}", flush=True)
+def train(task: Language, step: Step, epochs: int, rate: float) -> float:
+    """The perplexity of the last epoch's windows."""
+    found = math.nan
+    step.lr.fill_(rate * task.recipe.train.lr)
+    for _ in range(epochs):
+        step.start_epoch()
+        for k in range(task.steps):
+            task.fetch(k)
+            step()
+        found = task.training(step.read_totals())["train_perplexity"]
+    return found
+
+
+def continued(task: Language, seeds: int) -> dict[str, dict[str, Any]]:
+    """By path: how much one more epoch's perplexities are above those of training step by step, in percent."""
+    params, steps, ends = list(task.model.parameters()), {}, {}
+    start = [p.detach().clone() for p in params]
+
+    def restore() -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(params, start)
+
+    for name in names_of(task):
+        with on(name):
+            steps[name] = Step(task, task.recipe.train)
+    for seed in range(1, seeds + 1):
+        for name, step in steps.items():
+            restore()
+            torch.manual_seed(seed)
+            with on(name):
+                trained = train(task, step, 1, SLOW)
+            ends[name, seed] = {"train": trained, "valid": perplexities(task, ["one launch"])["one launch"]}
+    restore()
+    found: dict[str, dict[str, Any]] = {}
+    for name in steps:
+        for split in ("train", "valid") if name != BASE else ():
+            each = above((ends[name, seed][split], ends[BASE, seed][split]) for seed in range(1, seeds + 1))
+            found.setdefault(name, {}).update(interval(split, each))
+    return found
 
 
 @torch.no_grad()
@@ -145,8 +179,9 @@ class Gradient:
     def work(self) -> None:
         with on(self.name):
             batch = self.task.batch(self.position)
-            loss, _, after = self.task.objective(batch, self.state)
-            found = torch.autograd.grad(loss, self.params, materialize_grads=True)
+            _, terms, after = self.task.objective(batch, self.state)
+            # without the KL, which is the same on all paths and would hide their errors
+            found = torch.autograd.grad(terms.nll / self.task.batch_size, self.params, materialize_grads=True)
         with torch.no_grad():
             torch.cat([g.flatten() for g in found], out=self.flat)
             for own, new in zip(self.after, after, strict=True):
@@ -221,10 +256,10 @@ def compare(task: Language, windows: int) -> dict[str, dict[str, dict[str, float
     return {group: {name: one.figures() for name, one in own.items()} for group, own in sums.items()}
 
 
-def perplexities(task: Language) -> dict[str, float]:
+def perplexities(task: Language, names: list[str]) -> dict[str, float]:
     found = {}
     task.model.eval()
-    for name in (EXACT, *names_of(task)):
+    for name in names:
         with on(name):
             found[name] = float(task.validate()["valid_perplexity"])
     task.model.train()
@@ -301,19 +336,20 @@ def arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of all recipes")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=4, help="of the epoch on each path")
     parser.add_argument("--windows", type=int, default=200)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="a folder for the records")
     parser.add_argument("--force", action="store_true", help="replace records")
     options = parser.parse_args()
-    if options.windows < 1 or options.epochs < 0:
-        parser.error("--windows must be at least 1, and --epochs at least 0")
+    if min(options.windows, options.seeds) < 1 or options.epochs < 0:
+        parser.error("--windows and --seeds must be at least 1, and --epochs at least 0")
     return parser, options
 
 
 def main() -> None:
     parser, options = arguments()
-    files = {name: options.out / f"{name}.json" for name in (*options.only, "noise") if options.out is not None}
+    files = {name: options.out / f"{name}.json" for name in options.only if options.out is not None}
     try:
         for file in files.values():
             check_out(file, force=options.force)
@@ -329,27 +365,26 @@ def main() -> None:
         "command": " ".join(["python", *sys.argv]), "commit": commit(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else options.device,
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "bayesrnn": br.__version__},
+        "noise": noise_figures(drawn(device), 8), "masks": mask_figures(device),
     }  # fmt: skip
-
-    def write(name: str, record: dict[str, Any]) -> None:
-        if name in files:
-            write_file(files[name], json.dumps({**about, **record}, indent=1) + "\n")
-
+    print(f"noise: {about['noise']}\nmasks: {about['masks']}", flush=True)
     for case, task in tasks.items():
         began, windows = time.monotonic(), min(options.windows, task.steps)
-        train(task, options.epochs)
-        found, valid = compare(task, windows), perplexities(task)
+        with on("one launch"):
+            train(task, Step(task, task.recipe.train), options.epochs, 1.0)
+        more = continued(task, options.seeds)
+        print(f"{case}, continued: {more}", flush=True)
+        found, valid = compare(task, windows), perplexities(task, [EXACT, *names_of(task)])
         show(case, found)
         print(f"{case}, validation: " + ", ".join(f"{name} {value:.4f}" for name, value in valid.items()))
         narrow(task)
         narrowed = compare(task, windows)
         show(f"{case}, narrow", narrowed)
         record = {"recipe": CASES[case][0], "epochs": options.epochs, "windows": windows, **found, "narrow": narrowed}
-        write(case, {**record, "valid_perplexity": valid, "ran": ran[case]})
+        record |= {"continued": more, "valid_perplexity": valid, "ran": ran[case]}
+        if case in files:
+            write_file(files[case], json.dumps({**about, **record}, indent=1) + "\n")
         print(f"{case}: {time.monotonic() - began:.0f} s", flush=True)
-    noise = {"noise": noise_figures(drawn(device), 8), "masks": mask_figures(device)}
-    print(json.dumps(noise), flush=True)
-    write("noise", noise)
 
 
 if __name__ == "__main__":

@@ -119,13 +119,6 @@ class Gradients(_Made):
     valid_perplexity: dict[str, float]
 
 
-class Noise(_Made):
-    """benchmarks/gradients.py: statistics of the kernels' noise and of masks."""
-
-    noise: Row
-    masks: dict[str, Row]
-
-
 class Distributed(_Made):
     """benchmarks/distributed.py: several processes against one."""
 
@@ -190,7 +183,6 @@ KINDS: dict[str, type[BaseModel]] = {
     "gpu-layers*.json": LayerBench,
     "gpu-tests.json": GpuTests,
     "gpu-*.json": GpuBench,
-    "gradients/noise.json": Noise,
     "gradients/*.json": Gradients,
     "distributed.json": Distributed,
     "torture.json": Torture,

@@ -93,7 +93,7 @@ def test_gradients_are_named_after_what_ran(program, monkeypatch, text_folder, r
 def test_gradients_refuse_a_device_whose_paths_have_other_names(refused, text_folder, tmp_path):
     words = ["--data", text_folder, "--device", "cpu", "--only", "brnn-200", "--set", *TINY, "--out", tmp_path]
     assert "'one launch' is not what runs on cpu" in refused("gradients", *words)
-    (tmp_path / "noise.json").write_text("mine")
+    (tmp_path / "brnn-200.json").write_text("mine")
     assert refused("gradients", *words).endswith("or choose another --out.")
 
 
@@ -132,6 +132,16 @@ def test_gradients_of_all_paths_agree(paths, monkeypatch, text_folder, recipe):
         assert wrong[key] == pytest.approx(-0.01, rel=1e-3)
     assert wrong["worst_window"] == pytest.approx(0.01, rel=1e-3)
     assert wrong["shrink_error"] < 1e-5
+
+
+def test_training_goes_on_alike_on_all_paths(paths, text_folder):
+    task = paths.made(override(load("brnn-medium"), TINY), str(text_folder), torch.device("cpu"))
+    before = [p.detach().clone() for p in task.model.parameters()]
+    found = paths.continued(task, 2)
+    assert found.keys() == {"one launch"}
+    assert all(abs(value) < 1e-2 for key in ("train_each", "valid_each") for value in found["one launch"][key])
+    assert found["one launch"]["train_low"] <= found["one launch"]["train_percent"] <= found["one launch"]["train_high"]
+    assert all(torch.equal(p, old) for p, old in zip(task.model.parameters(), before, strict=True))
 
 
 def test_figures_of_noise_find_what_is_wrong(program):
