@@ -7,8 +7,11 @@
 All runs have the same epochs, and the recipe's learning rates squeezed into them. `ingredients` trains a recipe, and
 again without one ingredient each, or with one more. Averaging begins at the same share of the epochs as in the recipe;
 the run without it lowers the learning rate to a hundredth instead. `paths` trains pairs of one seed, all steps of a
-layer in one launch and step by step, and writes their paired difference with its 95% interval. A run whose record is
-there is left alone; one that was stopped continues from its last epoch.
+layer in one launch and step by step, and writes their paired difference with its 95% interval, in the validation text
+(several streams at once, at the best epoch) and, with less chance in it, in the training text (mean of the last
+epoch's windows); the test text is not read. A run whose record is there is left alone; one that was stopped continues
+from its last epoch. Several processes can train side by side, each with a `--path` or cases of its own; the command
+without `--path`, run last, writes the differences.
 """
 
 from __future__ import annotations
@@ -132,7 +135,7 @@ def trained(recipe: str, name: str, overrides: list[str], seed: int, options: An
             record = launch(
                 recipe, out=folder, reporter=Reporter(f"{name}-{seed}", options.end), data=options.data,
                 device=options.device, resume=(folder / "config.json").exists() and not options.force,
-                force=options.force, **known,
+                force=options.force, measure=path is None, **known,
             )  # fmt: skip
         except Diverged as error:  # a result too
             kept = folder / "metrics.jsonl"
@@ -166,7 +169,10 @@ def paths(options: argparse.Namespace) -> None:
         for case in (case for case in cases if seed <= wanted[case]):
             recipe, overrides, _ = CASES[case]
             more = [*squeezed(recipe, options.epochs), *overrides]
-            pair = [trained(recipe, f"{case}-{path}", more, seed, options, path) for path in PATHS[device.type]]
+            ways = [options.path] if options.path else PATHS[device.type]
+            pair = [trained(recipe, f"{case}-{path}", more, seed, options, path) for path in ways]
+            if options.path:
+                continue
             pairs[case].append(pair)
             record = difference(case, pairs[case], {**environment(device), "commit": commit()})
             record.write(options.out / f"{case}.json")
@@ -177,19 +183,31 @@ def difference(case: str, pairs: list[list[Record]], about: dict[str, Any]) -> R
     """Perplexities of the first path above those of the second, in percent, with the 95% interval of Student's t."""
     sound = [pair for pair in pairs if not any("diverged" in record.metrics for record in pair)]
     metrics: dict[str, Any] = {"pairs": len(sound), "diverged": len(pairs) - len(sound)}
-    for split in ("valid", "test"):
-        each = above([[record.metrics[f"{split}_perplexity"] for record in pair] for pair in sound])
-        metrics[f"{split}_each"] = each
-        if free := max(len(each) - 1, 0):
-            half = _T[min(free, len(_T)) - 1] * statistics.stdev(each) / len(each) ** 0.5
-            mean = statistics.fmean(each)
-            metrics |= {f"{split}_percent": mean, f"{split}_low": mean - half, f"{split}_high": mean + half}
+    for split, ends in (("valid", _valid), ("train", _train)):
+        metrics |= interval(split, above([[ends(record) for record in pair] for pair in sound]))
     rows = [above(zip(*(record.curve("valid_perplexity") for record in pair), strict=True)) for pair in sound]
     return Record(
         recipe=pairs[0][0].recipe, data=pairs[0][0].data, overrides=pairs[0][0].overrides, metrics=metrics,
         kernel=" over ".join(record.kernel or "" for record in pairs[0]), note=f"{case}: pairs of runs in this folder",
         curves={"valid_percent": [statistics.fmean(epoch) for epoch in zip(*rows, strict=True)]}, **about,
     )  # fmt: skip
+
+
+def _valid(record: Record) -> float:
+    return float(record.metrics["valid_perplexity"])
+
+
+def _train(record: Record) -> float:
+    return record.curve("train_perplexity")[-1]
+
+
+def interval(name: str, each: list[float]) -> dict[str, Any]:
+    """Differences, and from two on their mean with the 95% interval of Student's t."""
+    found: dict[str, Any] = {f"{name}_each": each}
+    if free := max(len(each) - 1, 0):
+        half, mean = _T[min(free, len(_T)) - 1] * statistics.stdev(each) / len(each) ** 0.5, statistics.fmean(each)
+        found |= {f"{name}_percent": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+    return found
 
 
 def above(pairs: Iterable[Iterable[float]]) -> list[float]:
@@ -206,6 +224,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="of every run, at least 4; default: 30 of ingredients, 20 of paths")
     parser.add_argument("--seed", type=int, default=1, help="of ingredients")
     parser.add_argument("--seeds", type=int, help="pairs of paths; default: 8 at 200 units, 4 at 650")
+    parser.add_argument("--path", help="train the runs of this path alone, for several processes side by side")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after the epoch that ends after this")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--force", action="store_true", help="run also what has a record")
@@ -218,6 +237,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     known = INGREDIENTS[options.recipe] if options.what == "ingredients" else CASES
     if unknown := set(options.only or ()) - known.keys():
         parser.error(f"--only has no {min(unknown)}; there are {', '.join(known)}")
+    if options.path and options.path not in (names := PATHS[device_of(options.device).type]):
+        parser.error(f"--path has no {options.path}; there are {', '.join(names)}")
     folder = f"ablation/{options.recipe}" if options.what == "ingredients" else "same-training"
     options.out, options.end = options.out or ROOT / "results" / folder, time.monotonic() + 60 * options.minutes
     return options

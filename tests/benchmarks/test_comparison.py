@@ -117,6 +117,8 @@ def test_pairs_stop_when_the_time_is_over_and_continue(script, text, tmp_path, c
         stopped_after_an_epoch(script, options)
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "state.json").read_text())["epoch"] == 2
+    script.main([*words, "--path", "reference"])  # as another process would
+    assert not (tmp_path / "out/brnn-200.json").exists()
     script.main(words)
     said = capsys.readouterr().out
     assert "Resumed in epoch 2" in said
@@ -133,6 +135,7 @@ def test_pairs_stop_when_the_time_is_over_and_continue(script, text, tmp_path, c
     assert found.metrics["valid_each"] == pytest.approx(each)
     assert all(abs(difference) < 0.5 for difference in each)  # the two paths compute the same
     assert found.metrics["pairs"] == 2
+    assert "test_perplexity" not in runs["compiled"][0].metrics
     assert len(found.curves["valid_percent"]) == 4
 
 
@@ -150,15 +153,18 @@ def stopped_after_an_epoch(script, options):
 
 def test_the_interval_is_student_s(script):
     def run(valid, **more):
-        metrics = {"valid_perplexity": valid, "test_perplexity": valid, **more}
-        return Record(recipe="r", kernel="k", metrics=metrics, curves={"valid_perplexity": [2 * valid, valid]})
+        metrics, curve = {"valid_perplexity": valid, **more}, [2 * valid, valid]
+        return Record(
+            recipe="r", kernel="k", metrics=metrics, curves={"valid_perplexity": curve, "train_perplexity": curve}
+        )
 
     pairs = [[run(101.0), run(100.0)], [run(102.0), run(100.0)], [run(103.0), run(100.0)], [run(104.0), run(100.0)]]
     found = script.difference("case", [*pairs, [run(1.0, diverged="The loss"), run(100.0)]], {}).metrics
     assert (found["pairs"], found["diverged"]) == (4, 1)
-    assert found["test_percent"] == pytest.approx(2.5)
-    assert found["test_high"] - 2.5 == pytest.approx(3.182 * 1.290994 / 2, rel=1e-4)
-    assert found["test_low"] == pytest.approx(5 - found["test_high"])
+    for split in ("valid", "train"):
+        assert found[f"{split}_percent"] == pytest.approx(2.5)
+        assert found[f"{split}_high"] - 2.5 == pytest.approx(3.182 * 1.290994 / 2, rel=1e-4)
+        assert found[f"{split}_low"] == pytest.approx(5 - found[f"{split}_high"])
     assert "valid_low" not in script.difference("case", pairs[:1], {}).metrics
     assert script.difference("case", pairs[2:], {}).curves["valid_percent"] == pytest.approx([3.5, 3.5])
 

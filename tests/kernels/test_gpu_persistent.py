@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.nn import recurrence as layered
+from tests.kernels.rounding import shrink
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -269,3 +270,8 @@ def test_cases_it_refuses_run_elsewhere(cell, launches, monkeypatch):
     assert "allow_tf32 forbids." in run()
     assert not launches
     assert not layered.beats_torch(getattr(torch.nn, cell)(7, 65), torch.randn(2, 3, 7, device="cuda"))
+
+
+@pytest.mark.parametrize("power", [-10, -15])  # the second: 16-bit numbers without all their digits
+def test_operands_are_rounded_and_not_cut_off(power):
+    assert max(map(abs, shrink("cuda", 2.0**power))) < 1e-4

@@ -20,6 +20,7 @@ import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.kernels import paths
 from bayesrnn.kernels.gpu import persistent
+from tests.kernels.rounding import shrink
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 H200 = {"processors": 132, "memory": 232448}
@@ -267,3 +268,7 @@ else:
                 found[path] = [out, *torch.autograd.grad(out.sin().sum(), list(net.parameters()))]
         assert largest_error(found["persistent"], [t.double() for t in found["reference"]]) < 1e-3
         assert not torch.equal(found["persistent"][0], found["reference"][0])  # so it was another kernel
+
+    @pytest.mark.parametrize("power", [-10, -15])  # the second: 16-bit numbers without all their digits
+    def test_operands_are_rounded_and_not_cut_off(power):
+        assert max(map(abs, shrink("cpu", 2.0**power))) < 1e-4
