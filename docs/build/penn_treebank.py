@@ -101,6 +101,31 @@ def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [value for each in records if isinstance(value := each.get(key), float)]
 
 
+_PREDICTIONS = {"": "mean", "_tempered": "mean at the best temperature", "_mc": "average of draws"}
+_CALIBRATION = (
+    Column("recipe", "recipe"), Column("predictions", "predictions"), Column("perplexity", "test perplexity", _PLACES),
+    Column("error", "calibration error", "{:.2%}"), Column("surest", "-log p, surest tenth", "{:.3f}"),
+    Column("middle", "middle", "{:.3f}"), Column("doubtful", "least sure tenth", "{:.3f}"),
+)  # fmt: skip
+
+
+def calibration(results: Path) -> str:
+    """How far probabilities can be trusted: of the mean, of the mean at a temperature, and of averaged draws."""
+    rows = []
+    for name, records in load(results).items():
+        for record in (each for each in records[:1] if "test_deciles" in each.metrics):
+            for kind, label in _PREDICTIONS.items():
+                own, tenths = record.metrics, record.metrics.get(f"test_deciles{kind}")
+                if tenths:
+                    nll = [tenth["nll"] for tenth in tenths]
+                    rows.append({
+                        "recipe": name, "predictions": label, "perplexity": own[f"test_perplexity{kind}"],
+                        "error": own[f"test_calibration_error{kind}"], "surest": nll[0], "middle": nll[len(nll) // 2],
+                        "doubtful": nll[-1],
+                    })  # fmt: skip
+    return markdown_table(rows, _CALIBRATION)
+
+
 def _small(results: Path) -> dict[str, Record]:
     """The first record of each model of the overfitting figure (arXiv 1512.05287, figure 2)."""
     runs = load(results)
@@ -148,4 +173,6 @@ def _draw(figure: "Figure", runs: dict[str, Record]) -> None:
     axes.legend(frameon=False, fontsize=8.5)
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"penn-treebank": table, "overfitting": overfitting}
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "penn-treebank": table, "overfitting": overfitting, "ptb-calibration": calibration,
+}  # fmt: skip

@@ -51,6 +51,20 @@ def test_every_published_row(tmp_path):
     assert cells(penn_treebank.table(tmp_path / "nothing")) == []
 
 
+def test_calibration_of_mean_and_draws(tmp_path):
+    def scored(kind, perplexity, error):
+        tenths = [{"entropy": float(k), "nll": k / 2} for k in range(10)]
+        found = {"perplexity": perplexity, "calibration_error": error, "deciles": tenths}
+        return {f"test_{key}{kind}": value for key, value in found.items()}
+
+    written(tmp_path, "best-medium", 1, {**scored("", 65.0, 0.02), **scored("_mc", 64.0, 0.01)})
+    written(tmp_path, "brnn-medium", 1, {"test_perplexity": 76.0})
+    assert cells(penn_treebank.calibration(tmp_path)) == [
+        ["best-medium", "mean", "65.00", "2.00%", "0.000", "2.500", "4.500"],
+        ["best-medium", "average of draws", "64.00", "1.00%", "0.000", "2.500", "4.500"],
+    ]
+
+
 def test_records_with_the_recipe_s_own_settings_come_first_and_other_texts_are_omitted(tmp_path):
     for seed, changed in ((1, {"epochs": 9}), (2, {}), (1, {})):
         written(tmp_path, "brnn-medium", seed, {}, **changed)
