@@ -20,13 +20,15 @@ from bayesrnn.forecasting.checks import (
     check_trainable,
     check_values,
 )
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.model import Model, fit_model
-from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
+from bayesrnn.forecasting.panel import Panel, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
 from bayesrnn.forecasting.shapes import shapes_of
+from bayesrnn.forecasting.tables import long_frame
 from bayesrnn.forecasting.training import NETWORK, Settings
 from bayesrnn.forecasting.windows import Shape, Windows
 
@@ -56,6 +58,8 @@ class Forecaster:
         static: names of columns that are constant per series. Columns of text or categories are embedded.
         holidays: a country code such as "DE", for the `holidays` package.
         resample: "mean", "sum" or "last": put irregular stamps on the grid of ``freq`` by this rule. None: refuse them.
+        timezone: the zone of the stamps' clock, such as "Europe/Berlin", for local times or times with several offsets
+            from UTC. None: that of a tz-aware column, else none.
         members: networks in the ensemble, 0 for none; None: up to four, as the time allows.
         hidden: units of a layer.
         layers: recurrent layers of a network.
@@ -94,6 +98,7 @@ class Forecaster:
         static: str | Sequence[str] = (),
         holidays: str | None = None,
         resample: str | None = None,
+        timezone: str | None = None,
         members: int | None = None,
         hidden: int = 64,
         layers: int = 1,
@@ -113,7 +118,7 @@ class Forecaster:
             import pandas  # noqa: F401
         self.settings = check_settings(given)
         self.horizon = int(horizon)
-        self.columns = Columns(id_col, time_col, target_col)
+        self.columns = Columns(id_col, time_col, target_col, zone=timezone or "")
         self.model: Model | None = None
         self.panel: Panel | None = None
         self._width = np.ones(self.horizon)
@@ -162,15 +167,15 @@ class Forecaster:
         self,
         data: Any = None,
         *,
-        level: Sequence[float] = (80, 95),
-        quantiles: Sequence[float] = (),
+        level: float | Sequence[float] = (80, 95),
+        quantiles: float | Sequence[float] = (),
         future: Any = None,
     ) -> Any:
         """Forecasts after the end of each series.
 
         Args:
             data: series to forecast instead of those of `fit`; they may be new to the model. None: those of `fit`.
-            level: intervals in percent, as columns lo-80, hi-80; 0.8 is 80 percent.
+            level: one or more intervals in percent, as columns lo-80, hi-80; 0.8 is 80 percent.
             quantiles: probabilities, as columns q-0.1.
             future: a frame with the future-known columns of the horizon: unique_id, ds and the columns.
 
@@ -224,8 +229,8 @@ class Forecaster:
         windows: int = 5,
         step: int | None = None,
         *,
-        level: Sequence[float] = (80, 95),
-        quantiles: Sequence[float] = (),
+        level: float | Sequence[float] = (80, 95),
+        quantiles: float | Sequence[float] = (),
         refit: bool | None = None,
         adaptive: bool = True,
     ) -> Any:

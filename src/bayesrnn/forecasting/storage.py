@@ -16,13 +16,14 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.empirical import Empirical
 from bayesrnn.forecasting.grids import Calibration
 from bayesrnn.forecasting.growth import labels_from_json, labels_to_json
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
-from bayesrnn.forecasting.panel import Columns, Panel
+from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings

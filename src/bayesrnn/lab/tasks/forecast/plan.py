@@ -169,6 +169,7 @@ def forecaster_of(recipe: "Recipe", source: Source) -> Forecaster:
             past=None if data.covariates == "all" else named["covariates"], future=named["future"],
             season=data.season or None, context=data.window or None, members=model.components,
             holidays=data.holidays or None, resample=data.resample or None, samples=recipe.evaluate.samples,
+            timezone=data.timezone or None,
             time_col=source.columns.time, target_col=source.columns.target,
             **{key: getattr(data, key) for key in ("scaling", "transform")},
             **{key: getattr(model, key) for key in ("cell", "hidden", "layers", "dropout", "likelihood")},
