@@ -203,10 +203,9 @@ class Forecaster:
         """Coherent futures: a DataFrame with unique_id, ds, path (0 to n - 1) and y.
 
         Args:
-            method: "copula": each step has the distribution of `predict`; a Gaussian copula joins them, with the
-                correlations of errors on validation. "autoregressive": each value is drawn from the forecast one step
-                ahead of the drawn values before it. That takes H times as long, is not calibrated beyond the first
-                step, and keeps past columns at their last values.
+            method: how steps hang together; each has the distribution of `predict`. "copula": by the correlations of
+                errors on validation. "autoregressive": by forecasts one step ahead of the values drawn before; that
+                takes H times as long, and keeps past columns at their last values.
         """
         n = check_whole("n", n, least=1, what="paths")
         check_choice("method", method, ("copula", "autoregressive"))
