@@ -166,7 +166,7 @@ def walk_forward(
             if adaptive:
                 width, waiting = _caught_up(width, waiting, int(k) * apart)
             middle = grid[rows, :, grids.MEDIAN : grids.MEDIAN + 1]
-            found = forecaster._fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
+            found = forecaster.fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
             waiting.append([int(k) * apart, 0, grids.outside(found, actual[rows])])
             at = (first + k * apart)[:, None] + np.arange(horizon)
             cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)

@@ -126,9 +126,9 @@ class Forecaster:
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        return self._fit(self._read(data))
+        return self._fit(self.panel_of(data))
 
-    def _read(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
+    def panel_of(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
         """The series of a frame; covariates are chosen and scaled by rows before ``ends``, None: by all."""
         frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
         check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
@@ -138,7 +138,8 @@ class Forecaster:
         before = frame[rows_before(frame, panel, ends(panel), **options)]
         return panel_of(frame, choose_columns(before, self.columns, self.settings).learnt(before), **options)
 
-    def _shapes(self, panel: Panel) -> list[Shape]:
+    def shapes(self, panel: Panel) -> list[Shape]:
+        """Windows that are tried on validation; refuses a panel from which nothing can be learnt."""
         s = self.settings
         check_trainable(panel, self.horizon)
         if s["likelihood"] == "negative_binomial":
@@ -147,16 +148,17 @@ class Forecaster:
         return shapes_of(panel, self.horizon, seasons=seasons_of(panel, s["season"]), **named)
 
     def _fit(self, panel: Panel) -> Forecaster:
-        s, shapes = self.settings, self._shapes(panel)
+        s, shapes = self.settings, self.shapes(panel)
         with Progress(s["verbose"]) as progress:
             model = fit_model(
                 panel, shapes, Settings(**{key: s[key] for key in NETWORK}), likelihood=s["likelihood"],
                 members=s["members"], calibrate=s["calibrate"], holidays=s["holidays"], seconds=60 * s["minutes"],
                 seed=s["seed"], say=progress.say, progress=progress.update,
             )  # fmt: skip
-        return self._take(model, panel)  # only now: an error leaves what was fitted before
+        return self.adopt(model, panel)  # only now: an error leaves what was fitted before
 
-    def _take(self, model: Model, panel: Panel) -> Forecaster:
+    def adopt(self, model: Model, panel: Panel) -> Forecaster:
+        """Forecast with this model, which was fitted to this panel."""
         self.model, self.panel, self.columns = model, panel, panel.columns
         self._width = np.ones(self.horizon)
         last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
@@ -212,7 +214,7 @@ class Forecaster:
         rng, names = np.random.default_rng(seed), np.arange(n)
 
         def rows(grid: Array, share: Array) -> dict[str, Array]:
-            made = self._fitted.bounded(paths.copula(grid, self._fitted.correlation, n, rng))  # (B, n, H)
+            made = self.fitted.bounded(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
             return {"path": np.broadcast_to(names[:, None], made.shape), "y": made}
 
         table = self._table(rows, data, future, copies=n)
@@ -302,7 +304,7 @@ class Forecaster:
         ordering the mean.
         """
         decisions.check_costs(over, under)
-        return self._table(lambda grid, share: decisions.orders(grid, over, under, self._fitted.bounded), data, future)
+        return self._table(lambda grid, share: decisions.orders(grid, over, under, self.fitted.bounded), data, future)
 
     def crossing(self, threshold: float | Mapping[Any, float], *, above: bool = True, n: int = 1000, seed: int = 0,
                  data: Any = None, future: Any = None) -> Any:  # fmt: skip
@@ -330,7 +332,8 @@ class Forecaster:
         return decisions.anomalies(self, data, false_alarms)
 
     @property
-    def _fitted(self) -> Model:
+    def fitted(self) -> Model:
+        """The model; refuses where there is none."""
         if self.model is None:
             raise UserError("The forecaster is not fitted; call fit(df) first.")
         return self.model
@@ -347,13 +350,13 @@ class Forecaster:
         if data is None or isinstance(data, Panel):
             return own if data is None else data
         panel = panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
-        check_values(panel, self._fitted.lower, counts=s["likelihood"] == "negative_binomial")
+        check_values(panel, self.fitted.lower, counts=s["likelihood"] == "negative_binomial")
         return panel
 
     def _windows(self, panel: Panel, ahead: Array | None = None, seen: Array | None = None) -> list[Windows]:
         """Those of each base; forecasts may learn from rows before ``seen`` (S,), or from all."""
         holidays = self.settings["holidays"]
-        found = [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
+        found = [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self.fitted.bases]
         for windows in found:
             windows.seen = panel.lengths if seen is None else seen
         return found
@@ -365,7 +368,7 @@ class Forecaster:
 
     def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
-        model, parts = self._fitted, []
+        model, parts = self.fitted, []
         for k in np.flatnonzero(~self._known(cuts, series, ends))[:1]:
             raise UserError(
                 f"Series {cuts[0].panel.ids[series[k]]!r} has no value in the {model.shape.context} rows before its "
@@ -380,7 +383,7 @@ class Forecaster:
 
     def _summary(self, grid: Array, share: Array, level: Sequence[float],
                  quantiles: Sequence[float]) -> dict[str, Array]:  # fmt: skip
-        return grids.summary(grid, share, level, quantiles, self._fitted.bounded)
+        return grids.summary(grid, share, level, quantiles, self.fitted.bounded)
 
     def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,
                copies: int = 0) -> Any:  # fmt: skip

@@ -219,7 +219,7 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
     named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
     named += [m.likelihood for m in members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
-    say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
+    say(f"weights: {shown}; scaled validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
     several = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
@@ -291,7 +291,7 @@ def _trained(
                 prepared.before[member.base], prepared.cuts[member.base], fold, seconds=max(left, 1.0) / (wanted - k),
                 seed=seed + k,
                 report=lambda steps, score, share, label=label: progress(
-                    f"{label}: step {steps}, validation CRPS {score:.4f}", share
+                    f"{label}: step {steps}, scaled validation CRPS {score:.4f}", share
                 ),
             )  # fmt: skip
         found.append(member)

@@ -51,7 +51,7 @@ def autoregressive(
             drawn = grids.at(grid[:, 0], rng.standard_normal((len(series), 1)))
             rank = drawn.reshape(-1, copied).argsort(1).argsort(1).reshape(-1, 1)
             z = grids.normal_quantile(np.clip((rank + rng.random(rank.shape)) / copied, 1e-6, 1 - 1e-6))
-            copies.y[copies.offsets[:-1] + ends + step] = forecaster._fitted.bounded(grids.at(whole[:, step], z))[:, 0]
+            copies.y[copies.offsets[:-1] + ends + step] = forecaster.fitted.bounded(grids.at(whole[:, step], z))[:, 0]
         rows = (copies.offsets[:-1] + ends)[:, None] + np.arange(horizon)
         found.append(copies.y[rows].reshape(len(part), copied, horizon)[:, :n])
     return np.concatenate(found)

@@ -54,7 +54,7 @@ class Parts(nn.Module):
 
 
 def write(forecaster: Forecaster, folder: Path) -> Path:
-    model = forecaster._fitted
+    model = forecaster.fitted
     arrays = {**panel_arrays(forecaster._panel), **model_arrays(model), "width": forecaster._width}
     module = Parts(as_tensors(arrays), [m.model for m in model.members])
     try:
@@ -91,7 +91,7 @@ def model_arrays(model: Model) -> dict[str, Array]:
 
 def described(forecaster: Forecaster, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """What a forecaster is besides these arrays and the weights of its networks, for JSON."""
-    model, panel = forecaster._fitted, forecaster._panel
+    model, panel = forecaster.fitted, forecaster._panel
     return {
         "settings": forecaster.settings,
         "ids": panel.ids,
