@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from bayesrnn.forecasting import Forecaster, grids
+from bayesrnn.forecasting.model import correlation_of
 from bayesrnn.forecasting.paths import copula
 
 
@@ -15,6 +16,14 @@ def test_a_copula_has_the_marginals_and_the_correlation():
     np.testing.assert_allclose(found.mean(0), 5, atol=0.05)
     np.testing.assert_allclose(found.std(0), 2, atol=0.03)
     np.testing.assert_allclose(np.corrcoef(found.T), correlation, atol=0.02)
+
+
+def test_missing_values_do_not_weaken_the_correlation():
+    rng = np.random.default_rng(0)
+    wanted = 0.9 ** np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+    z = rng.multivariate_normal(np.zeros(4), wanted, 20_000)
+    z[rng.random(z.shape) < 0.4] = np.nan
+    np.testing.assert_allclose(correlation_of(z, 1e9), wanted, atol=0.02)
 
 
 def walk(rows, seed=0):

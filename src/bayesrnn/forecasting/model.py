@@ -355,12 +355,13 @@ def cold_start(model: Model, panel: Panel, *, holidays: str | None, seed: int) -
 
 
 def correlation_of(z: Array, count: float) -> Array:
-    """Correlation (H, H) of scores (n, H) across steps, drawn towards one that decays where windows are few."""
+    """Correlation (H, H) of scores (n, H) across steps, of two steps by the windows that know both; drawn towards one
+    that decays where windows are few."""
     horizon = z.shape[1]
     filled = np.nan_to_num(np.clip(z, -4, 4) - np.nanmean(np.clip(z, -4, 4)))
-    size = np.sqrt((filled**2).sum(0))
-    size = np.where(size > 0, size, 1.0)
-    found = (filled / size).T @ (filled / size)
+    squares = np.square(filled).T @ ~np.isnan(z)  # of each step, where another is known
+    size = np.sqrt(squares * squares.T)
+    found = filled.T @ filled / np.where(size > 0, size, 1.0)
     np.fill_diagonal(found, 1.0)
     next_to = float(np.clip(np.diagonal(found, 1).mean(), 0, 0.98)) if horizon > 1 else 0.0
     share = count / (count + horizon)

@@ -22,6 +22,7 @@ def copula(grid: Array, correlation: Array, n: int, rng: np.random.Generator) ->
     """Futures (B, n, H) with the quantiles of a grid (B, H, Q) at each step and normal scores of this correlation."""
     values, vectors = np.linalg.eigh(correlation)
     root = vectors * np.sqrt(np.maximum(values, 0))
+    root /= np.sqrt(np.square(root).sum(1, keepdims=True))  # unit variances, where eigenvalues were negative
     z = rng.standard_normal((len(grid), n, len(root))) @ root.T  # (B, n, H)
     return grids.at(grid, z.transpose(0, 2, 1)).transpose(0, 2, 1)
 
