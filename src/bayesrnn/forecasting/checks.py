@@ -198,6 +198,18 @@ def check_values(panel: Panel, lower: float, *, counts: bool) -> None:
             )
 
 
+def check_windows(panel: Panel, horizon: int, count: int, apart: int) -> Array:
+    """First rows (S,) that are forecast where the last of so many windows ends with the series."""
+    needed = horizon + (count - 1) * apart
+    for i in np.flatnonzero(panel.lengths <= needed)[:1]:
+        raise UserError(
+            f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {horizon} steps, {apart} apart, "
+            f"need {needed + 1}; ask for fewer windows or drop it."
+        )
+    first: Array = panel.lengths - needed
+    return first
+
+
 def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
     """Future-known columns (S, H, F) after the end of each series; None where the model has none."""
     columns = panel.columns

@@ -19,6 +19,7 @@ from bayesrnn.forecasting.checks import (
     check_settings,
     check_trainable,
     check_values,
+    check_windows,
 )
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
@@ -249,24 +250,19 @@ class Forecaster:
         count, apart = check_whole("windows", windows, least=1, what="cutoffs"), check_whole(
             "step", self.horizon if step is None else step, least=1, what="steps")  # fmt: skip
         panel = self._data(data)
-        first = panel.lengths - self.horizon - (count - 1) * apart
-        short = np.flatnonzero(first < 1)
-        if len(short):
-            i = short[0]
-            raise UserError(
-                f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {self.horizon} steps, "
-                f"{apart} apart, need {self.horizon + (count - 1) * apart + 1}; ask for fewer windows or drop it."
-            )
+        first = check_windows(panel, self.horizon, count, apart)
         cutoffs = panel.first + (first - 1) * panel.clock.every
         seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
         if refit or (refit is None and seen):
             other, panel = type(self)(**self.settings), standardised(panel, first)
             other._fit(panel.until(first))
             return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
-        return decisions.walk_forward(
-            self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
-            summary=lambda grid, share: self._summary(grid, share, level, quantiles),
-        )  # fmt: skip
+        with Progress(self.settings["verbose"]) as progress:
+            return decisions.walk_forward(
+                self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
+                summary=lambda grid, share: self._summary(grid, share, level, quantiles),
+                progress=lambda done, of: progress.update(f"walking forward: window {done} of {of}", done / of),
+            )  # fmt: skip
 
     def update(self, data: Any) -> Forecaster:
         """Append new rows (of known or new series) without training; `predict` then starts after them.
