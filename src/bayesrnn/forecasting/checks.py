@@ -203,8 +203,8 @@ def check_windows(panel: Panel, horizon: int, count: int, apart: int) -> Array:
     needed = horizon + (count - 1) * apart
     for i in np.flatnonzero(panel.lengths <= needed)[:1]:
         raise UserError(
-            f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {horizon} steps, {apart} apart, "
-            f"need {needed + 1}; ask for fewer windows or drop it."
+            f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {horizon} steps, {apart} "
+            f"apart, need {needed + 1}; ask for fewer windows or drop it."
         )
     first: Array = panel.lengths - needed
     return first

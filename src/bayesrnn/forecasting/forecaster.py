@@ -12,15 +12,9 @@ from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError, needed_by
 from bayesrnn.forecasting import decisions, grids, paths
 from bayesrnn.forecasting.checks import (
-    check_columns,
-    check_counts,
-    check_future,
-    check_levels,
-    check_settings,
-    check_trainable,
-    check_values,
+    check_columns, check_counts, check_future, check_levels, check_settings, check_trainable, check_values,
     check_windows,
-)
+)  # fmt: skip
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
 from bayesrnn.forecasting.growth import joined
