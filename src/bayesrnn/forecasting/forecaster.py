@@ -10,11 +10,7 @@ import numpy as np
 
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError, needed_by
-from bayesrnn.forecasting import decisions, grids, paths
-from bayesrnn.forecasting.checks import (
-    check_columns, check_counts, check_future, check_levels, check_settings, check_trainable, check_values,
-    check_windows,
-)  # fmt: skip
+from bayesrnn.forecasting import checks, decisions, grids, paths
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
 from bayesrnn.forecasting.growth import joined
@@ -111,7 +107,7 @@ class Forecaster:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         with needed_by("Forecaster", "'bayesrnn[forecast]'"):
             import pandas  # noqa: F401
-        self.settings = check_settings(given)
+        self.settings = checks.check_settings(given)
         self.horizon = int(horizon)
         self.columns = Columns(id_col, time_col, target_col, zone=timezone or "")
         self.model: Model | None = None
@@ -126,7 +122,7 @@ class Forecaster:
     def panel_of(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
         """The series of a frame; covariates are chosen and scaled by rows before ``ends``, None: by all."""
         frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
-        check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
+        checks.check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
         panel = panel_of(frame, columns.learnt(frame), **options)
         if ends is None:
             return panel
@@ -136,9 +132,9 @@ class Forecaster:
     def shapes(self, panel: Panel) -> list[Shape]:
         """Windows that are tried on validation; refuses a panel from which nothing can be learnt."""
         s = self.settings
-        check_trainable(panel, self.horizon)
+        checks.check_trainable(panel, self.horizon)
         if s["likelihood"] == "negative_binomial":
-            check_counts(panel)
+            checks.check_counts(panel)
         named = {key: s[key] for key in ("context", "scaling", "transform")}
         return shapes_of(panel, self.horizon, seasons=seasons_of(panel, s["season"]), **named)
 
@@ -179,7 +175,7 @@ class Forecaster:
         Returns:
             A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
         """
-        level, quantiles = check_levels(level, quantiles)
+        level, quantiles = checks.check_levels(level, quantiles)
         return self._table(lambda grid, share: self._summary(grid, share, level, quantiles), data, future)
 
     @property
@@ -215,7 +211,7 @@ class Forecaster:
         table = self._table(rows, data, future, copies=n)
         if method == "autoregressive":
             panel = self._data(data)
-            drawn = paths.autoregressive(self, panel, check_future(panel, future, self.horizon), n, rng)
+            drawn = paths.autoregressive(self, panel, checks.check_future(panel, future, self.horizon), n, rng)
             table["y"] = drawn.reshape(-1)
         return table
 
@@ -240,11 +236,11 @@ class Forecaster:
         Returns:
             A DataFrame like that of `predict` with cutoff, step (1 to H), y and crps, as `scores` takes it.
         """
-        level, quantiles = check_levels(level, quantiles)
+        level, quantiles = checks.check_levels(level, quantiles)
         count, apart = check_whole("windows", windows, least=1, what="cutoffs"), check_whole(
             "step", self.horizon if step is None else step, least=1, what="steps")  # fmt: skip
         panel = self._data(data)
-        first = check_windows(panel, self.horizon, count, apart)
+        first = checks.check_windows(panel, self.horizon, count, apart)
         cutoffs = panel.first + (first - 1) * panel.clock.every
         seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
         if refit or (refit is None and seen):
@@ -340,7 +336,7 @@ class Forecaster:
         if data is None or isinstance(data, Panel):
             return own if data is None else data
         panel = panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
-        check_values(panel, self.fitted.lower, counts=s["likelihood"] == "negative_binomial")
+        checks.check_values(panel, self.fitted.lower, counts=s["likelihood"] == "negative_binomial")
         return panel
 
     def _windows(self, panel: Panel, ahead: Array | None = None, seen: Array | None = None) -> list[Windows]:
@@ -381,7 +377,7 @@ class Forecaster:
         import pandas as pd
 
         panel = self._data(data)
-        ahead = check_future(panel, future, self.horizon)
+        ahead = checks.check_future(panel, future, self.horizon)
         windows, found = self._windows(panel, ahead), []
         for i in range(0, len(panel), _SERIES):
             series = np.arange(i, min(i + _SERIES, len(panel)))
