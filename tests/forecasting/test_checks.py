@@ -52,6 +52,14 @@ def changed(row, **values):
         (frame(), {"future": ["p"]}, r"The frame has no column 'p', which future= names; add it"),
         (frame().assign(p=range(60)), {"static": ["p"]}, r"Series 'a': column 'p' is static and changes in row 1; "),
         (changed(4, p=np.inf), {}, r"Series 'a': column 'p' is infinite at 2024-01-05.*; correct it"),
+        (frame().assign(p=1.0), {"past": "p", "future": "p"}, r"Column 'p' is named by past and by future"),
+        (frame(), {"past": ["y"]}, r"Column 'y' is named by target_col and by past; name it once"),
+        (frame().assign(y=lambda f: f["y"] > 3), {}, r"Column 'y' of series 'a' holds True and False from row 0"),
+        (frame().assign(y=lambda f: f["ds"]), {}, r"Column 'y' of series 'a' holds times from row 0 on.*; convert"),
+        (frame().assign(ds=[f"day {k}" for k in range(60)]), {}, r"'ds' holds no dates that are understood \('day 0'"),
+        (frame().assign(ds=lambda f: f["ds"] + pd.to_timedelta(np.arange(60) ** 2, "min")), {"resample": "mean"},
+         r"The stamps are uneven: steps between 1441 minutes and .*; set freq, such as 'h', and resample='mean'"),
+        (pd.DataFrame(), {}, r"The frame has no rows; give at least one series"),
         (frame().assign(ds=True), {}, r"The column 'ds' holds bool values, not stamps; use dates"),
         (frame().assign(ds=range(60)).replace({"ds": {5: 4}}), {}, r"rows 4 and 5 are both at 4 .*is one unit"),
         (pd.concat({"x": frame()}, axis=1), {}, r"The frame's columns have several levels; give each one name"),
@@ -80,8 +88,8 @@ def test_arguments():
         model.predict()
     model.fit(frame())
     pd.testing.assert_frame_equal(model.predict(level=[0.8]), model.predict(level=80))
-    with pytest.raises(UserError, match=r"quantiles is 0.5; give a list of probabilities"):
-        model.predict(quantiles=0.5)
+    pd.testing.assert_frame_equal(model.predict(quantiles=0.5), model.predict(quantiles=(0.5,)))
+    assert {"lo-80", "hi-95"} < set(model.predict(level=pd.Series([80, 95])))
     for threshold in (np.nan, "x", {"a": np.nan}, {"a": "x"}):
         with pytest.raises(UserError, match=r"threshold is ('x'|nan).*; give one number, or one per series"):
             model.crossing(threshold)
@@ -93,12 +101,25 @@ def test_arguments():
         model.predict(frame(9).assign(y=np.nan))
 
 
+def test_scores_name_what_a_table_lacks():
+    data = frame().rename(columns={"ds": "day", "y": "sales"})
+    walk = Forecaster(7, members=0, time_col="day", target_col="sales").fit(data).backtest(windows=2)
+    found = scores(walk, history=data[::-1], time_col="day", target_col="sales").iloc[0]
+    assert found["mase"] == pytest.approx(found["mae"] / data["sales"].diff().abs().mean())
+    for wrong in ({"by": "month"}, {"history": data}):
+        with pytest.raises(UserError, match=r"The (table|history) has no column '(month|y)'; give a table of"):
+            scores(walk, **wrong)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("posterior", "laplace", "must be one of"), ("members", -1, "networks, at least 0"), ("minutes", -1, "from 0"),
         ("minutes", np.nan, "from 0"), ("context", 0, "steps, at least 1"), ("context", -3, "steps, at least 1"),
         ("samples", 0, "draws, at least 1"), ("hidden", 0, "units, at least 1"), ("dropout", 1, "number in"),
+        ("season", "day", "steps from 1"), ("season", 2.5, "steps from 1"), ("seed", None, "whole number from 0"),
+        ("context", 10**6, "at most 20,000"), ("timezone", "Berlin", "such as 'Europe/Berlin'"),
+        ("past", 5, "list of names"), ("id_col", "mean", "column of forecasts"), ("time_col", "q-0.1", "rename yours"),
     ],
 )  # fmt: skip
 def test_settings_out_of_range(name, value, words):
@@ -115,6 +136,20 @@ def test_columns_known_ahead():
         model.predict(future=ahead.assign(price=np.inf))
     with pytest.raises(UserError, match=r"Series 'b': rows 7 and 14 of future are both at 2024-03-01.*; drop one"):
         model.predict(future=pd.concat([ahead, ahead[7:8].assign(price=3.0)]))
+    with pytest.raises(UserError, match=r"Series 'b' has no rows in future, which has those of 'a'; give its 7 steps"):
+        model.predict(future=ahead.replace({"b": "c"}))
+    with pytest.raises(
+        UserError, match=r"Series 'a': column 'price' has 'low' at 2024-03-01.*fitted to numbers; correct"
+    ):
+        model.predict(future=ahead.assign(price="low"))
+    with pytest.raises(
+        UserError, match=r"Series 'a': the stamp 2024-03-01 01:00:00 in row 0 of future is off the grid"
+    ):
+        model.predict(future=ahead.assign(ds=ahead["ds"] + pd.Timedelta("1h")))
+    with pytest.raises(UserError, match=r"with a time zone and these have none, or the reverse; use tz_localize"):
+        model.predict(future=ahead.assign(ds=ahead["ds"].dt.tz_localize("UTC")))
+    with pytest.raises(UserError, match=r"steps of one day, and these stamps are numbers; give stamps of the same"):
+        model.predict(future=ahead.assign(ds=range(len(ahead))))
 
 
 def test_whole_numbers_stored_as_floats_are_a_time_axis():
@@ -136,7 +171,8 @@ def test_one_row_beside_a_series_that_is_short():
 
 
 def test_dates_as_people_write_them_are_understood_or_refused():
-    from bayesrnn.forecasting.panel import stamps_of
+    from bayesrnn.forecasting.columns import Columns
+    from bayesrnn.forecasting.tables import stamps_of
 
     for text in (
         ["1/2/20", "1/3/20", "1/4/20", "1/13/20"],
@@ -144,7 +180,7 @@ def test_dates_as_people_write_them_are_understood_or_refused():
         ["20200102"],
     ):
         with pytest.raises(UserError, match="column 'ds'") if len(text) == 2 else nullcontext():
-            assert stamps_of(pd.Series(text), "ds")[0] == pd.Timestamp("2020-01-02")
+            assert stamps_of(pd.DataFrame({"unique_id": "a", "ds": text}), Columns())[0] == pd.Timestamp("2020-01-02")
 
 
 def test_new_rows_do_not_change_known_values():

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from bayesrnn.forecasting import corrections
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.linear import Linear
-from bayesrnn.forecasting.panel import Columns, panel_of
+from bayesrnn.forecasting.panel import panel_of
 from bayesrnn.forecasting.windows import Shape, Windows
 
 SHAPE = Shape(context=24, horizon=3, seasons=(6,))

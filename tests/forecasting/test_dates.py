@@ -7,8 +7,8 @@ from bayesrnn.errors import UserError
 from bayesrnn.forecasting import dates
 
 
-def parse(cells):
-    return dates.parse(cells, range(2, len(cells) + 2), "when")
+def parse(cells, zone=""):
+    return dates.parse(cells, "when", zone)
 
 
 FORMS = {
@@ -69,14 +69,17 @@ def test_times_stand_after_a_space_or_t(cell):
     assert dates.forms_of(["31.01.2020 10:00", "31.01.2020T10:00"]) == ["%d-%m-%Y"]
 
 
-def test_times_with_one_offset_stay_as_they_are_and_with_several_are_utc():
+def test_times_with_one_offset_stay_as_they_are_and_with_several_need_a_zone():
     hours = parse([f"2020-03-01T{h:02}:00:00+02:00" for h in range(24)])
     assert hours[0] == pd.Timestamp("2020-03-01")
     # The night in which the clock jumps from 2 to 3: evenly spaced in UTC only.
-    night = parse([f"2020-03-29T{h:02}:00:00+0{1 if h < 2 else 2}:00" for h in range(24) if h != 2])
-    assert night[0] == pd.Timestamp("2020-03-28 23:00")
+    cells = [f"2020-03-29T{h:02}:00:00+0{1 if h < 2 else 2}:00" for h in range(24) if h != 2]
+    with pytest.raises(UserError, match=r"several offsets from UTC, \+0100 and, from row 2, \+0200; set timezone to"):
+        parse(cells)
+    night = parse(cells, "Europe/Berlin")
+    assert night[0] == pd.Timestamp("2020-03-28 23:00", tz="UTC")
     assert set(night.diff()[1:]) == {pd.Timedelta(hours=1)}
-    with pytest.raises(UserError, match="line 3 has no time zone"):
+    with pytest.raises(UserError, match=r"row 1 has no offset from UTC.*; write all dates"):
         parse(["2020-01-01T00:00Z", "2020-01-01T01:00", "2020-01-01T02:00Z"])
 
 
@@ -110,7 +113,7 @@ def test_dates_as_spreadsheets_write_them(name, order):
         ([f"{m}/1/20" for m in range(1, 13)], "can be read as DD-MM-YY or MM-DD-YY or YY-MM-DD ('1/1/20')"),
         ([f"May-{d:02}" for d in range(5, 25)], "'when' can be read as Jan-DD or Jan-YY ('May-05')"),
         (["2020-01-01", "2020-01-02", "soon"] + ["2020-01-04"] * 20, "'soon' is no date of the form YYYY-MM-DD"),
-        (["2020-01-01", "", "2020-01-03"], "There is no date in line 3"),
+        (["2020-01-01", "", "2020-01-03"], "There is no date in row 1 of column 'when'; correct the cell"),
     ],
 )
 def test_dates_that_are_not_understood_are_refused(cells, words):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.linear import Regression, anchors
-from bayesrnn.forecasting.panel import Columns, panel_of
+from bayesrnn.forecasting.panel import panel_of
 from bayesrnn.forecasting.windows import Shape, Windows
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from bayesrnn.checks import check_choice, check_probability, check_whole, is_number
+from bayesrnn.checks import check_choice, check_probability, check_whole, is_number, is_whole
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.clock import same_kind
+from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.integrity import CONTEXT, SAMPLES
 from bayesrnn.forecasting.network import LIKELIHOODS
-from bayesrnn.forecasting.panel import Columns, Panel, long_frame, stamps_of
+from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.tables import long_frame, stamps_of, unnamed
 
 Array = np.ndarray
 _CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -23,21 +29,78 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 _WHOLE = {"horizon": (1, "steps"), "context": (1, "steps"), "members": (0, "networks"), "hidden": (1, "units"),
           "layers": (1, "layers"), "samples": (1, "draws")}  # fmt: skip
+_MOST = {"horizon": 10_000, "context": CONTEXT, "samples": SAMPLES}
+_OURS = {"cutoff", "step", "path", "y", "mean", "median", "crps", "aleatoric_std", "epistemic_std", "order", "cost"}
+_OURS |= {"cost_of_mean", "probability", "first_step", "p_value", "score", "alarm"}  # columns of our tables
 
 
 def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forecaster, as JSON can hold them; one column may be given by its name alone."""
-    given = given | {"freq": getattr(given["freq"], "freqstr", given["freq"])}
+    given = given | {"freq": _freq(given["freq"]), "season": _season(given["season"])}
     for name, choices in _CHOICES.items():
         check_choice(name, given[name], choices)
     for name, (least, what) in _WHOLE.items():
         if given[name] is not None or name not in ("context", "members"):
             check_whole(name, given[name], least=least, what=what)
+            if given[name] > _MOST.get(name, given[name]):
+                raise UserError(f"{name} is {given[name]}; it is at most {_MOST[name]:,}.")
     check_probability("dropout", given["dropout"])
     if not is_number(given["minutes"]) or not 0 <= given["minutes"] < np.inf:
         raise UserError(f"minutes is {given['minutes']!r}; it is a number from 0, such as 1.5.")
+    if not is_whole(given["seed"]) or given["seed"] < 0:
+        raise UserError(f"seed is {given['seed']!r}; it is a whole number from 0.")
+    _check_zone(given["timezone"])
     single = {name: [given[name]] for name in ("past", "future", "static") if isinstance(given[name], str)}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in (given | single).items()}
+    made = {name: list(v) if isinstance(v, tuple) else v for name, v in (given | single).items()}
+    _check_names(made)
+    return made
+
+
+def _freq(freq: Any) -> Any:
+    """As text or a number, also where it is a pandas offset or a timedelta."""
+    from pandas.tseries.frequencies import to_offset
+
+    offset = to_offset(freq) if isinstance(freq, (timedelta, np.timedelta64)) else freq
+    return getattr(offset, "freqstr", freq)
+
+
+def _season(season: Any) -> Any:
+    each = list(season) if isinstance(season, (list, tuple, range, np.ndarray)) else [season]
+    if season is None:
+        return None
+    if not each or not all(is_whole(s) and s >= 1 for s in each):
+        raise UserError(f"season is {season!r}; it is a number of steps from 1, or several.")
+    return int(each[0]) if is_whole(season) else [int(s) for s in each]
+
+
+def _check_zone(zone: Any) -> None:
+    import pandas as pd
+
+    try:
+        pd.Timestamp(0, tz="UTC").tz_convert(zone)
+        known = zone is None or isinstance(zone, str)
+    except (KeyError, ValueError, TypeError, OSError):
+        known = False
+    if not known:
+        raise UserError(f"timezone is {zone!r}, which is no time zone; use a name such as 'Europe/Berlin' or 'UTC'.")
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Refuse names of columns that are no text, there twice, or those of our own columns."""
+    roles = [(key, given[key]) for key in ("id_col", "time_col", "target_col")]
+    for key in ("past", "future", "static"):
+        if given[key] is not None and not isinstance(given[key], list):
+            raise UserError(f"{key} is {given[key]!r}; it is a list of names of columns.")
+        roles += [(key, name) for name in given[key] or ()]
+    taken: dict[str, str] = {}
+    for key, name in roles:
+        if not isinstance(name, str):
+            raise UserError(f"{key} has {name!r}; names of columns are text.")
+        if name in taken:
+            raise UserError(f"Column {name!r} is named by {taken[name]} and by {key}; name it once.")
+        taken[name] = key
+        if key in ("id_col", "time_col") and (name in _OURS or re.fullmatch(r"(lo|hi|q)-[\d.]+", name)):
+            raise UserError(f"{key} is {name!r}, which is a column of forecasts; rename yours.")
 
 
 def check_threshold(threshold: Any, ids: Sequence[str]) -> Array:
@@ -55,16 +118,15 @@ def check_threshold(threshold: Any, ids: Sequence[str]) -> Array:
 
 def check_levels(level: Any, quantiles: Any) -> tuple[list[float], list[float]]:
     """Both as lists; a level below 1 is a fraction."""
-    levels = list(level) if isinstance(level, (list, tuple, np.ndarray)) else [level]
+    levels = list(level) if isinstance(level, Iterable) and not isinstance(level, str) else [level]
     for value in levels:
         if not is_number(value) or not 0 < value < 100:
             raise UserError(f"level has {value!r}; a level is a percentage between 0 and 100, such as 80.")
-    if not isinstance(quantiles, (list, tuple, np.ndarray)):
-        raise UserError(f"quantiles is {quantiles!r}; give a list of probabilities, such as [0.1, 0.9].")
+    quantiles = list(quantiles) if isinstance(quantiles, Iterable) and not isinstance(quantiles, str) else [quantiles]
     for value in quantiles:
         if not is_number(value) or not 0 < value < 1:
             raise UserError(f"quantiles has {value!r}; a quantile is a probability between 0 and 1, such as 0.9.")
-    return [round(100 * value, 9) if value < 1 else value for value in levels], list(quantiles)
+    return [round(100 * value, 9) if value < 1 else value for value in levels], quantiles
 
 
 def check_columns(frame: Any, columns: Columns) -> None:
@@ -136,6 +198,18 @@ def check_values(panel: Panel, lower: float, *, counts: bool) -> None:
             )
 
 
+def check_windows(panel: Panel, horizon: int, count: int, apart: int) -> Array:
+    """First rows (S,) that are forecast where the last of so many windows ends with the series."""
+    needed = horizon + (count - 1) * apart
+    for i in np.flatnonzero(panel.lengths <= needed)[:1]:
+        raise UserError(
+            f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {horizon} steps, {apart} "
+            f"apart, need {needed + 1}; ask for fewer windows or drop it."
+        )
+    first: Array = panel.lengths - needed
+    return first
+
+
 def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
     """Future-known columns (S, H, F) after the end of each series; None where the model has none."""
     columns = panel.columns
@@ -148,15 +222,25 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
             f"these columns for {horizon} steps after each series."
         )
     frame = long_frame(future, columns, target=False)
+    if len(panel) == 1 and (frame[columns.id] == unnamed(columns)).all():
+        frame = frame.assign(**{columns.id: panel.ids[0]})
     missing = [c for c in columns.future if c not in frame]
     if missing:
         raise UserError(f"future has no column {missing[0]!r}, which the model knows ahead; add it.")
-    stamps = stamps_of(frame[columns.time], columns.time)
-    numbers, place = panel.clock.numbers(stamps), {name: i for i, name in enumerate(panel.ids)}
+    stamps = stamps_of(frame, columns)
+    numbers, place = same_kind(panel.clock, stamps).numbers(stamps), {name: i for i, name in enumerate(panel.ids)}
     series = np.array([place.get(str(name), -1) for name in frame[columns.id]])
-    if len(panel) == 1 and (series < 0).all():
-        series = np.zeros_like(series)
-    step = (numbers - (panel.first + panel.lengths * panel.clock.every)[series]) // panel.clock.every
+    for i in np.flatnonzero(~np.isin(np.arange(len(panel)), series))[:1]:
+        raise UserError(
+            f"Series {panel.ids[i]!r} has no rows in future, which has those of {str(frame[columns.id].iloc[0])!r}; "
+            f"give its {horizon} steps, with the same {columns.id}."
+        )
+    step, over = np.divmod(numbers - (panel.first + panel.lengths * panel.clock.every)[series], panel.clock.every)
+    for i in np.flatnonzero((series >= 0) & ((over > 0) | panel.clock.off(stamps)))[:1]:
+        raise UserError(
+            f"Series {panel.ids[series[i]]!r}: the stamp {stamps[i]} in row {i} of future is off the grid of one "
+            f"{panel.clock.name}; correct it."
+        )
     use = (series >= 0) & (step >= 0) & (step < horizon)
     rows, cell = np.flatnonzero(use), series[use] * horizon + step[use]
     order = np.argsort(cell, kind="stable")

@@ -165,12 +165,23 @@ def clock_of(freq: str | int | None, stamps: Any, series: Array) -> Clock:
         return Clock("number", int(freq) if freq is not None else _common(np.asarray(stamps), series))
     zone = "" if stamps.tz is None else str(stamps.tz)
     found = _found(stamps, series) if freq is None else named_clock(freq)
+    if freq is None and found.unit == "time":
+        steps = np.diff(found.numbers(stamps))[np.diff(series) == 0]
+        if len(steps) > 2 and (steps % found.every != 0).mean() > 0.5:
+            raise UserError(
+                f"The stamps are uneven: steps between {_span(steps.min())} and {_span(steps.max())} in rows of one "
+                "series; set freq, such as 'h', and resample='mean' to average them onto its grid."
+            )
     if found.unit != "time":
         wall = _wall(stamps)
         found = replace(found, time=int(wall[0].value // 1000 % _DAY))
         if found.unit == "month":
             found = _dated(found, wall, freq is not None) or found
     return replace(found, zone=zone)
+
+
+def _span(microseconds: int) -> str:
+    return Clock("time", int(microseconds)).name if microseconds > 0 else "0 seconds"
 
 
 def _wall(stamps: Any) -> Any:
@@ -217,10 +228,14 @@ def same_kind(clock: Clock, stamps: Any) -> Clock:
 
     dated = isinstance(stamps, pd.DatetimeIndex)
     if dated != (clock.unit != "number"):
-        raise UserError(f"The model was fitted on steps of one {clock.name}; these stamps are of another kind.")
+        raise UserError(
+            f"The model was fitted on steps of one {clock.name}, and these stamps are "
+            f"{'dates' if dated else 'numbers'}; give stamps of the same kind."
+        )
     if dated and (stamps.tz is None) != (clock.zone == ""):
         raise UserError(
-            "The model was fitted on stamps with a time zone and these have none, or the reverse; use tz_localize."
+            "The model was fitted on stamps with a time zone and these have none, or the reverse; use tz_localize, or "
+            "fit with timezone, which reads both."
         )
     return clock
 

@@ -123,14 +123,12 @@ def _forms(cells: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(form for form in (*_FORMATS, EPOCH) if _read(date, form).notna().mean() >= 0.9)
 
 
-def parse(cells: Sequence[str], lines: Sequence[int], column: str) -> pd.DatetimeIndex:
+def parse(cells: Sequence[str], column: str, zone: str = "") -> pd.DatetimeIndex:
     """All dates of a column.
 
-    Where several formats read every cell (01/02/2020), the one with even steps is taken. Times with a zone stay as they
-    are written if all have one offset from UTC, or all are midnight; else they become UTC.
-
-    Args:
-        lines: the cells' lines in the file.
+    Where several formats read every cell (01/02/2020), the one with even steps is taken. Times with an offset from UTC
+    become UTC if the time zone is given. Without one they stay as they are written, if all have one offset or are
+    midnight.
 
     Raises:
         UserError: a cell is no date, or the column can be read in more than one way.
@@ -140,22 +138,23 @@ def parse(cells: Sequence[str], lines: Sequence[int], column: str) -> pd.Datetim
 
     text = pd.Series(cells, dtype=str)
     parts = _parts(text)
+    remedy = f"write the dates of column {column!r} as YYYY-MM-DD HH:MM"
     read = {f: _read(parts["date"], f) + parts["time"] for f in forms_of(cells)}
+    if not read:
+        raise UserError(f"The column {column!r} holds no dates that are understood ({cells[0][:60]!r}); {remedy}.")
     if text.str.contains(r"^\d+\.\d+\.", regex=True).any():
-        read = {f: days for f, days in read.items() if not f.startswith("%m-%d")}
+        read = {f: days for f, days in read.items() if not f.startswith("%m-%d")} or read
     whole = {f: days for f, days in read.items() if days.notna().all()}
     distinct = {tuple(days.to_numpy().astype(int)): f for f, days in reversed(whole.items())}
     even = [f for f in distinct.values() if len(distinct) == 1 or _even(whole[f])]
     if even == [_NO_YEAR]:
-        raise UserError(f"The dates of column {column!r} have no year ({cells[0]!r}); write them as YYYY-MM-DD.")
+        raise UserError(f"The dates of column {column!r} have no year ({cells[0]!r}); {remedy}.")
     if len(distinct) > 1 and len(even) != 1:
         ways = " or ".join(_shown(f) for f in sorted(distinct.values()))
-        raise UserError(
-            f"The dates of column {column!r} can be read as {ways} ({cells[0]!r}); write them as YYYY-MM-DD."
-        )
+        raise UserError(f"The dates of column {column!r} can be read as {ways} ({cells[0]!r}); {remedy}.")
     best = even[0] if even else max(read, key=lambda f: int(read[f].notna().sum()))
-    _check(read[best], cells, lines, best)
-    return pd.DatetimeIndex(_local(read[best], parts["zone"], lines)).tz_localize(None)
+    _check(read[best], cells, best, column)
+    return pd.DatetimeIndex(_local(read[best], parts["zone"], column, zone))
 
 
 def _shown(form: str) -> str:
@@ -165,30 +164,38 @@ def _shown(form: str) -> str:
     return form
 
 
-def _check(days: pd.Series, cells: Sequence[str], lines: Sequence[int], form: str) -> None:
+def _check(days: pd.Series, cells: Sequence[str], form: str, column: str) -> None:
     for i in np.flatnonzero(days.isna())[:1]:
         other = f"{cells[i][:60]!r} is no date of the form {_shown(form)}, as the others are,"
         found = other if cells[i] else "There is no date"
-        raise UserError(f"{found} in line {lines[i]}; correct the cell or take the line out.")
+        raise UserError(f"{found} in row {i} of column {column!r}; correct the cell or drop the row.")
     for i in np.flatnonzero((days.dt.year >= 5000) | (days.dt.year < 2))[:1]:
         raise UserError(
-            f"The date in line {lines[i]} is in the year {days.iloc[i].year}; only years up to 5000 are read."
+            f"The date in row {i} is in the year {days.iloc[i].year}, and years up to 5000 are read; correct it."
         )
 
 
-def _local(days: pd.Series, zone: pd.Series, lines: Sequence[int]) -> pd.Series:
+def _local(days: pd.Series, offset: pd.Series, column: str, zone: str) -> pd.Series:
     import pandas as pd
 
-    has = zone.notna()
+    has = offset.notna()
     if has.any() and not has.all():
         i = int(np.argmax(has.to_numpy() != has.iloc[0]))
         raise UserError(
-            f"The date in line {lines[i]} {'has a' if has.iloc[i] else 'has no'} time zone, unlike those before."
+            f"The date in row {i} {'has an' if has.iloc[i] else 'has no'} offset from UTC, unlike those before; write "
+            f"all dates of column {column!r} with one, or none."
         )
-    offsets = sorted(set(zone.dropna()))
-    if len(offsets) > 1 and (days != days.dt.normalize()).any():
-        days = days - pd.to_timedelta(zone.str[:3] + ":" + zone.str[3:] + ":00")
-    return days
+    if not has.any():
+        return days
+    other = np.flatnonzero((offset != offset.iloc[0]).to_numpy())
+    if not zone and (not len(other) or (days == days.dt.normalize()).all()):
+        return days
+    if not zone:
+        raise UserError(
+            f"The dates of column {column!r} have several offsets from UTC, {offset.iloc[0]} and, from row {other[0]}, "
+            f"{offset.iloc[other[0]]}; set timezone to the zone of their clock, such as 'Europe/Berlin', or to 'UTC'."
+        )
+    return (days - pd.to_timedelta(offset.str[:3] + ":" + offset.str[3:] + ":00")).dt.tz_localize("UTC")
 
 
 def _even(days: pd.Series) -> bool:

@@ -64,6 +64,8 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
 
     if not is_number(false_alarms) or not 0 < false_alarms < 0.5:
         raise UserError(f"false_alarms is {false_alarms!r}; it is a share between 0 and 0.5, such as 0.01.")
+    if forecaster.columns.target in ("p_value", "score", "alarm"):
+        raise UserError(f"The target is called {forecaster.columns.target!r}, like a column of alarms; rename it.")
     new = forecaster._data(data)
     some = np.flatnonzero(np.logical_or.reduceat(~np.isnan(new.y), new.offsets[:-1]))
     if not len(some):
@@ -164,7 +166,7 @@ def walk_forward(
             if adaptive:
                 width, waiting = _caught_up(width, waiting, int(k) * apart)
             middle = grid[rows, :, grids.MEDIAN : grids.MEDIAN + 1]
-            found = forecaster._fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
+            found = forecaster.fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
             waiting.append([int(k) * apart, 0, grids.outside(found, actual[rows])])
             at = (first + k * apart)[:, None] + np.arange(horizon)
             cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)

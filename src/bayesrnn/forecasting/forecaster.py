@@ -10,23 +10,16 @@ import numpy as np
 
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError, needed_by
-from bayesrnn.forecasting import decisions, grids, paths
-from bayesrnn.forecasting.checks import (
-    check_columns,
-    check_counts,
-    check_future,
-    check_levels,
-    check_settings,
-    check_trainable,
-    check_values,
-)
+from bayesrnn.forecasting import checks, decisions, grids, paths
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.model import Model, fit_model
-from bayesrnn.forecasting.panel import Columns, Panel, long_frame, panel_of
+from bayesrnn.forecasting.panel import Panel, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
 from bayesrnn.forecasting.shapes import shapes_of
+from bayesrnn.forecasting.tables import long_frame
 from bayesrnn.forecasting.training import NETWORK, Settings
 from bayesrnn.forecasting.windows import Shape, Windows
 
@@ -56,6 +49,8 @@ class Forecaster:
         static: names of columns that are constant per series. Columns of text or categories are embedded.
         holidays: a country code such as "DE", for the `holidays` package.
         resample: "mean", "sum" or "last": put irregular stamps on the grid of ``freq`` by this rule. None: refuse them.
+        timezone: the zone of the stamps' clock, such as "Europe/Berlin", for local times or times with several offsets
+            from UTC. None: that of a tz-aware column, else none.
         members: networks in the ensemble, 0 for none; None: up to four, as the time allows.
         hidden: units of a layer.
         layers: recurrent layers of a network.
@@ -94,6 +89,7 @@ class Forecaster:
         static: str | Sequence[str] = (),
         holidays: str | None = None,
         resample: str | None = None,
+        timezone: str | None = None,
         members: int | None = None,
         hidden: int = 64,
         layers: int = 1,
@@ -111,9 +107,9 @@ class Forecaster:
         given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         with needed_by("Forecaster", "'bayesrnn[forecast]'"):
             import pandas  # noqa: F401
-        self.settings = check_settings(given)
+        self.settings = checks.check_settings(given)
         self.horizon = int(horizon)
-        self.columns = Columns(id_col, time_col, target_col)
+        self.columns = Columns(id_col, time_col, target_col, zone=timezone or "")
         self.model: Model | None = None
         self.panel: Panel | None = None
         self._width = np.ones(self.horizon)
@@ -121,37 +117,39 @@ class Forecaster:
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        return self._fit(self._read(data))
+        return self._fit(self.panel_of(data))
 
-    def _read(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
+    def panel_of(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
         """The series of a frame; covariates are chosen and scaled by rows before ``ends``, None: by all."""
         frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
-        check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
+        checks.check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
         panel = panel_of(frame, columns.learnt(frame), **options)
         if ends is None:
             return panel
         before = frame[rows_before(frame, panel, ends(panel), **options)]
         return panel_of(frame, choose_columns(before, self.columns, self.settings).learnt(before), **options)
 
-    def _shapes(self, panel: Panel) -> list[Shape]:
+    def shapes(self, panel: Panel) -> list[Shape]:
+        """Windows that are tried on validation; refuses a panel from which nothing can be learnt."""
         s = self.settings
-        check_trainable(panel, self.horizon)
+        checks.check_trainable(panel, self.horizon)
         if s["likelihood"] == "negative_binomial":
-            check_counts(panel)
+            checks.check_counts(panel)
         named = {key: s[key] for key in ("context", "scaling", "transform")}
         return shapes_of(panel, self.horizon, seasons=seasons_of(panel, s["season"]), **named)
 
     def _fit(self, panel: Panel) -> Forecaster:
-        s, shapes = self.settings, self._shapes(panel)
+        s, shapes = self.settings, self.shapes(panel)
         with Progress(s["verbose"]) as progress:
             model = fit_model(
                 panel, shapes, Settings(**{key: s[key] for key in NETWORK}), likelihood=s["likelihood"],
                 members=s["members"], calibrate=s["calibrate"], holidays=s["holidays"], seconds=60 * s["minutes"],
                 seed=s["seed"], say=progress.say, progress=progress.update,
             )  # fmt: skip
-        return self._take(model, panel)  # only now: an error leaves what was fitted before
+        return self.adopt(model, panel)  # only now: an error leaves what was fitted before
 
-    def _take(self, model: Model, panel: Panel) -> Forecaster:
+    def adopt(self, model: Model, panel: Panel) -> Forecaster:
+        """Forecast with this model, which was fitted to this panel."""
         self.model, self.panel, self.columns = model, panel, panel.columns
         self._width = np.ones(self.horizon)
         last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
@@ -162,22 +160,22 @@ class Forecaster:
         self,
         data: Any = None,
         *,
-        level: Sequence[float] = (80, 95),
-        quantiles: Sequence[float] = (),
+        level: float | Sequence[float] = (80, 95),
+        quantiles: float | Sequence[float] = (),
         future: Any = None,
     ) -> Any:
         """Forecasts after the end of each series.
 
         Args:
             data: series to forecast instead of those of `fit`; they may be new to the model. None: those of `fit`.
-            level: intervals in percent, as columns lo-80, hi-80; 0.8 is 80 percent.
+            level: one or more intervals in percent, as columns lo-80, hi-80; 0.8 is 80 percent.
             quantiles: probabilities, as columns q-0.1.
             future: a frame with the future-known columns of the horizon: unique_id, ds and the columns.
 
         Returns:
             A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
         """
-        level, quantiles = check_levels(level, quantiles)
+        level, quantiles = checks.check_levels(level, quantiles)
         return self._table(lambda grid, share: self._summary(grid, share, level, quantiles), data, future)
 
     @property
@@ -198,23 +196,22 @@ class Forecaster:
         """Coherent futures: a DataFrame with unique_id, ds, path (0 to n - 1) and y.
 
         Args:
-            method: "copula": each step has the distribution of `predict`; a Gaussian copula joins them, with the
-                correlations of errors on validation. "autoregressive": each value is drawn from the forecast one step
-                ahead of the drawn values before it. That takes H times as long, is not calibrated beyond the first
-                step, and keeps past columns at their last values.
+            method: how steps hang together; each has the distribution of `predict`. "copula": by the correlations of
+                errors on validation. "autoregressive": by forecasts one step ahead of the values drawn before; that
+                takes H times as long, and keeps past columns at their last values.
         """
         n = check_whole("n", n, least=1, what="paths")
         check_choice("method", method, ("copula", "autoregressive"))
         rng, names = np.random.default_rng(seed), np.arange(n)
 
         def rows(grid: Array, share: Array) -> dict[str, Array]:
-            made = self._fitted.bounded(paths.copula(grid, self._fitted.correlation, n, rng))  # (B, n, H)
+            made = self.fitted.bounded(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
             return {"path": np.broadcast_to(names[:, None], made.shape), "y": made}
 
         table = self._table(rows, data, future, copies=n)
         if method == "autoregressive":
             panel = self._data(data)
-            drawn = paths.autoregressive(self, panel, check_future(panel, future, self.horizon), n, rng)
+            drawn = paths.autoregressive(self, panel, checks.check_future(panel, future, self.horizon), n, rng)
             table["y"] = drawn.reshape(-1)
         return table
 
@@ -224,8 +221,8 @@ class Forecaster:
         windows: int = 5,
         step: int | None = None,
         *,
-        level: Sequence[float] = (80, 95),
-        quantiles: Sequence[float] = (),
+        level: float | Sequence[float] = (80, 95),
+        quantiles: float | Sequence[float] = (),
         refit: bool | None = None,
         adaptive: bool = True,
     ) -> Any:
@@ -239,28 +236,23 @@ class Forecaster:
         Returns:
             A DataFrame like that of `predict` with cutoff, step (1 to H), y and crps, as `scores` takes it.
         """
-        level, quantiles = check_levels(level, quantiles)
+        level, quantiles = checks.check_levels(level, quantiles)
         count, apart = check_whole("windows", windows, least=1, what="cutoffs"), check_whole(
             "step", self.horizon if step is None else step, least=1, what="steps")  # fmt: skip
         panel = self._data(data)
-        first = panel.lengths - self.horizon - (count - 1) * apart
-        short = np.flatnonzero(first < 1)
-        if len(short):
-            i = short[0]
-            raise UserError(
-                f"Series {panel.ids[i]!r} has {panel.lengths[i]} rows, and {count} windows of {self.horizon} steps, "
-                f"{apart} apart, need {self.horizon + (count - 1) * apart + 1}; ask for fewer windows or drop it."
-            )
+        first = checks.check_windows(panel, self.horizon, count, apart)
         cutoffs = panel.first + (first - 1) * panel.clock.every
         seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
         if refit or (refit is None and seen):
             other, panel = type(self)(**self.settings), standardised(panel, first)
             other._fit(panel.until(first))
             return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
-        return decisions.walk_forward(
-            self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
-            summary=lambda grid, share: self._summary(grid, share, level, quantiles),
-        )  # fmt: skip
+        with Progress(self.settings["verbose"]) as progress:
+            return decisions.walk_forward(
+                self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
+                summary=lambda grid, share: self._summary(grid, share, level, quantiles),
+                progress=lambda done, of: progress.update(f"walking forward: window {done} of {of}", done / of),
+            )  # fmt: skip
 
     def update(self, data: Any) -> Forecaster:
         """Append new rows (of known or new series) without training; `predict` then starts after them.
@@ -298,7 +290,7 @@ class Forecaster:
         ordering the mean.
         """
         decisions.check_costs(over, under)
-        return self._table(lambda grid, share: decisions.orders(grid, over, under, self._fitted.bounded), data, future)
+        return self._table(lambda grid, share: decisions.orders(grid, over, under, self.fitted.bounded), data, future)
 
     def crossing(self, threshold: float | Mapping[Any, float], *, above: bool = True, n: int = 1000, seed: int = 0,
                  data: Any = None, future: Any = None) -> Any:  # fmt: skip
@@ -326,7 +318,8 @@ class Forecaster:
         return decisions.anomalies(self, data, false_alarms)
 
     @property
-    def _fitted(self) -> Model:
+    def fitted(self) -> Model:
+        """The model; refuses where there is none."""
         if self.model is None:
             raise UserError("The forecaster is not fitted; call fit(df) first.")
         return self.model
@@ -343,13 +336,13 @@ class Forecaster:
         if data is None or isinstance(data, Panel):
             return own if data is None else data
         panel = panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
-        check_values(panel, self._fitted.lower, counts=s["likelihood"] == "negative_binomial")
+        checks.check_values(panel, self.fitted.lower, counts=s["likelihood"] == "negative_binomial")
         return panel
 
     def _windows(self, panel: Panel, ahead: Array | None = None, seen: Array | None = None) -> list[Windows]:
         """Those of each base; forecasts may learn from rows before ``seen`` (S,), or from all."""
         holidays = self.settings["holidays"]
-        found = [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self._fitted.bases]
+        found = [Windows(panel, base.shape, holidays=holidays, ahead=ahead) for base in self.fitted.bases]
         for windows in found:
             windows.seen = panel.lengths if seen is None else seen
         return found
@@ -361,7 +354,7 @@ class Forecaster:
 
     def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
-        model, parts = self._fitted, []
+        model, parts = self.fitted, []
         for k in np.flatnonzero(~self._known(cuts, series, ends))[:1]:
             raise UserError(
                 f"Series {cuts[0].panel.ids[series[k]]!r} has no value in the {model.shape.context} rows before its "
@@ -376,7 +369,7 @@ class Forecaster:
 
     def _summary(self, grid: Array, share: Array, level: Sequence[float],
                  quantiles: Sequence[float]) -> dict[str, Array]:  # fmt: skip
-        return grids.summary(grid, share, level, quantiles, self._fitted.bounded)
+        return grids.summary(grid, share, level, quantiles, self.fitted.bounded)
 
     def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,
                copies: int = 0) -> Any:  # fmt: skip
@@ -384,7 +377,7 @@ class Forecaster:
         import pandas as pd
 
         panel = self._data(data)
-        ahead = check_future(panel, future, self.horizon)
+        ahead = checks.check_future(panel, future, self.horizon)
         windows, found = self._windows(panel, ahead), []
         for i in range(0, len(panel), _SERIES):
             series = np.arange(i, min(i + _SERIES, len(panel)))

@@ -9,15 +9,15 @@ import numpy as np
 
 from bayesrnn.checks import is_number
 from bayesrnn.forecasting.clock import named_clock
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.grids import Z
-from bayesrnn.forecasting.panel import Columns
 from bayesrnn.forecasting.windows import Windows
 
 if TYPE_CHECKING:
     from bayesrnn.forecasting.forecaster import Forecaster
 
 _BYTES = {"float64": 8, "float32": 4, "int64": 8, "int32": 4, "bool": 1}
-_CONTEXT, _SAMPLES = 20_000, 10_000
+CONTEXT, SAMPLES = 20_000, 10_000
 _FIRST = 1 << 57  # of a clock, in microseconds: four thousand years
 
 
@@ -38,16 +38,16 @@ def check_sizes(about: Any, most: int) -> None:
         raise ValueError("it describes more than the file of weights holds")
     for base in about["bases"]:
         shape = base["shape"]
-        if _whole("context", shape["context"], 1) > _CONTEXT or shape["horizon"] != horizon:
+        if _whole("context", shape["context"], 1) > CONTEXT or shape["horizon"] != horizon:
             raise ValueError("context or horizon of a base is out of range")
-        if not all(_whole("a season", s, 1) <= _CONTEXT for s in shape["seasons"]):
+        if not all(_whole("a season", s, 1) <= CONTEXT for s in shape["seasons"]):
             raise ValueError("a season is out of range")
         if not is_number(shape["shift"]) or not is_number(shape["lowest"]) or not shape["lowest"] > 0:
             raise ValueError("shift or lowest is out of range")
         usual = shape.get("usual") or []
         if usual and (len(usual) != 2 or not all(len(line) == 5 and all(map(is_number, line)) for line in usual)):
             raise ValueError("what is usual of a window is not two rows of five numbers")
-    if not 1 <= _whole("samples", about["settings"]["samples"]) <= _SAMPLES:
+    if not 1 <= _whole("samples", about["settings"]["samples"]) <= SAMPLES:
         raise ValueError("samples is out of range")
     _whole("seed", about["settings"]["seed"])
 

@@ -219,7 +219,7 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
     named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
     named += [m.likelihood for m in members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
-    say(f"weights: {shown}; validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
+    say(f"weights: {shown}; scaled validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
     several = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
@@ -291,7 +291,7 @@ def _trained(
                 prepared.before[member.base], prepared.cuts[member.base], fold, seconds=max(left, 1.0) / (wanted - k),
                 seed=seed + k,
                 report=lambda steps, score, share, label=label: progress(
-                    f"{label}: step {steps}, validation CRPS {score:.4f}", share
+                    f"{label}: step {steps}, scaled validation CRPS {score:.4f}", share
                 ),
             )  # fmt: skip
         found.append(member)
@@ -355,12 +355,13 @@ def cold_start(model: Model, panel: Panel, *, holidays: str | None, seed: int) -
 
 
 def correlation_of(z: Array, count: float) -> Array:
-    """Correlation (H, H) of scores (n, H) across steps, drawn towards one that decays where windows are few."""
+    """Correlation (H, H) of scores (n, H) across steps, of two steps by the windows that know both; drawn towards one
+    that decays where windows are few."""
     horizon = z.shape[1]
     filled = np.nan_to_num(np.clip(z, -4, 4) - np.nanmean(np.clip(z, -4, 4)))
-    size = np.sqrt((filled**2).sum(0))
-    size = np.where(size > 0, size, 1.0)
-    found = (filled / size).T @ (filled / size)
+    squares = np.square(filled).T @ ~np.isnan(z)  # of each step, where another is known
+    size = np.sqrt(squares * squares.T)
+    found = filled.T @ filled / np.where(size > 0, size, 1.0)
     np.fill_diagonal(found, 1.0)
     next_to = float(np.clip(np.diagonal(found, 1).mean(), 0, 0.98)) if horizon > 1 else 0.0
     share = count / (count + horizon)

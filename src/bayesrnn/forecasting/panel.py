@@ -2,79 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock, clock_of, same_kind, snapped
+from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.tables import long_frame, stamps_of
 
 Array = np.ndarray
-_CATEGORIES = 64  # the most frequent ones have a column each
 _LARGEST = 1e18  # of a value
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which columns a frame has, and what is needed to make numbers of further columns.
-
-    ``codes`` maps a column of text or categories to its categories: one column each, so that the network's first layer
-    is their embedding.
-    """
-
-    id: str = "unique_id"
-    time: str = "ds"
-    target: str = "y"
-    past: tuple[str, ...] = ()
-    future: tuple[str, ...] = ()
-    static: tuple[str, ...] = ()
-    codes: dict[str, list[str]] = field(default_factory=dict)
-    means: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def width(self, names: Sequence[str]) -> int:
-        return sum(len(self.codes[name]) if name in self.codes else 1 for name in names)
-
-    def learnt(self, frame: Any) -> Columns:
-        """With categories, means and spreads of these rows."""
-        import pandas as pd
-
-        codes, means = {}, {}
-        for name in (*self.past, *self.future, *self.static):
-            cells = frame[name]
-            if pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells):
-                values = cells.to_numpy(dtype=float, na_value=np.nan)
-                values = values[np.isfinite(values)]
-                spread = float(values.std()) if len(values) else 0.0
-                means[name] = (float(values.mean()) if len(values) else 0.0, spread if spread > 0 else 1.0)
-            else:
-                codes[name] = [str(v) for v in cells.astype(str).value_counts().index[:_CATEGORIES]]
-        return replace(self, codes=codes, means=means)
-
-    def matrix(self, frame: Any, names: Sequence[str]) -> Array:
-        """Columns as numbers (n, width), float32: scaled, or one per category; NaN where missing."""
-        parts: list[Array] = []
-        for name in names:
-            if name in self.codes:
-                cells = frame[name].astype(str).to_numpy()
-                parts += [(cells == code).astype(np.float32) for code in self.codes[name]]
-                continue
-            mean, spread = self.means[name]
-            try:
-                values = frame[name].to_numpy(dtype=float, na_value=np.nan)
-            except (TypeError, ValueError):
-                raise UserError(
-                    f"The column {name!r} was numbers when the model was fitted, and has text now."
-                ) from None
-            for row in np.flatnonzero(np.isinf(values))[:1]:
-                raise UserError(
-                    f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} is infinite at "
-                    f"{frame[self.time].iloc[row]}; correct it or leave it empty."
-                )
-            parts.append(np.clip((values - mean) / spread, -20, 20).astype(np.float32))
-        return np.stack(parts, 1) if parts else np.zeros((len(frame), 0), np.float32)
 
 
 @dataclass
@@ -138,143 +77,17 @@ class Panel:
         )  # fmt: skip
 
 
-def read(path: Path) -> Any:
-    """A CSV, CSV.gz or Parquet file as a frame."""
-    import pandas as pd
-
-    try:
-        if path.suffix in (".parquet", ".pq"):
-            return pd.read_parquet(path)
-        frame = pd.read_csv(path)
-        if len(frame.columns) == 1 and ";" in str(frame.columns[0]):
-            frame = pd.read_csv(path, sep=";", decimal=",")
-        return frame
-    except FileNotFoundError:
-        raise UserError(f"There is no file {path}; give the path of a CSV, CSV.gz or Parquet file.") from None
-    except ImportError:
-        raise UserError("Parquet files need pyarrow; pip install 'bayesrnn[forecast]'") from None
-    except (ValueError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be read as a table ({str(error).splitlines()[0][:200]}); give a CSV, CSV.gz or "
-            "Parquet file with a header."
-        ) from None
-
-
-def time_column(frame: Any, name: str) -> str:
-    """The column of stamps of a file: the one of this name; where the name is the default, any with dates."""
-    from bayesrnn.forecasting.dates import date_column
-
-    if name in frame or name != Columns.time or frame.index.dtype.kind != "i":  # Parquet keeps an index of dates
-        return name
-    return date_column(frame.head(200).astype(str)) or name
-
-
-def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
-    """Any of the accepted forms as a long frame with the columns id, time and target, then further ones."""
-    import pandas as pd
-
-    if isinstance(data, (str, Path)):
-        data = read(Path(data))
-        data = data.rename(columns={time_column(data, columns.time): columns.time})
-    unnamed = "series" if columns.target == Columns.target else columns.target
-    if isinstance(data, pd.Series):
-        name = str(data.name) if data.name is not None else unnamed
-        data = pd.DataFrame({columns.id: name, columns.time: data.index, columns.target: data.to_numpy()})
-    if not isinstance(data, pd.DataFrame):
-        raise UserError(f"The data must be a DataFrame, a Series or a path, got {type(data).__name__}.")
-    frame = data
-    _check_names(frame)
-    if columns.time not in frame:
-        dated = isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)) or frame.index.name == columns.time
-        if not dated:
-            raise UserError(
-                f"The frame has no column {columns.time!r} and no DatetimeIndex; its columns are "
-                f"{_listed(frame.columns)}: name the column of stamps with time_col."
-            )
-        frame = frame.reset_index(names=columns.time)
-    if target and columns.target not in frame:
-        if columns.id in frame or columns.target != Columns.target:
-            raise UserError(
-                f"The frame has no column {columns.target!r} to forecast; its columns are {_listed(frame.columns)}: "
-                "name it with target_col."
-            )
-        values = [c for c in frame if c != columns.time and pd.api.types.is_numeric_dtype(frame[c])]
-        if not values:
-            raise UserError(
-                f"The frame has no column {columns.target!r} and no column of numbers; its columns are "
-                f"{_listed(frame.columns)}: name the one to forecast with target_col."
-            )
-        rows = len(frame)
-        frame = frame.melt([columns.time], values, columns.id, columns.target)
-        frame.attrs["rows"] = rows  # of the wide frame: messages count these
-    if columns.id not in frame:
-        frame = frame.assign(**{columns.id: unnamed})
-    if not len(frame):
-        raise UserError("The frame has no rows; give at least one series with values.")
-    for row in np.flatnonzero(frame[columns.id].isna())[:1]:
-        raise UserError(f"Row {row} has no name of a series in column {columns.id!r}; fill it or drop the row.")
-    for name in frame:
-        if np.iscomplexobj(frame[name]) or isinstance(frame[name].iloc[0], (list, dict, set, np.ndarray)):
-            raise UserError(f"Column {name!r} holds neither numbers nor text; drop it, or make it one value per row.")
-    return frame
-
-
-def _check_names(frame: Any) -> None:
-    if frame.columns.nlevels > 1:
-        raise UserError("The frame's columns have several levels; give each one name, for example by droplevel.")
-    if frame.columns.duplicated().any():
-        raise UserError(f"Two columns are called {frame.columns[frame.columns.duplicated()][0]!r}; rename one.")
-
-
-def _listed(names: Any) -> str:
-    shown = [repr(str(n)) for n in list(names)[:8]]
-    return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def stamps_of(cells: Any, name: str) -> Any:
-    """A DatetimeIndex, or whole numbers."""
-    import pandas as pd
-
-    if isinstance(cells.dtype, pd.PeriodDtype):
-        return pd.DatetimeIndex(cells.dt.to_timestamp())
-    if pd.api.types.is_integer_dtype(cells):
-        if not cells.isna().any():
-            return cells.to_numpy(dtype=np.int64)
-    elif not pd.api.types.is_datetime64_any_dtype(cells):
-        text = cells
-        if pd.api.types.is_float_dtype(cells) and (cells % 1 == 0).all():
-            return cells.to_numpy(dtype=np.int64)
-        if pd.api.types.is_float_dtype(cells) or pd.api.types.is_bool_dtype(cells):
-            raise UserError(f"The column {name!r} holds {cells.dtype} values, not stamps; use dates or whole numbers.")
-        cells = _dates(text, name)
-    missing = cells.isna().to_numpy().nonzero()[0]
-    if len(missing):
-        raise UserError(f"Row {missing[0]} has no stamp in column {name!r}; fill it or drop the row.")
-    return pd.DatetimeIndex(cells)
-
-
-def _dates(text: Any, name: str) -> Any:
-    """Text as dates: ISO, else in any form that `dates.parse` knows and that can be read in one way only."""
-    import pandas as pd
-
-    from bayesrnn.forecasting.dates import parse
-
-    try:
-        return pd.Series(pd.to_datetime(text, format="ISO8601"))
-    except (ValueError, TypeError, OverflowError):
-        pass
-    try:
-        return pd.Series(parse(text.fillna("").astype(str).tolist(), list(range(len(text))), name))
-    except (UserError, ValueError) as error:
-        why = str(error).split(";")[0].replace(" in line ", " in row ")
-        raise UserError(f"{why}; write the dates of column {name!r} as YYYY-MM-DD HH:MM.") from None
-
-
 def _values(frame: Any, ids: Array, columns: Columns) -> Array:
     """The target as float64; NaN where missing."""
     import pandas as pd
 
     cells = frame[columns.target]
+    if pd.api.types.is_bool_dtype(cells) or cells.dtype.kind in "mM":
+        kind = "True and False" if pd.api.types.is_bool_dtype(cells) else "times"
+        raise UserError(
+            f"Column {columns.target!r} of series {str(ids[0])!r} holds {kind} from row 0 on, not numbers; convert "
+            "them first."
+        )
     values = np.array(pd.to_numeric(cells, errors="coerce"), dtype=float)
     text = np.isnan(values) & cells.notna().to_numpy() & (cells.astype(str).str.strip() != "").to_numpy()
     wrong = {
@@ -304,7 +117,7 @@ def panel_of(
     codes, given = pd.factorize(frame[columns.id])
     alike, ids = pd.factorize(np.array([str(name) for name in given], dtype=object))
     codes = alike[codes]
-    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame[columns.time], columns.time)
+    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame, columns)
     labels = frame[columns.id].array.take(np.unique(codes, return_index=True)[1])
     rows = np.arange(len(frame)) % frame.attrs.get("rows", len(frame))
     if resample is not None:
@@ -331,8 +144,9 @@ def panel_of(
         i = twice[0]
         raise UserError(
             f"Series {ids[codes[i]]!r}: rows {min(rows[i], rows[i + 1])} and {max(rows[i], rows[i + 1])} are both at "
-            f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, set resample='mean', or "
-            "name the column of series with id_col."
+            f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, set resample='mean', "
+            f"{'set timezone if clocks went back then, ' * (not clock.wall and not clock.zone)}or name the column of "
+            "series with id_col."
         )
     lengths = (numbers[ends] - numbers[starts]) // clock.every + 1
     _check_density(ids, starts, ends, lengths, numbers, clock)

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 _COPIES = 2048  # of series that are sampled at once
+_LEAST = 64  # of each series, so that their ranks say something
 
 
 def copula(grid: Array, correlation: Array, n: int, rng: np.random.Generator) -> Array:
     """Futures (B, n, H) with the quantiles of a grid (B, H, Q) at each step and normal scores of this correlation."""
     values, vectors = np.linalg.eigh(correlation)
     root = vectors * np.sqrt(np.maximum(values, 0))
+    root /= np.sqrt(np.square(root).sum(1, keepdims=True))  # unit variances, where eigenvalues were negative
     z = rng.standard_normal((len(grid), n, len(root))) @ root.T  # (B, n, H)
     return grids.at(grid, z.transpose(0, 2, 1)).transpose(0, 2, 1)
 
@@ -30,22 +32,29 @@ def autoregressive(
 ) -> Array:
     """Futures (S, n, H): each value is drawn from the forecast one step ahead of the values before it, drawn or known.
 
-    ``ahead`` (S, H, F) are the columns that are known ahead. Past columns keep their last values.
+    Errors of forecasts one step ahead would compound. Draws therefore give the ranks only: among the copies of a
+    series, the value of a rank is that quantile of the forecast for this step. ``ahead`` (S, H, F) are the columns that
+    are known ahead. Past columns keep their last values.
     """
-    horizon, found = forecaster.horizon, []
-    for part in np.array_split(np.arange(len(panel)), -(-len(panel) * n // _COPIES)):
+    horizon, found, copied = forecaster.horizon, [], max(n, _LEAST)
+    for part in np.array_split(np.arange(len(panel)), -(-len(panel) * copied // _COPIES)):
         if not len(part):
             continue
-        series = np.repeat(part, n)
+        series = np.repeat(part, copied)
         copies = _extended(panel.part(series), horizon, None if ahead is None else ahead[series])
         ends = panel.lengths[series]
         windows = forecaster._windows(copies, seen=ends)
+        grid, _ = forecaster._grid(windows, np.arange(len(series)), ends)
+        whole = grid
         for step in range(horizon):
-            grid, _ = forecaster._grid(windows, np.arange(len(series)), ends + step)
-            drawn = forecaster._fitted.bounded(grids.at(grid[:, 0], rng.standard_normal((len(series), 1))))
-            copies.y[copies.offsets[:-1] + ends + step] = drawn[:, 0]
+            if step:
+                grid, _ = forecaster._grid(windows, np.arange(len(series)), ends + step)
+            drawn = grids.at(grid[:, 0], rng.standard_normal((len(series), 1)))
+            rank = drawn.reshape(-1, copied).argsort(1).argsort(1).reshape(-1, 1)
+            z = grids.normal_quantile(np.clip((rank + rng.random(rank.shape)) / copied, 1e-6, 1 - 1e-6))
+            copies.y[copies.offsets[:-1] + ends + step] = forecaster.fitted.bounded(grids.at(whole[:, step], z))[:, 0]
         rows = (copies.offsets[:-1] + ends)[:, None] + np.arange(horizon)
-        found.append(copies.y[rows].reshape(len(part), n, horizon))
+        found.append(copies.y[rows].reshape(len(part), copied, horizon)[:, :n])
     return np.concatenate(found)
 
 

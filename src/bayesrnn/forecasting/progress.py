@@ -12,6 +12,7 @@ class Progress:
 
     def __init__(self, verbose: bool) -> None:
         self.verbose, self._bar, self._task, self._last = verbose, None, None, 0.0
+        self._part, self._begun, self._share = "", 0.0, 0.0
 
     def __enter__(self) -> Progress:
         if self.verbose and sys.stderr.isatty():
@@ -38,6 +39,12 @@ class Progress:
     def update(self, text: str, share: float) -> None:
         if self._bar is not None:
             self._bar.update(self._task, description=text, completed=share)
-        elif self.verbose and time.monotonic() - self._last > 5:
-            self._last = time.monotonic()
-            print(f"{text} ({share:.0%})", file=sys.stderr)
+        elif self.verbose:
+            now, part = time.monotonic(), text.split(":")[0]
+            if part != self._part:  # another network, or another part of the work
+                self._part, self._begun, self._share = part, now, share
+            if now - self._last > 5:
+                gained = share - self._share
+                left = f", {(1 - share) * (now - self._begun) / gained:.0f} s left" if gained > 0 else ""
+                self._last = now
+                print(f"{text} ({share:.0%}{left})", file=sys.stderr)

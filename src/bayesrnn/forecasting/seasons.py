@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bayesrnn.errors import UserError
 from bayesrnn.forecasting.panel import Panel
 
 _SERIES = 200  # that are looked at
@@ -16,10 +15,7 @@ _CLEAR = 0.3  # autocorrelation of a season
 def seasons_of(panel: Panel, given: int | Sequence[int] | None) -> tuple[int, ...]:
     """In steps, the shortest first."""
     if given is not None:
-        found = sorted({int(s) for s in (given if isinstance(given, Sequence) else [given])})
-        if not found or found[0] < 1:
-            raise UserError(f"season is {given!r}; it is a number of steps from 1, or several.")
-        return tuple(s for s in found if s > 1)
+        return tuple(sorted({s for s in (given if isinstance(given, Sequence) else [given]) if s > 1}))
     return panel.clock.seasons or _autocorrelated(panel)
 
 

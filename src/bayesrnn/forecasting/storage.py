@@ -16,13 +16,14 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
+from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.empirical import Empirical
 from bayesrnn.forecasting.grids import Calibration
 from bayesrnn.forecasting.growth import labels_from_json, labels_to_json
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
 from bayesrnn.forecasting.model import Model
-from bayesrnn.forecasting.panel import Columns, Panel
+from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings
@@ -53,7 +54,7 @@ class Parts(nn.Module):
 
 
 def write(forecaster: Forecaster, folder: Path) -> Path:
-    model = forecaster._fitted
+    model = forecaster.fitted
     arrays = {**panel_arrays(forecaster._panel), **model_arrays(model), "width": forecaster._width}
     module = Parts(as_tensors(arrays), [m.model for m in model.members])
     try:
@@ -90,7 +91,7 @@ def model_arrays(model: Model) -> dict[str, Array]:
 
 def described(forecaster: Forecaster, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """What a forecaster is besides these arrays and the weights of its networks, for JSON."""
-    model, panel = forecaster._fitted, forecaster._panel
+    model, panel = forecaster.fitted, forecaster._panel
     return {
         "settings": forecaster.settings,
         "ids": panel.ids,

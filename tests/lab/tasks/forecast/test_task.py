@@ -451,6 +451,12 @@ def test_a_finished_run_needs_no_data(series, tmp_path):
         assert run(command, out, "--device", "cpu")[0] == 0
 
 
+def test_reports_use_the_draws_of_the_test(runs):
+    out, record = runs["forecast"]
+    table = Forecast.analyse(open_run(out, CPU), {}, lambda text: None)["table"]
+    assert table["crps"].mean() == pytest.approx(record.metrics["test_crps"], rel=1e-9)
+
+
 def test_columns_that_are_not_used_are_named(tmp_path):
     hours = pd.date_range("2024-01-01", periods=300, freq="h")
     frame = pd.DataFrame({"ds": hours, "y": np.random.default_rng(0).normal(20, 1, 300), "temp": np.arange(300.0)})

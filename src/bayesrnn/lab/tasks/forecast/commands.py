@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bayesrnn.lab.tasks.forecast.tables import Asked
 
 _FILE, _RUN, _DECISION = "For a file", "For a run", "Decisions"
-_FOR_FILES = ("horizon", "minutes", "freq", "resample", "target", "date", "save")
+_FOR_FILES = ("horizon", "minutes", "freq", "resample", "timezone", "target", "date", "save")
 _FOR_RUNS = ("samples", "device")
 
 
@@ -45,6 +45,10 @@ def command(
     resample: Annotated[
         str | None,
         typer.Option(help="Put uneven stamps on the grid by mean, sum or last.", rich_help_panel=_FILE),
+    ] = None,
+    timezone: Annotated[
+        str | None,
+        typer.Option(help="Zone of the stamps' clock, such as Europe/Berlin. Default: theirs.", rich_help_panel=_FILE),
     ] = None,
     target: Annotated[
         str | None,
@@ -118,7 +122,7 @@ def command(
     if is_file:
         tables.from_file(
             source, asked, target=target, date=date, save=save, freq=freq, horizon=horizon, minutes=minutes, seed=seed,
-            resample=resample,
+            resample=resample, timezone=timezone,
         )  # fmt: skip
     elif is_run:
         _from_run(source, asked, data, samples, seed, device)

@@ -222,7 +222,7 @@ def listed(column: Any) -> list[float | None]:
 class ForecastPanel(ForecasterPanel):
     """For a run: walking forward goes through its test part."""
 
-    score_label = "validation CRPS"
+    score_label = "scaled validation CRPS"
     seconds = 10.0
 
     def __init__(self, run: OpenedRun, options: Options) -> None:

@@ -72,7 +72,7 @@ class Plan:
         ends = panel.lengths - held_out(panel, made.horizon, test)
         train = panel.until(ends)
         prepared = prepare(
-            train, made._shapes(train), likelihood=s["likelihood"], calibrate=s["calibrate"], holidays=s["holidays"],
+            train, made.shapes(train), likelihood=s["likelihood"], calibrate=s["calibrate"], holidays=s["holidays"],
             seconds=math.inf, seed=0, say=notes.append, progress=lambda text, share: report(round(100 * share), 100),
         )  # fmt: skip
         members, fold, windows = [], prepared.fold, 0
@@ -85,9 +85,9 @@ class Plan:
                 windows = member.sampler(base, cuts, fold, np.random.default_rng(k)).total
                 members.append(member)
         weights = np.append(prepared.model.weights, np.zeros(len(members)))
-        made._take(replace(prepared.model, members=members, weights=weights), train)
+        made.adopt(replace(prepared.model, members=members, weights=weights), train)
         made.panel = panel
-        arrays = storage.model_arrays(made._fitted)
+        arrays = storage.model_arrays(made.fitted)
         for k, base in enumerate(prepared.before):
             arrays |= {f"before{k}_weights": base.linear.weights, f"before{k}_root": base.linear.root}
         about = {**storage.described(made, arrays), "windows": windows}
@@ -119,7 +119,7 @@ class Plan:
             check_sizes(self.about, sum(t.nbytes for t in (*module.state_dict().values(), *self.series.values())))
             made = storage.assembled(Forecaster, self.about, module, {**self.series, **arrays})
             check_fit(made)
-            model, train = made._fitted, self.panel.until(self.ends)
+            model, train = made.fitted, self.panel.until(self.ends)
             before = []
             for k, base in enumerate(model.bases):
                 if isinstance(base, Base) and f"before{k}_weights" in arrays:
@@ -169,6 +169,7 @@ def forecaster_of(recipe: "Recipe", source: Source) -> Forecaster:
             past=None if data.covariates == "all" else named["covariates"], future=named["future"],
             season=data.season or None, context=data.window or None, members=model.components,
             holidays=data.holidays or None, resample=data.resample or None, samples=recipe.evaluate.samples,
+            timezone=data.timezone or None,
             time_col=source.columns.time, target_col=source.columns.target,
             **{key: getattr(data, key) for key in ("scaling", "transform")},
             **{key: getattr(model, key) for key in ("cell", "hidden", "layers", "dropout", "likelihood")},
@@ -204,14 +205,14 @@ def finished(made: Forecaster, prepared: Prepared, say: Say) -> Forecaster:
     """Weigh the networks; the panel ends before the test part."""
     s = made.settings
     model = finish(
-        prepared, made._fitted.members, likelihood=s["likelihood"], calibrate=s["calibrate"], seed=s["seed"], say=say
+        prepared, made.fitted.members, likelihood=s["likelihood"], calibrate=s["calibrate"], seed=s["seed"], say=say
     )
-    return made._take(model, prepared.panel)
+    return made.adopt(model, prepared.panel)
 
 
 def naive(made: Forecaster, prepared: Prepared) -> Mapping[str, Model]:
     """The last value, and the value a season before, with the distribution of their errors on the training rows."""
-    shape, panel, found = made._fitted.shape, prepared.panel, {}
+    shape, panel, found = made.fitted.shape, prepared.panel, {}
     windows = Windows(panel, replace(shape, log="none"), holidays=prepared.holidays)
     low = np.full(len(panel), min(shape.least, max(int(panel.lengths.min()) - shape.horizon, 1)))
     chosen = origins(panel, shape, low, panel.lengths - shape.horizon, _WINDOWS, np.random.default_rng(0))
@@ -225,6 +226,6 @@ def naive(made: Forecaster, prepared: Prepared) -> Mapping[str, Model]:
         base = Base(windows.shape, linear, "season", Calibration.identity(shape.horizon))
         z = (batch.target - base.point(windows, batch)) / base.unit(windows, batch)[:, None]
         base = replace(base, calibration=Calibration.fit(z, apart([batch], shape)))
-        found[name] = replace(made._fitted, bases=[base], members=[], weights=np.ones(1),
+        found[name] = replace(made.fitted, bases=[base], members=[], weights=np.ones(1),
                               calibration=Calibration.identity(shape.horizon))  # fmt: skip
     return found

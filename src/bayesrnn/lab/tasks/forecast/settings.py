@@ -30,6 +30,7 @@ class Data(Section):
     date: str = Field("", description="column of dates; empty: ds, or found; none: rows are evenly spaced")
     freq: str = Field("", description="step of time, such as h, D or MS; empty: found")
     resample: Literal["", "mean", "sum", "last"] = Field("", description="put uneven stamps on the grid by this rule")
+    timezone: str = Field("", description="zone of the stamps' clock, such as Europe/Berlin; empty: that of the data")
     holidays: str = Field("", description="country code of holidays, such as DE")
     horizon: Count = Field(6, le=10_000, description="steps ahead to forecast")
     window: Whole = Field(0, le=20_000, description="steps that the model sees; 0: from horizon, season and length")

@@ -9,10 +9,11 @@ from typing import Any
 
 from bayesrnn import forecasting
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.panel import Columns, long_frame, read, time_column
+from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.tables import long_frame, read, time_column
 
 MAUNA_LOA = Path(forecasting.__file__).with_name("mauna_loa.csv")
-_OPTIONS = {"time_col": "date", "target_col": "target", "freq": "freq"}
+_OPTIONS = {"time_col": "date", "target_col": "target", "freq": "freq", "timezone": "timezone"}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import typer
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, scores
-from bayesrnn.forecasting.panel import Columns, read
+from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.tables import read
 from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.forecast.source import Source, ahead_option
 

@@ -109,7 +109,7 @@ class Forecast(Task):
         made = forecaster_of(self.recipe, source)
         with source.naming(), bar("choosing a linear forecast") as report:
             test, frame = self.recipe.data.test, source.frame()
-            panel = made._read(frame, lambda panel: panel.lengths - held_out(panel, made.horizon, test))
+            panel = made.panel_of(frame, lambda panel: panel.lengths - held_out(panel, made.horizon, test))
             names = panel.columns
             used = {names.id, names.time, names.target, *names.past, *names.future, *names.static}
             self.unused = [str(name) for name in frame if name not in used]
@@ -130,7 +130,7 @@ class Forecast(Task):
             for name, value in as_tensors(self.plan.arrays).items():
                 model.get_buffer(name).copy_(value)
         self.made, self.prepared = self.plan.opened(model)
-        self.trained = self.made._fitted.members
+        self.trained = self.made.fitted.members
         self.random = any(member.draws > 1 for member in self.trained)
         if self.trained and self.prepared.fold is not None:
             self.sampler = Sampler(self.prepared.cuts[0], self.prepared.fold, np.random.default_rng(0))
@@ -218,8 +218,9 @@ class Forecast(Task):
     def final(self) -> dict[str, Any]:
         return {**self.validate(), **self.evaluate()}
 
-    def finished(self, *, samples: int | None = None, seed: int = 0, say: Say = lambda text: None) -> Forecaster:
-        """The forecaster, its networks weighed; its panel ends before the test part."""
+    def finished(self, *, samples: int | None = None, seed: int = 1, say: Say = lambda text: None) -> Forecaster:
+        """The forecaster, its networks weighed; its panel ends before the test part. Tests, reports and pages use the
+        same draws."""
         self.made.settings["seed"] = seed
         for member in self.trained:
             member.settings = replace(member.settings, samples=samples or member.settings.samples)
@@ -262,7 +263,7 @@ class Forecast(Task):
         by_step = scores(walk, by="step")
         found["by_horizon"] = {"crps": _short(by_step["crps"]), "coverage": _short(by_step[f"coverage-{level:g}"])}
         found["reliability"] = _reliability(walk, level)
-        found["weights"] = dict(zip(self._parts(), _short(made._fitted.weights), strict=True))
+        found["weights"] = dict(zip(self._parts(), _short(made.fitted.weights), strict=True))
         return found
 
     def walk(self, made: Forecaster, level: float, progress: Report = lambda done, count: None,
@@ -275,13 +276,13 @@ class Forecast(Task):
         try:
             return decisions.walk_forward(
                 made, panel, first, count, step, adaptive=True, progress=progress,
-                summary=lambda grid, share: grids.summary(grid, share, levels, QUANTILES, made._fitted.bounded),
+                summary=lambda grid, share: grids.summary(grid, share, levels, QUANTILES, made.fitted.bounded),
             )  # fmt: skip
         finally:
             made.model = own
 
     def _parts(self) -> list[str]:
-        model = self.made._fitted
+        model = self.made.fitted
         return [*(f"base {k + 1}" for k in range(len(model.bases))),
                 *(f"network {k + 1} ({m.likelihood})" for k, m in enumerate(model.members))]  # fmt: skip
 

@@ -1,0 +1,80 @@
+"""Roles of a frame's columns, and numbers made of covariates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from bayesrnn.errors import UserError
+
+Array = np.ndarray
+_CATEGORIES = 64  # the most frequent ones have a column each
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns a frame has, and what is needed to make numbers of further columns.
+
+    ``codes`` maps a column of text or categories to its categories: one column each, so that the network's first layer
+    is their embedding. ``zone``: the time zone that stamps are read in, empty for that of the data.
+    """
+
+    id: str = "unique_id"
+    time: str = "ds"
+    target: str = "y"
+    past: tuple[str, ...] = ()
+    future: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    codes: dict[str, list[str]] = field(default_factory=dict)
+    means: dict[str, tuple[float, float]] = field(default_factory=dict)
+    zone: str = ""
+
+    def width(self, names: Sequence[str]) -> int:
+        return sum(len(self.codes[name]) if name in self.codes else 1 for name in names)
+
+    def learnt(self, frame: Any) -> Columns:
+        """With categories, means and spreads of these rows."""
+        import pandas as pd
+
+        codes, means = {}, {}
+        for name in (*self.past, *self.future, *self.static):
+            cells = frame[name]
+            if pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells):
+                values = cells.to_numpy(dtype=float, na_value=np.nan)
+                values = values[np.isfinite(values)]
+                spread = float(values.std()) if len(values) else 0.0
+                means[name] = (float(values.mean()) if len(values) else 0.0, spread if spread > 0 else 1.0)
+            else:
+                codes[name] = [str(v) for v in cells.astype(str).value_counts().index[:_CATEGORIES]]
+        return replace(self, codes=codes, means=means)
+
+    def matrix(self, frame: Any, names: Sequence[str]) -> Array:
+        """Columns as numbers (n, width), float32: scaled, or one per category; NaN where missing."""
+        import pandas as pd
+
+        parts: list[Array] = []
+        for name in names:
+            if name in self.codes:
+                cells = frame[name].astype(str).to_numpy()
+                parts += [(cells == code).astype(np.float32) for code in self.codes[name]]
+                continue
+            mean, spread = self.means[name]
+            try:
+                values = frame[name].to_numpy(dtype=float, na_value=np.nan)
+            except (TypeError, ValueError):
+                row = int(np.argmax(pd.to_numeric(frame[name], errors="coerce").isna() & frame[name].notna()))
+                cell, at = str(frame[name].iloc[row])[:60], frame[self.time].iloc[row]
+                raise UserError(
+                    f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} has {cell!r} at {at}, and the model "
+                    "was fitted to numbers; correct it or leave it empty."
+                ) from None
+            for row in np.flatnonzero(np.isinf(values))[:1]:
+                raise UserError(
+                    f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} is infinite at "
+                    f"{frame[self.time].iloc[row]}; correct it or leave it empty."
+                )
+            parts.append(np.clip((values - mean) / spread, -20, 20).astype(np.float32))
+        return np.stack(parts, 1) if parts else np.zeros((len(frame), 0), np.float32)

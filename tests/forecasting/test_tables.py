@@ -1,0 +1,97 @@
+"""Files and frames as people have them, and the clocks of their stamps."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster
+from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.tables import long_frame, read, stamps_of
+
+BERLIN = "Europe/Berlin"
+
+
+def hours(first, rows=60):
+    """Local time through a change of the clocks, as a tz-aware frame; y is the hour on the wall."""
+    stamps = pd.date_range(first, periods=rows, freq="h", tz=BERLIN)
+    noise = np.random.default_rng(0).normal(0, 0.1, rows)
+    return pd.DataFrame({"unique_id": "a", "ds": stamps, "y": stamps.hour + noise})
+
+
+@pytest.mark.parametrize("first", ["2024-03-29", "2024-10-25"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_local_time_through_a_change_of_the_clocks(first, order, tmp_path):
+    """Text with offsets, local text and tz-aware stamps give the same instants, in any order."""
+    aware = hours(first)
+    local = aware.assign(ds=aware["ds"].dt.tz_localize(None))
+    both = pd.concat([local, local.assign(unique_id="b")])
+    for name, frame in {"offsets": aware, "local": local, "two": both}.items():
+        frame[::order].to_csv(tmp_path / f"{name}.csv", index=False)
+        text = long_frame(tmp_path / f"{name}.csv", Columns(zone=BERLIN))
+        found = pd.Series(stamps_of(text, Columns(zone=BERLIN)), name="ds")
+        wanted = frame["ds"] if name == "offsets" else pd.concat([aware["ds"]] * frame["unique_id"].nunique())
+        assert (found.to_numpy() == wanted[::order].to_numpy()).all()
+        assert str(found.dt.tz) == BERLIN
+    with pytest.raises(
+        UserError, match=r"several offsets from UTC, \+0\d00 and, from row \d+, .*; set timezone to the"
+    ):
+        Forecaster(6, members=0).fit(tmp_path / "offsets.csv")
+
+
+def test_forecasts_follow_the_clock_on_the_wall(tmp_path):
+    aware = hours("2024-10-20", 24 * 9)
+    aware.to_csv(tmp_path / "a.csv", index=False)
+    found = Forecaster(24, members=0, timezone=BERLIN).fit(tmp_path / "a.csv").predict()
+    pd.testing.assert_frame_equal(found, Forecaster(24, members=0).fit(aware).predict())
+    assert str(found["ds"].dt.tz) == BERLIN
+    assert found["ds"].iloc[0] == aware["ds"].iloc[-1] + pd.Timedelta("1h")
+    error = (found["median"] - found["ds"].dt.hour).abs()
+    assert error.median() < 0.5
+
+
+def test_local_times_that_do_not_exist_are_refused():
+    frame = hours("2024-03-29").assign(ds=pd.date_range("2024-03-29", periods=60, freq="h"))
+    with pytest.raises(UserError, match=r"Row 50: 2024-03-31 02:00:00 does not exist in Europe/Berlin.*omit timezone"):
+        Forecaster(6, members=0, timezone=BERLIN).fit(frame)
+    frame = hours("2024-10-25").assign(ds=lambda f: f["ds"].dt.tz_localize(None))
+    with pytest.raises(
+        UserError, match=r"rows 50 and 51 are both at 2024-10-27 02:00.*set timezone if clocks went back"
+    ):
+        Forecaster(6, members=0).fit(frame)
+
+
+@pytest.mark.parametrize(("separator", "decimal"), [(",", "."), (";", ","), (";", "."), ("\t", "."), ("|", ".")])
+def test_separators_and_decimal_commas(tmp_path, separator, decimal):
+    frame = hours("2024-01-01").assign(ds=lambda f: f["ds"].dt.tz_localize(None), x=np.linspace(-2, 1, 60))
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeff" + frame.to_csv(index=False, sep=separator, decimal=decimal), "utf-8")
+    found = read(path)
+    np.testing.assert_allclose(found["y"], frame["y"])
+    np.testing.assert_allclose(found["x"], frame["x"])
+    path.write_text(frame.to_csv(index=False, header=False), "utf-8")
+    with pytest.raises(
+        UserError, match=r"The first line of .*a.csv has values \('a', '2024-01-01.*; put a line with name"
+    ):
+        read(path)
+    path.write_bytes(frame.assign(unique_id="\u00e9").to_csv(index=False).encode("latin-1"))
+    with pytest.raises(UserError, match="is not text in UTF-8; save it in that encoding"):
+        read(path)
+
+
+def test_other_frames():
+    class Polars:
+        def to_pandas(self):
+            return frame
+
+    frame = hours("2024-01-01")
+    indexed = frame.set_index(["unique_id", "ds"])
+    for data in (Polars(), indexed, indexed["y"]):
+        pd.testing.assert_frame_equal(long_frame(data, Columns())[list(frame)], frame)
+
+
+def test_names_that_are_numbers_are_saved(tmp_path):
+    frame = hours("2024-01-01").assign(x=np.arange(60.0)).rename(columns={"x": 7})
+    model = Forecaster(6, members=0).fit(frame)
+    model.save(tmp_path / "model")
+    pd.testing.assert_frame_equal(Forecaster.load(tmp_path / "model").predict(), model.predict())
