@@ -89,7 +89,7 @@ def test_one_update_adapts_widths_as_several_do(fitted, tmp_path):
     model.save(tmp_path / "model")
     once, often = (Forecaster.load(tmp_path / "model") for _ in range(2))
     once.update(frame[500:540])
-    for begin in range(500, 540, 10):
-        often.update(frame[begin : begin + 10])
-    assert (once._width != 1).any()
-    np.testing.assert_allclose(once._width, often._width)
+    for begin in range(500, 540):
+        often.update(frame[begin : begin + 1])
+    assert (once._widths.outer != 1).any()
+    np.testing.assert_allclose(once._widths.state, often._widths.state)

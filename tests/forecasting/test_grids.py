@@ -49,18 +49,6 @@ def test_recalibration_restores_coverage():
     np.testing.assert_allclose(inside.mean(0), 0.9, atol=0.025)
 
 
-def test_widths_adapt_in_the_right_direction():
-    grid = np.broadcast_to(grids.Z, (50, 2, len(grids.Z)))
-    hit, miss = (grids.outside(grid, np.full((50, 2), y)) for y in (0.1, 3.0))
-    assert (grids.adapted(np.ones(2), miss) > 1).all()
-    assert (grids.adapted(np.ones(2), hit) < 1).all()
-    assert (grids.adapted(np.ones(2), np.full((1, 2), np.nan)) == 1).all()
-    one = grids.adapted(np.ones(2), np.array([[1.0, np.nan]]))
-    assert one[0] > one[1] > 1  # a step learns most from its own values
-    # At a lower end, a value that several levels share is inside.
-    assert grids.outside(np.maximum(grids.Z, 0), np.zeros(())) == 0
-
-
 @pytest.fixture(scope="module")
 def windows():
     import pandas as pd

@@ -13,6 +13,7 @@ from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.checks import check_threshold
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.widths import Widths, scores
 from bayesrnn.forecasting.windows import Windows
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 _AT_ONCE = 512  # windows of a backtest
-_BLOCKS = 50  # of new rows from which widths learn
+_BLOCKS = 50  # horizons of new rows from which widths learn
+_JUDGES = 8  # forecasts by which each of them is judged
 
 
 def check_costs(over: float, under: float) -> None:
@@ -109,28 +111,32 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     return table
 
 
-def widths_after(forecaster: Forecaster, panel: Panel, series: Array, ends: Array) -> Array:
-    """Widths (H,) after the values that follow rows ``ends`` of these series, forecast a horizon's block at a time."""
-    horizon, width = forecaster.horizon, forecaster._width
+def adapt(forecaster: Forecaster, panel: Panel, series: Array, old: Array) -> None:
+    """Take in the values that follow rows ``old`` (n,) of these series, each judged by forecasts from several of the
+    rows before it."""
+    horizon, widths = forecaster.horizon, forecaster._widths
     seen = panel.lengths.copy()
-    seen[series] = ends
-    ends = np.maximum(ends, panel.lengths[series] - _BLOCKS * horizon)
-    count = -(-(panel.lengths[series] - ends) // horizon)
-    block = np.concatenate([np.arange(c) for c in count])
-    series, ends = np.repeat(series, count), np.repeat(ends, count) + block * horizon
+    seen[series] = old
+    begin = np.maximum(old, panel.lengths[series] - _BLOCKS * horizon)
+    apart = max(1, horizon // _JUDGES)
     windows = forecaster._windows(panel, seen=seen)
+    least = windows[0].shape.least
+    made = [
+        np.arange(-(-max(b - horizon + 1, min(b, least)) // apart) * apart, panel.lengths[i], apart)
+        for i, b in zip(series, begin, strict=True)
+    ]
+    count = [len(ends) for ends in made]
+    start, series, ends = np.repeat(begin, count), np.repeat(series, count), np.concatenate(made)
     known = forecaster._known(windows, series, ends)
-    series, ends, block = series[known], ends[known], block[known]
+    start, series, ends = start[known], series[known], ends[known]
     if not len(ends):
-        return width
-    grid, _ = forecaster._grid(windows, series, ends)
-    actual, middle = _actual(windows[0], series, ends), grid[..., grids.MEDIAN : grids.MEDIAN + 1]
-    for k in np.unique(block):
-        rows = block == k
-        factor = (width / forecaster._width)[:, None]
-        found = middle[rows] + factor * (grid[rows] - middle[rows])
-        width = grids.adapted(width, grids.outside(found, actual[rows]))
-    return width
+        return
+    grid, _ = forecaster._grid(windows, series, ends, bounded=False)
+    found = scores(grid, _actual(windows[0], series, ends), whole=forecaster.fitted.whole) * widths.outer
+    for row in range(int((panel.lengths[series] - start).max())):
+        steps = start + row - ends
+        some = np.flatnonzero((steps >= 0) & (steps < horizon))
+        widths.after(found[some, steps[some]], steps[some])
 
 
 def _actual(windows: Windows, series: Array, ends: Array) -> Array:
@@ -149,10 +155,15 @@ def walk_forward(
     horizon, total = forecaster.horizon, len(panel)
     windows, names = forecaster._windows(panel, seen=first), forecaster.columns
     together, frames = max(1, _AT_ONCE // total), []
-    width = np.ones(horizon)
-    waiting: list[Any] = []
+    widths, row = Widths(horizon), 0
+    made: dict[int, Array] = {}
     every = np.arange(total)
-    for start in range(0, count, together):
+    before = 0  # forecasts before the first cutoff whose last steps lie behind it
+    while (
+        adaptive and (1 - before) * apart < horizon and (first + (before - 1) * apart >= windows[0].shape.least).all()
+    ):
+        before -= 1
+    for start in range(before, count, together):
         block = np.arange(start, min(start + together, count))
         series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
         actual, known = _actual(windows[0], series, ends), forecaster._known(windows, series, ends)
@@ -160,14 +171,19 @@ def walk_forward(
         shape = (len(ends), horizon, len(grids.LEVELS))
         grid, share = np.zeros(shape), np.zeros(shape[:2])
         if known.any():
-            grid[known], share[known] = forecaster._grid(windows, series[known], ends[known])
-        for j, k in enumerate(block):
+            grid[known], share[known] = forecaster._grid(windows, series[known], ends[known], bounded=False)
+        judged = scores(grid, actual, whole=forecaster.fitted.whole)
+        for j, k in enumerate(block.tolist()):
             rows = slice(j * total, (j + 1) * total)
-            if adaptive:
-                width, waiting = _caught_up(width, waiting, int(k) * apart)
-            middle = grid[rows, :, grids.MEDIAN : grids.MEDIAN + 1]
-            found = forecaster.fitted.bounded(middle + width[:, None] * (grid[rows] - middle))
-            waiting.append([int(k) * apart, 0, grids.outside(found, actual[rows])])
+            while adaptive and row < k * apart:
+                made = {end: found for end, found in made.items() if row - end < horizon}
+                steps = np.repeat([row - end for end in made], total)
+                widths.after(np.concatenate([[], *(found[:, row - end] for end, found in made.items())]), steps)
+                row += 1
+            made[k * apart] = judged[rows]
+            if k < 0:
+                continue
+            found = forecaster.fitted.bounded(widths.apply(grid[rows]))
             at = (first + k * apart)[:, None] + np.arange(horizon)
             cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)
             about = {names.id: panel.labels.take(np.repeat(every, horizon)), "cutoff": panel.clock.stamps(cutoff)}
@@ -176,19 +192,5 @@ def walk_forward(
             about |= {"y": actual[rows], **summary(found, share[rows]), "crps": grids.crps(found, actual[rows])}
             frame = pd.DataFrame({key: v.reshape(-1) if isinstance(v, np.ndarray) else v for key, v in about.items()})
             frames.append(frame[np.repeat(known[rows], horizon)])
-        progress(int(block[-1]) + 1, count)
+        progress(max(int(block[-1]) + 1, 0), count)
     return pd.concat(frames, ignore_index=True)
-
-
-def _caught_up(width: Array, waiting: list[Any], now: int) -> tuple[Array, list[Any]]:
-    """Widths after all errors that are known by now, each used once; and the forecasts whose steps still lie ahead."""
-    left = []
-    for made, used, out in waiting:
-        known = min(now - made, out.shape[1])
-        if known > used:
-            new = np.full_like(out, np.nan)
-            new[:, used:known] = out[:, used:known]
-            width = grids.adapted(width, new)
-        if known < out.shape[1]:
-            left.append([made, known, out])
-    return width, left

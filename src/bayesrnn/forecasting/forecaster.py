@@ -21,6 +21,7 @@ from bayesrnn.forecasting.seasons import seasons_of
 from bayesrnn.forecasting.shapes import shapes_of
 from bayesrnn.forecasting.tables import long_frame
 from bayesrnn.forecasting.training import NETWORK, Settings
+from bayesrnn.forecasting.widths import Widths
 from bayesrnn.forecasting.windows import Shape, Windows
 
 Array = np.ndarray
@@ -112,7 +113,7 @@ class Forecaster:
         self.columns = Columns(id_col, time_col, target_col, zone=timezone or "")
         self.model: Model | None = None
         self.panel: Panel | None = None
-        self._width = np.ones(self.horizon)
+        self._widths = Widths(self.horizon)
         self._trained: dict[str, int] = {}
 
     def fit(self, data: Any) -> Forecaster:
@@ -151,7 +152,7 @@ class Forecaster:
     def adopt(self, model: Model, panel: Panel) -> Forecaster:
         """Forecast with this model, which was fitted to this panel."""
         self.model, self.panel, self.columns = model, panel, panel.columns
-        self._width = np.ones(self.horizon)
+        self._widths = Widths(self.horizon)
         last = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
         self._trained = dict(zip(panel.ids, last.tolist(), strict=True))
         return self
@@ -266,7 +267,7 @@ class Forecaster:
         series = np.array([place[name] for name in old.ids])
         later = both.lengths[series] > old.lengths
         if later.any() and len(old) <= _POOLED:
-            self._width = decisions.widths_after(self, both, series[later], old.lengths[later])
+            decisions.adapt(self, both, series[later], old.lengths[later])
         self.panel = both
         return self
 
@@ -352,7 +353,7 @@ class Forecaster:
         parts = (slice(i, i + _SERIES) for i in range(0, len(ends), _SERIES))
         return np.concatenate([cuts[0].batch(series[part], ends[part]).known.any(1) for part in parts])
 
-    def _grid(self, cuts: list[Windows], series: Array, ends: Array) -> tuple[Array, Array]:
+    def _grid(self, cuts: list[Windows], series: Array, ends: Array, *, bounded: bool = True) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
         model, parts = self.fitted, []
         for k in np.flatnonzero(~self._known(cuts, series, ends))[:1]:
@@ -363,8 +364,7 @@ class Forecaster:
         for i in range(0, len(series), _SERIES):
             some, until = series[i : i + _SERIES], ends[i : i + _SERIES]
             grid, share = model.grid(cuts, some, until, seed=self.settings["seed"])
-            middle = grid[..., grids.MEDIAN : grids.MEDIAN + 1]
-            parts.append((model.bounded(middle + self._width[:, None] * (grid - middle)), share))
+            parts.append((model.bounded(self._widths.apply(grid)) if bounded else self._widths.apply(grid), share))
         return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])
 
     def _summary(self, grid: Array, share: Array, level: Sequence[float],

@@ -12,7 +12,6 @@ Array = np.ndarray
 _TAIL = np.array([0.001, 0.0025, 0.005, 0.01, 0.025])
 LEVELS = np.concatenate([_TAIL, np.arange(0.05, 0.951, 0.05).round(3), 1 - _TAIL[::-1]])
 MEDIAN = len(LEVELS) // 2
-_OWN, _POOLED = 0.05, 0.3  # rates of adaptive widths
 
 
 def normal_quantile(p: Array) -> Array:
@@ -166,17 +165,3 @@ def _smooth(values: Array, width: int) -> Array:
         return values
     kernel = np.ones(width)
     return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
-
-
-def outside(grid: Array, y: Array) -> Array:
-    """1 where y (...) is outside the 90% interval of a grid (..., Q), 0 where it is inside, NaN where it is unknown."""
-    low, high = (grid[..., np.searchsorted(LEVELS, p)] for p in (0.05, 0.95))
-    return np.where(np.isnan(y), np.nan, (y < low) | (y > high))
-
-
-def adapted(width: Array, missed: Array) -> Array:
-    """Widths (H,) after new values, which were `outside` (n, H): wider where more than a tenth were, narrower where
-    fewer (a step of adaptive conformal inference, on the logarithm). Each step ahead learns from its own values and,
-    faster, from those of all steps."""
-    excess = np.where(np.isnan(missed), 0.0, missed - 0.1).mean(0)
-    return np.clip(width * np.exp(_OWN * excess + _POOLED * excess.mean()), 0.25, 4.0)

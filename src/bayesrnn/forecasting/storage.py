@@ -27,6 +27,7 @@ from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings
+from bayesrnn.forecasting.widths import Widths
 from bayesrnn.forecasting.windows import Shape
 from bayesrnn.reading import MB, read_json
 from bayesrnn.saving import WEIGHTS
@@ -55,7 +56,7 @@ class Parts(nn.Module):
 
 def write(forecaster: Forecaster, folder: Path) -> Path:
     model = forecaster.fitted
-    arrays = {**panel_arrays(forecaster._panel), **model_arrays(model), "width": forecaster._width}
+    arrays = {**panel_arrays(forecaster._panel), **model_arrays(model), "widths": forecaster._widths.state}
     module = Parts(as_tensors(arrays), [m.model for m in model.members])
     try:
         text = json.dumps(described(forecaster, arrays)).encode()
@@ -189,7 +190,7 @@ def assembled(
         float(about["share"]), bool(about["whole"]),
         [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
     )  # fmt: skip
-    forecaster._width = found.get("width", forecaster._width)
+    forecaster._widths = Widths(forecaster.horizon, found.get("widths"))
     forecaster._trained = {str(k): int(v) for k, v in about["trained"].items()}
     return forecaster
 

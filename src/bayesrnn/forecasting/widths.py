@@ -1,0 +1,91 @@
+"""Widths that adapt to what came: adaptive conformal inference (arXiv 2106.00170) on scores of all steps ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bayesrnn.forecasting.grids import LEVELS, MEDIAN, Z, normal_cdf
+
+Array = np.ndarray
+_MISS = 0.1  # of the intervals that are counted
+_LOW, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.05, 0.95))
+_EDGES = np.geomspace(1 / 16, 16, 129)  # of the histogram of scores
+_PRIOR = 3.0  # horizons that scores of a calibrated forecast count as
+_MEMORY = 0.95  # of a score, one horizon later
+_RATE, _STEADY = 1.2, 2.0  # step of the miss rate per horizon; horizons after which it falls with their square root
+_RATES = 0.02, 0.3  # miss rates that are aimed at
+_OWN = 0.03  # step of the logarithm of a single step ahead's width
+_NARROWEST, _WIDEST = 0.25, 4.0
+_USUAL = np.diff(2 * normal_cdf(Z[_HIGH] * np.concatenate([[0], _EDGES[1:-1], [np.inf]])) - 1)
+_OUTER = np.minimum(np.abs(Z) / Z[_HIGH], 1)  # how far a level is from the median, up to the 90% interval
+
+
+def scores(grid: Array, y: Array, *, whole: bool) -> Array:
+    """The least factor (...) with which the 90% interval of a grid (..., Q) contains y (...); NaN where y is.
+    ``whole``: quantiles are rounded."""
+    middle = grid[..., MEDIAN]
+    off = np.maximum(np.abs(y - middle) - (0.5 if whole else 0), 0)
+    side = np.where(y > middle, grid[..., _HIGH] - middle, middle - grid[..., _LOW])
+    return np.where(off > 0, off / np.maximum(side, 1e-300), np.where(np.isnan(y), np.nan, 0.0))
+
+
+class Widths:
+    """Factors for the widths of forecasts of H steps, after each row.
+
+    The scale of a forecast is multiplied by the 90% quantile of recent scores, drawn towards those of a calibrated
+    forecast while rows are few. The 90% interval and what lies beyond take a quantile at another level: higher after
+    intervals that were too narrow, lower after those that were too wide. So a tenth of the values falls outside in the
+    long run, whatever the scores do, and the centre does not pay for it. Each step ahead has a slowly changing factor
+    of its own.
+
+    ``state`` holds, in this order: the miss rate that is aimed at, the number of rows, the factor of the scale, the
+    logarithms of the factors of steps (H,), the factors of the 90% interval at the last H rows (H,; NaN: no forecast),
+    and the histogram of scores.
+    """
+
+    def __init__(self, horizon: int, state: Array | None = None) -> None:
+        self.horizon = horizon
+        if state is None:
+            blank = np.full(horizon - 1, np.nan)
+            state = np.concatenate([[_MISS, 0, 1], np.zeros(horizon), blank, [1], np.zeros_like(_USUAL)])
+        self.state = state.copy()
+
+    @property
+    def _parts(self) -> tuple[Array, Array, Array]:
+        return tuple(np.split(self.state[3:], [self.horizon, 2 * self.horizon]))  # type: ignore[return-value]
+
+    @property
+    def outer(self) -> Array:
+        """(H,): factors of the 90% intervals of a forecast from here."""
+        own, issued, _ = self._parts
+        return issued[-1] * np.exp(own)
+
+    def apply(self, grid: Array) -> Array:
+        """The grid (B, H, Q) with these widths about its median."""
+        own, issued, _ = self._parts
+        factor = np.exp(own)[:, None] * (self.state[2] + (issued[-1] - self.state[2]) * _OUTER)
+        middle = grid[..., MEDIAN : MEDIAN + 1]
+        found = middle + factor * (grid - middle)
+        found[..., MEDIAN:] = np.maximum.accumulate(found[..., MEDIAN:], -1)
+        found[..., MEDIAN::-1] = np.minimum.accumulate(found[..., MEDIAN::-1], -1)
+        return found
+
+    def after(self, found: Array, steps: Array) -> None:
+        """Take in one row: the scores (n,) of forecasts that were made for it ``steps`` (n,) = 0 to H - 1 rows ago."""
+        horizon, state, (own, issued, counts) = self.horizon, self.state, self._parts
+        known, last, used = ~np.isnan(found), issued[-1], issued[horizon - 1 - steps]
+        issued[:-1] = issued[1:]
+        if not known.any():
+            return
+        steps, used, found = steps[known], used[known], found[known] / np.exp(own[steps[known]])
+        excess = np.where(np.isnan(used), 0.0, (found > used) - _MISS).mean()
+        rate = _RATE / horizon / np.sqrt(max(state[1] / horizon / _STEADY, 1))
+        state[0] = np.clip(state[0] - rate * excess, -1, 1)
+        state[1] += 1
+        each = np.maximum(np.bincount(steps, None, horizon), 1)
+        own[:] = np.clip(own + _OWN * np.bincount(steps, (found > last) - _MISS, horizon) / each, -0.5, 0.5)
+        counts *= _MEMORY ** (1 / horizon)
+        np.add.at(counts, np.clip(np.searchsorted(_EDGES, found) - 1, 0, len(counts) - 1), 1 / len(found))
+        total = np.append(0, np.cumsum(counts + _PRIOR * horizon * _USUAL))
+        levels = 1 - np.array([_MISS, np.clip(state[0], *_RATES)])
+        state[2], issued[-1] = np.clip(np.interp(levels, total / total[-1], _EDGES), _NARROWEST, _WIDEST)
