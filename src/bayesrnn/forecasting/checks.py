@@ -34,7 +34,7 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
         if given[name] is not None or name not in ("context", "members"):
             check_whole(name, given[name], least=least, what=what)
     check_probability("dropout", given["dropout"])
-    if not is_number(given["minutes"]) or not 0 <= given["minutes"] < np.inf:
+    if given["minutes"] is not None and not (is_number(given["minutes"]) and 0 <= given["minutes"] < np.inf):
         raise UserError(f"minutes is {given['minutes']!r}; it is a number from 0, such as 1.5.")
     single = {name: [given[name]] for name in ("past", "future", "static") if isinstance(given[name], str)}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in (given | single).items()}

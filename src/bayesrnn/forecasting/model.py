@@ -186,10 +186,13 @@ def _small_counts(panel: Panel) -> bool:
 
 
 def member_of(prepared: Prepared, names: Sequence[str], settings: Settings, k: int) -> Member:
-    """Network number k, with its initial weights: likelihoods take turns, then networks with and without a recurrent
-    layer; bases so that each goes with all of them."""
-    number, turn = (k + k // (2 * len(names))) % len(prepared.before), k // len(names)
-    settings = replace(settings, cell="none") if turn % 2 else settings
+    """Network number k, with its initial weights. Likelihoods take turns. One turn in three has a recurrent layer,
+    beside each of the bases; the others have none, and the best base."""
+    turn, number = k // len(names), 0
+    if turn % 3:
+        settings = replace(settings, cell="none")
+    else:
+        number = (k + turn // 3) % len(prepared.before)
     return Member(names[k % len(names)], prepared.sizes, prepared.model.shape, settings, number)
 
 
@@ -278,7 +281,7 @@ def _trained(
     prepared: Prepared, fold: Fold, settings: Settings, names: list[str], members: int | None, seconds: float,
     seed: int, progress: Callable[[str, float], None],
 ) -> list[Member]:  # fmt: skip
-    wanted = members if members is not None else 4 * len(names)
+    wanted = members if members is not None else max(4, 3 * len(names))
     found: list[Member] = []
     ends = time.monotonic() + seconds
     for k in range(wanted):

@@ -22,6 +22,7 @@ LIKELIHOODS = ("student", "gaussian", "quantiles", "mixture", "negative_binomial
 _DF = 4.0  # degrees of freedom; calibration corrects the shape
 _LATEST = 24  # values that the heads read directly
 _MEANS = (3, 6, 12, 24, 72, 168)  # steps that the heads read the mean of
+_RARE = 4.0  # past columns, in standard deviations: networks do not extrapolate beyond
 _CHANGES = (2, 3, 5, 12, 24)  # steps over which they read the change of past columns
 _POINTS = 48  # at which the distribution function of a mixture is known
 _KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
@@ -173,11 +174,11 @@ def _interpolated(knots: Array, z: Array) -> Array:
 def tensors(batch: Batch, patch: int, unit: Array, point: Array) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of `Encoder`: patches of the context, what is known of the window, and of each step ahead."""
     rows, size = batch.context.shape
-    steps = size // patch
-    parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, batch.past]
+    steps, past = size // patch, np.clip(batch.past, -_RARE, _RARE)
+    parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, past]
     x = np.concatenate(parts, 2).reshape(rows, steps, -1).transpose(1, 0, 2)
     logs = [np.log(unit), np.log(batch.spread), np.arcsinh(batch.centre / batch.scale), 1 - batch.known.mean(1)]
-    values, past, latest = parts[0][..., 0], batch.past, slice(-_LATEST, None)
+    values, latest = parts[0][..., 0], slice(-_LATEST, None)
     means = [values[:, -w:].mean(1) - values[:, -1] for w in _MEANS if w <= size]
     summary = [np.stack([*logs, *means, values[:, latest].std(1)], 1), values[:, latest]]
     summary += [past[:, -1], *(past[:, -1] - past[:, -1 - lag] for lag in _CHANGES if lag < size)]
