@@ -45,7 +45,7 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
             if given[name] > _MOST.get(name, given[name]):
                 raise UserError(f"{name} is {given[name]}; it is at most {_MOST[name]:,}.")
     check_probability("dropout", given["dropout"])
-    if not is_number(given["minutes"]) or not 0 <= given["minutes"] < np.inf:
+    if given["minutes"] is not None and not (is_number(given["minutes"]) and 0 <= given["minutes"] < np.inf):
         raise UserError(f"minutes is {given['minutes']!r}; it is a number from 0, such as 1.5.")
     if not is_whole(given["seed"]) or given["seed"] < 0:
         raise UserError(f"seed is {given['seed']!r}; it is a whole number from 0.")

@@ -186,8 +186,13 @@ def _small_counts(panel: Panel) -> bool:
 
 
 def member_of(prepared: Prepared, names: Sequence[str], settings: Settings, k: int) -> Member:
-    """Network number k, with its initial weights: it has the k-th likelihood, and one of the bases."""
-    number = (k + k // len(names)) % len(prepared.before)
+    """Network number k, with its initial weights. Likelihoods take turns. One turn in three has a recurrent layer,
+    beside each of the bases; the others have none, and the best base."""
+    turn, number = k // len(names), 0
+    if turn % 3:
+        settings = replace(settings, cell="none")
+    else:
+        number = (k + turn // 3) % len(prepared.before)
     return Member(names[k % len(names)], prepared.sizes, prepared.model.shape, settings, number)
 
 
@@ -276,7 +281,7 @@ def _trained(
     prepared: Prepared, fold: Fold, settings: Settings, names: list[str], members: int | None, seconds: float,
     seed: int, progress: Callable[[str, float], None],
 ) -> list[Member]:  # fmt: skip
-    wanted = members if members is not None else max(4, 2 * len(names))
+    wanted = members if members is not None else max(4, 3 * len(names))
     found: list[Member] = []
     ends = time.monotonic() + seconds
     for k in range(wanted):

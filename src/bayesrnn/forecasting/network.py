@@ -20,7 +20,10 @@ from bayesrnn.likelihoods.quantiles import solve_quantile
 Array = np.ndarray
 LIKELIHOODS = ("student", "gaussian", "quantiles", "mixture", "negative_binomial")
 _DF = 4.0  # degrees of freedom; calibration corrects the shape
-_LATEST = 12  # values that the heads read directly
+_LATEST = 24  # values that the heads read directly
+_MEANS = (3, 6, 12, 24, 72, 168)  # steps that the heads read the mean of
+_RARE = 4.0  # past columns, in standard deviations: networks do not extrapolate beyond
+_CHANGES = (2, 3, 5, 12, 24)  # steps over which they read the change of past columns
 _POINTS = 48  # at which the distribution function of a mixture is known
 _KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
 
@@ -37,8 +40,9 @@ class Encoder(nn.Module):
     """From windows to the parameters of a distribution for each step ahead.
 
     The recurrent layer reads ``patch`` steps of the context at a time: values, whether they are known, and covariates.
-    Heads read its last state, the latest values, and what is known of each step ahead (calendar, future covariates).
-    They start at zero, so that the network starts as the base forecast.
+    Heads read its last state, a summary of the context, and what is known of each step ahead (calendar, future
+    covariates). They start at zero, so that the network starts as the base forecast. With ``cell="none"`` there is no
+    recurrent layer: fewer weights, which learn more from a single series with covariates.
 
     Shapes:
         x (T / patch, B, F), about (B, K), ahead (B, H, C) to (B, H, size).
@@ -47,10 +51,11 @@ class Encoder(nn.Module):
     def __init__(self, inputs: int, about: int, ahead: int, horizon: int, size: int, *, cell: str, hidden: int,
                  layers: int, dropout: float) -> None:  # fmt: skip
         super().__init__()
-        kind: Any = br.GRU if cell == "gru" else br.LSTM
-        self.horizon, self.size = horizon, size
-        self.rnn = kind(inputs, hidden, layers, input_dropout=dropout / 2, recurrent_dropout=dropout, share="batch")
-        self.mix = nn.Linear(hidden + about, hidden)
+        self.horizon, self.size, self.rnn = horizon, size, None
+        if cell != "none":
+            kind: Any = br.GRU if cell == "gru" else br.LSTM
+            self.rnn = kind(inputs, hidden, layers, input_dropout=dropout / 2, recurrent_dropout=dropout, share="batch")
+        self.mix = nn.Linear(about + (hidden if self.rnn is not None else 0), hidden)
         self.drop = br.SequenceDropout(dropout, share="batch")
         self.whole = nn.Linear(hidden, horizon * size)
         self.step_in = nn.Linear(hidden + ahead, hidden // 2)
@@ -60,8 +65,10 @@ class Encoder(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, about: Tensor, ahead: Tensor) -> Tensor:
-        hidden, _ = self.rnn(x)
-        state = torch.relu(self.mix(torch.cat([hidden[-1], about], 1)))
+        if self.rnn is not None:
+            hidden, _ = self.rnn(x)
+            about = torch.cat([hidden[-1], about], 1)
+        state = torch.relu(self.mix(about))
         state = self.drop(state.unsqueeze(0))[0]
         found = self.whole(state).unflatten(1, (self.horizon, self.size))
         each = torch.cat([state.unsqueeze(1).expand(-1, self.horizon, -1), ahead], 2)
@@ -167,16 +174,16 @@ def _interpolated(knots: Array, z: Array) -> Array:
 def tensors(batch: Batch, patch: int, unit: Array, point: Array) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of `Encoder`: patches of the context, what is known of the window, and of each step ahead."""
     rows, size = batch.context.shape
-    steps = size // patch
-    parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, batch.past]
+    steps, past = size // patch, np.clip(batch.past, -_RARE, _RARE)
+    parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, past]
     x = np.concatenate(parts, 2).reshape(rows, steps, -1).transpose(1, 0, 2)
     logs = [np.log(unit), np.log(batch.spread), np.arcsinh(batch.centre / batch.scale), 1 - batch.known.mean(1)]
-    latest = (
-        np.clip(batch.context[:, -_LATEST:], -12, 12),
-        batch.past[:, -1],
-        batch.past[:, -1] - batch.past[:, -_LATEST // 2],
-    )
-    about = np.concatenate([np.stack(logs, 1), batch.static, batch.calendar[:, 0], *latest], 1)
+    values, latest = parts[0][..., 0], slice(-_LATEST, None)
+    means = [values[:, -w:].mean(1) - values[:, -1] for w in _MEANS if w <= size]
+    summary = [np.stack([*logs, *means, values[:, latest].std(1)], 1), values[:, latest]]
+    summary += [past[:, -1], *(past[:, -1] - past[:, -1 - lag] for lag in _CHANGES if lag < size)]
+    summary += [past[:, -w:].mean(1) for w in (6, 24)]
+    about = np.concatenate([*summary, batch.static, batch.calendar[:, 0]], 1)
     ahead = np.concatenate([batch.calendar, batch.future, np.clip(point, -12, 12)[..., None]], 2)
     return tuple(torch.as_tensor(np.ascontiguousarray(a), dtype=torch.float32) for a in (x, about, ahead))  # type: ignore[return-value]
 

@@ -204,15 +204,10 @@ def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regre
     shape = windows.shape
     low = np.full(len(cut), shape.least)
     series, ends = origins(windows.panel, shape, low, cut - shape.horizon, _TRAIN, rng)
-    if not len(ends):
-        return None
-    batch = windows.batch(series, ends, LAGS)
-    if np.isnan(batch.target).all(1).any():
-        some = ~np.isnan(batch.target).all(1)
-        if not some.any():
-            return None
-        batch = windows.batch(series[some], ends[some], LAGS)
-    return Regression(batch, shape)
+    panel = windows.panel
+    targets = panel.y[(panel.offsets[series] + ends)[:, None] + np.arange(shape.horizon)]
+    some = ~np.isnan(targets).all(1)
+    return Regression(windows.batch(series[some], ends[some], LAGS), shape) if some.any() else None
 
 
 def validation(windows: Windows, fold: Fold, most: int, rng: np.random.Generator) -> Batch | None:
@@ -247,12 +242,12 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
     parts, seen = parts[::-1], seen[::-1]
     names = [n for n in parts[0][0].bases if all(n in fitted.bases for fitted, _ in parts)]
     errors: dict[tuple[str, float], float] = {}
-    independent = apart([batch for _, batch in parts], shape)
+    independent, sizes = apart([batch for _, batch in parts], shape), [unit_of(batch, shape) for _, batch in parts]
     for anchor, penalty in product(names, penalties):
         total = count = 0.0
-        for fitted, batch in parts:
+        for (fitted, batch), unit in zip(parts, sizes, strict=True):
             off = np.abs(batch.levels(shape, fitted.linear(anchor, penalty)(batch, shape)) - batch.actual)
-            size = off / unit_of(batch, shape)[:, None]
+            size = off / unit[:, None]
             total, count = total + float(np.nansum(np.minimum(size, 50))), count + float((~np.isnan(size)).sum())
         learnt = 0 if np.isinf(penalty) else 1 / independent  # what is learnt from few windows must be clearly better
         errors[anchor, penalty] = total / max(count, 1) * (1 + learnt)

@@ -22,6 +22,12 @@ Array = np.ndarray
 _VALID = 1_500  # validation windows
 EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
+_MINUTES, _LONG, _MANY = 1.5, 3.0, 20_000  # time for training, and with more rows than these
+
+
+def minutes_of(given: float | None, rows: int) -> float:
+    """Time for training, if none is given."""
+    return float(given) if given is not None else _MINUTES if rows <= _MANY else _LONG
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of training and of draws.")] = 1,
     horizon: Annotated[int, typer.Option(min=1, max=10_000, help="Steps ahead.", rich_help_panel=_FILE)] = 24,
-    minutes: Annotated[float, typer.Option(help="Time for training.", rich_help_panel=_FILE)] = 1.5,
+    minutes: Annotated[float | None, typer.Option(help="Time for training.", rich_help_panel=_FILE)] = None,
     freq: Annotated[
         str | None, typer.Option(help="Step of time, such as h, D or MS. Default: found.", rich_help_panel=_FILE)
     ] = None,

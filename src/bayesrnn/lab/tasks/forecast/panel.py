@@ -18,6 +18,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster
 from bayesrnn.forecasting.plots import worst_first
 from bayesrnn.forecasting.scores import pit, scores
+from bayesrnn.forecasting.training import minutes_of
 from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
 from bayesrnn.lab.runs.opening import OpenedRun
 from bayesrnn.lab.tasks.forecast.source import labels
@@ -62,9 +63,10 @@ class ForecasterPanel(Panel):
     def __init__(self, made: Forecaster) -> None:
         self.made, self.names, self.horizon = made, made.ids, made.horizon
         self.history = lru_cache(64)(made.history)
+        self.minutes = minutes_of(made.settings["minutes"], len(made._panel.y))
         self.note = (
             "The model was trained on these rows, so a forecast at an earlier origin is no test of it. Walking forward "
-            f"is: a copy is trained on earlier rows, which takes up to {made.settings['minutes']:g} minutes."
+            f"is: a copy is trained on earlier rows, which takes up to {self.minutes:g} minutes."
         )
 
     @classmethod
@@ -130,7 +132,7 @@ class ForecasterPanel(Panel):
     @property
     def seconds(self) -> float:
         """About how long `table` takes."""
-        return float(60 * self.made.settings["minutes"] + 5)
+        return 60 * self.minutes + 5
 
     def about(self) -> dict[str, Any]:
         count = len(self.names)

@@ -80,7 +80,7 @@ class Plan:
             names, network = likelihoods_of(train, s["likelihood"]), Settings(**{key: s[key] for key in NETWORK})
             for k in range(s["members"]):
                 member = member_of(prepared, names, replace(network, hidden=2), k)  # only the head is used here
-                member.settings = network
+                member.settings = replace(member.settings, hidden=network.hidden)
                 base, cuts = prepared.before[member.base], prepared.cuts[member.base]
                 windows = member.sampler(base, cuts, fold, np.random.default_rng(k)).total
                 members.append(member)

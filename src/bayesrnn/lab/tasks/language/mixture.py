@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.lab.modules import sequence_dropout
 
 _ROWS = 2048  # whose logits are in memory at a time
