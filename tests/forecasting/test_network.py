@@ -28,5 +28,6 @@ def test_networks_without_a_recurrent_layer_read_the_summary_alone():
     torch.nn.init.normal_(network.whole.weight)
     about, ahead = torch.randn(7, 4), torch.randn(7, 3, 6)
     found = network(torch.full((2, 7, 5), float("nan")), about, ahead)
-    assert found.shape == (7, 3, 2) and bool(found.isfinite().all())
+    assert found.shape == (7, 3, 2)
+    assert bool(found.isfinite().all())
     assert not torch.equal(found, network(torch.zeros(2, 7, 5), about + 1, ahead))
