@@ -31,9 +31,9 @@ def check_sizes(about: Any, most: int) -> None:
     for member in about["members"]:
         settings = member["settings"]
         hidden, layers = _whole("hidden", settings["hidden"], 1), _whole("layers", settings["layers"], 1)
-        inputs, about, ahead = (_whole("sizes", n) for n in member["sizes"])
+        inputs, summary, ahead = (_whole("sizes", n) for n in member["sizes"])
         recurrent = 0 if settings["cell"] == "none" else hidden * layers + inputs + ahead
-        total += 4 * hidden * (about + recurrent)
+        total += 4 * hidden * (summary + recurrent)
     horizon = _whole("horizon", about["settings"]["horizon"], 1)
     if total + 8 * horizon > most:
         raise ValueError("it describes more than the file of weights holds")
