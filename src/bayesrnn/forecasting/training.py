@@ -22,6 +22,7 @@ Array = np.ndarray
 _VALID = 1_500  # validation windows
 EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
+_CLOSE = 1.03  # scores of forecasts between which validation cannot tell
 _MINUTES, _LONG, _MANY = 1.5, 3.0, 20_000  # time for training, and with more rows than these
 
 
@@ -198,14 +199,18 @@ def batch_size(windows: int) -> int:
 def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:
     """Weights (n,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
 
-    ``score_of`` takes weights; lower is better. What does not help has weight 0.
+    ``score_of`` takes weights; lower is better. Half of the weight is shared evenly by the forecasts that score about
+    as well as the best one, since differences between these are mostly chance. What does not help has weight 0.
     """
-    chosen, best = np.zeros(len(allowed)), np.inf
+    chosen, best, single = np.zeros(len(allowed)), np.inf, np.eye(len(allowed))
+    alone = np.array([score_of(row) if ok else np.inf for row, ok in zip(single, allowed, strict=True)])
     for _ in range(rounds):
-        tries = {k: score_of((chosen + np.eye(len(allowed))[k]) / (chosen.sum() + 1)) for k in np.flatnonzero(allowed)}
+        tries = {k: score_of((chosen + single[k]) / (chosen.sum() + 1)) for k in np.flatnonzero(allowed)}
         k = min(tries, key=lambda k: tries[k])
         if tries[k] >= best - 1e-6 and chosen.sum():
             break
         chosen[k] += 1
         best = tries[k]
-    return chosen / chosen.sum()
+    even = alone <= _CLOSE * alone.min()
+    found: Array = 0.5 * (chosen / chosen.sum() + even / even.sum())
+    return found
