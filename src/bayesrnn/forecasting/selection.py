@@ -149,7 +149,7 @@ def choose(
             base = one[1]
             named = f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
             named += f", own {base.penalty:g}, {base.spread}"
-            say(f"{named}, validation CRPS {one[0]:.4f}")
+            say(f"{named}, scaled validation CRPS {one[0]:.4f}")
             found.append(one)
     if not found:
         raise UserError("The series have too few values in their last rows to choose on; leave out rows without any.")

@@ -211,6 +211,7 @@ def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8)
             break
         chosen[k] += 1
         best = tries[k]
-    even = alone <= _CLOSE * alone.min()
+    even = (alone <= _CLOSE * alone.min()) & allowed
+    even[chosen.argmax()] = True
     found: Array = 0.5 * (chosen / chosen.sum() + even / even.sum())
     return found
