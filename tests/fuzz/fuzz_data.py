@@ -115,7 +115,7 @@ def read_series(given: tuple[bytes, str, str, str], folder: Path) -> object:
     recipe = recipes.load("forecast")
     section = recipe.data.model_copy(update={"target": target, "covariates": covariates})
     with source.naming():
-        return forecaster_of(recipe.model_copy(update={"data": section}), source)._read(source.frame()).y
+        return forecaster_of(recipe.model_copy(update={"data": section}), source).panel_of(source.frame()).y
 
 
 def idx_of(shape: list[int], body: bytes, kind: int = 8, axes: int | None = None) -> bytes:

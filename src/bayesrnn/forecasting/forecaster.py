@@ -185,6 +185,11 @@ class Forecaster:
         """Names of the series."""
         return self._panel.ids
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows each series has, on the grid of the frequency."""
+        return dict(zip(self._panel.ids, self._panel.lengths.tolist(), strict=True))
+
     def history(self, series: object = None) -> Any:
         """The rows that forecasts start from, as a long frame in the units of the data; None: of all series."""
         return frame_of(self._panel, series)

@@ -63,7 +63,7 @@ class ForecasterPanel(Panel):
     def __init__(self, made: Forecaster) -> None:
         self.made, self.names, self.horizon = made, made.ids, made.horizon
         self.history = lru_cache(64)(made.history)
-        self.minutes = minutes_of(made.settings["minutes"], len(made._panel.y))
+        self.minutes = minutes_of(made.settings["minutes"], sum(made.rows.values()))
         self.note = (
             "The model was trained on these rows, so a forecast at an earlier origin is no test of it. Walking forward "
             f"is: a copy is trained on earlier rows, which takes up to {self.minutes:g} minutes."
