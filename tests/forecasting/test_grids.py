@@ -92,3 +92,8 @@ def test_missing_targets_leave_the_fit_to_the_known_ones(windows):
     gram = (x * w[:, None]).T @ x + 1e-3 * len(ends) * np.eye(x.shape[1])
     expected = np.linalg.solve(gram, (x * w[:, None]).T @ batch.target[known, 1])
     np.testing.assert_allclose(found.weights[:, 1], expected, atol=0.02)
+
+
+def test_the_mean_of_a_single_value_is_that_value():
+    value = np.full((1, 1, len(grids.LEVELS)), 19.642633231837)
+    assert grids.mean(value) == value[..., 0]

@@ -86,3 +86,12 @@ def test_two_series_keep_their_own_paths():
     assert abs(means["high"] - 100) < 10
     with pytest.raises(ValueError, match="method must be one of"):
         model.sample_paths(2, method="bootstrap")
+
+
+def test_both_methods_have_the_distribution_of_predict():
+    frame = pd.concat([walk(200, k).assign(unique_id=str(k)) for k in range(2)])
+    model = Forecaster(4, members=0, season=1).fit(frame)
+    table = model.predict()
+    spread = np.hypot(table["aleatoric_std"], table["epistemic_std"])
+    mean = model.sample_paths(3000, method="autoregressive").groupby(["unique_id", "ds"])["y"].mean().to_numpy()
+    assert (np.abs(mean - table["mean"]) < 0.01 * spread).all()

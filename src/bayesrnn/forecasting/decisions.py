@@ -31,6 +31,11 @@ def check_costs(over: float, under: float) -> None:
             raise UserError(f"{name} is {value!r}; a cost per unit is a number above 0.")
 
 
+def check_share(false_alarms: float) -> None:
+    if not is_number(false_alarms) or not 0 < false_alarms < 0.5:
+        raise UserError(f"false_alarms is {false_alarms!r}; it is a share between 0 and 0.5, such as 0.01.")
+
+
 def orders(grid: Array, over: float, under: float, bounded: Callable[[Array], Array]) -> dict[str, Array]:
     """The order of least expected cost over E(order - y)+ + under E(y - order)+, and costs, for a grid (B, H, Q)."""
     q = under / (over + under)
@@ -64,8 +69,7 @@ def crossing(
 def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     import pandas as pd
 
-    if not is_number(false_alarms) or not 0 < false_alarms < 0.5:
-        raise UserError(f"false_alarms is {false_alarms!r}; it is a share between 0 and 0.5, such as 0.01.")
+    check_share(false_alarms)
     if forecaster.columns.target in ("p_value", "score", "alarm"):
         raise UserError(f"The target is called {forecaster.columns.target!r}, like a column of alarms; rename it.")
     new = forecaster._data(data)
@@ -177,7 +181,7 @@ def walk_forward(
             rows = slice(j * total, (j + 1) * total)
             while adaptive and row < k * apart:
                 made = {end: found for end, found in made.items() if row - end < horizon}
-                steps = np.repeat([row - end for end in made], total)
+                steps = np.repeat(np.array([row - end for end in made], dtype=int), total)
                 widths.after(np.concatenate([[], *(found[:, row - end] for end, found in made.items())]), steps)
                 row += 1
             made[k * apart] = judged[rows]

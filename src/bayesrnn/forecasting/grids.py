@@ -75,7 +75,7 @@ def crps(grid: Array, y: Array) -> Array:
 
 
 def mean(grid: Array) -> Array:
-    return (grid * _WEIGHTS).sum(-1) / _WEIGHTS.sum()
+    return np.clip((grid * _WEIGHTS).sum(-1) / _WEIGHTS.sum(), grid.min(-1), grid.max(-1))  # rounding
 
 
 def deviation(grid: Array) -> Array:

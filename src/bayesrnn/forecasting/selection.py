@@ -45,7 +45,7 @@ def folds(panel: Panel, shape: Shape) -> list[Fold]:
         cut = lengths * (5 + k) // 10
         stop = np.minimum(lengths * (6 + k) // 10, lengths - horizon)
         if (np.minimum(cut - horizon - shape.least, stop - cut + 1) > 0).any():
-            found.append(Fold(np.maximum(cut, horizon + shape.least), stop))
+            found.append(Fold(np.minimum(np.maximum(cut, horizon + shape.least), lengths), stop))
     return found
 
 
