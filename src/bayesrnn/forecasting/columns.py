@@ -12,6 +12,7 @@ from bayesrnn.errors import UserError
 
 Array = np.ndarray
 _CATEGORIES = 64  # the most frequent ones have a column each
+_NUMBERS = {"decimal", "floating", "integer", "mixed-integer-float", "boolean"}  # of a column of objects
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ class Columns:
         codes, means = {}, {}
         for name in (*self.past, *self.future, *self.static):
             cells = frame[name]
-            if pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells):
+            numbers = pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells)
+            if numbers or cells.isna().all() or pd.api.types.infer_dtype(cells) in _NUMBERS:
                 values = cells.to_numpy(dtype=float, na_value=np.nan)
                 values = values[np.isfinite(values)]
                 spread = float(values.std()) if len(values) else 0.0
                 means[name] = (float(values.mean()) if len(values) else 0.0, spread if spread > 0 else 1.0)
             else:
-                codes[name] = [str(v) for v in cells.astype(str).value_counts().index[:_CATEGORIES]]
+                codes[name] = [str(v) for v in cells.dropna().astype(str).value_counts().index[:_CATEGORIES]]
         return replace(self, codes=codes, means=means)
 
     def matrix(self, frame: Any, names: Sequence[str]) -> Array:
@@ -58,8 +60,8 @@ class Columns:
         parts: list[Array] = []
         for name in names:
             if name in self.codes:
-                cells = frame[name].astype(str).to_numpy()
-                parts += [(cells == code).astype(np.float32) for code in self.codes[name]]
+                cells, missing = frame[name].astype(str).to_numpy(), frame[name].isna().to_numpy()
+                parts += [np.where(missing, np.nan, cells == code).astype(np.float32) for code in self.codes[name]]
                 continue
             mean, spread = self.means[name]
             try:

@@ -158,7 +158,8 @@ class Windows:
         return Batch(
             series=series, ends=ends, centre=centre, scale=scale, spread=spread, context=filled, known=known,
             target=(target - centre[:, None]) / scale[:, None], actual=y[:, size:], past=past,
-            future=np.nan_to_num(future), calendar=calendar, static=panel.static[series], log=log, cold=cold,
+            future=np.nan_to_num(future), calendar=calendar, static=np.nan_to_num(panel.static[series]), log=log,
+            cold=cold,
         )  # fmt: skip
 
 

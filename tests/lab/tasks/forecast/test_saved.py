@@ -63,6 +63,8 @@ def test_values_known_ahead_are_those_of_later_rows_then_of_the_last_season(made
     found = future_of(made, history.iloc[:100], history.iloc[100:103])
     assert found["price"].round(4).tolist() == [(t % 7) + 0.5 for t in range(100, 107)]
     assert found["ds"].tolist() == list(pd.date_range("2024-04-10", periods=7))
+    history["price"] = np.nan
+    assert made.predict(history, future=future_of(made, history)).notna().all(axis=None)
     assert future_of(Forecaster(3, members=0).fit(frame()[["unique_id", "ds", "y"]]), history) is None
 
 

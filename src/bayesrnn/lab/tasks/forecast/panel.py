@@ -261,7 +261,7 @@ def walk_forward(made: Forecaster, windows: int, level: Any = LEVEL) -> Any:
 
 def future_of(made: Forecaster, history: Any, later: Any = None) -> Any:
     """Values of columns that are known ahead, for the horizon after a history: those of ``later`` rows as far as they
-    go, then the last season again. None: there are no such columns."""
+    go, then the last season again; missing ones count as usual. None: there are no such columns."""
     import pandas as pd
 
     columns, horizon = made.columns, made.horizon
@@ -273,7 +273,8 @@ def future_of(made: Forecaster, history: Any, later: Any = None) -> Any:
     known = later.iloc[:horizon] if later is not None else history.iloc[:0]
     names = [columns.id, *columns.future]
     frame = pd.concat([known[names], again[names].iloc[len(known) :]], ignore_index=True)
-    return frame.assign(**{columns.time: stamps_after(made, history)})
+    blank = {name: columns.means[name][0] if name in columns.means else "" for name in columns.future}
+    return frame.fillna(blank).assign(**{columns.time: stamps_after(made, history)})
 
 
 def stamps_after(made: Forecaster, history: Any) -> Any:
