@@ -65,6 +65,10 @@ def changed(row, **values):
         (pd.concat({"x": frame()}, axis=1), {}, r"The frame's columns have several levels; give each one name"),
         (frame().set_index("ds")[["y"]].assign(z=lambda f: f["y"].where(f.index != f.index[7], np.inf))
          .rename(columns={"y": "x"}), {}, r"Series 'z': 'inf' in column 'y', row 7, is infinite"),
+        (frame().assign(y=lambda f: (f["y"] > 3).astype(object)), {}, r"'a': '\w+' in column 'y', row 0, is no"),
+        (frame().set_index("ds")[[]].assign(b=range(60), note="x"), {}, r"'note' holds no numbers \('x' in row 0\)"),
+        (frame().set_index("ds")[[]].assign(b=range(60), c=["?", *range(59)]), {}, r"Series 'c': '\?' .* is no"),
+        (frame().rename(columns={"unique_id": "shop", "y": "sales"}), {}, r"'shop' holds no .*target_col and id_"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_sentence(data, settings, words):
@@ -120,6 +124,7 @@ def test_scores_name_what_a_table_lacks():
         ("season", "day", "steps from 1"), ("season", 2.5, "steps from 1"), ("seed", None, "whole number from 0"),
         ("context", 10**6, "at most 20,000"), ("timezone", "Berlin", "such as 'Europe/Berlin'"),
         ("past", 5, "list of names"), ("id_col", "mean", "column of forecasts"), ("time_col", "q-0.1", "rename yours"),
+        ("past", {"p"}, "list of names"),
     ],
 )  # fmt: skip
 def test_settings_out_of_range(name, value, words):
@@ -130,6 +135,12 @@ def test_settings_out_of_range(name, value, words):
 def test_columns_known_ahead():
     both = pd.concat([frame(67), frame(67, "b")], ignore_index=True).assign(price=lambda f: f["y"] + 1)
     late = both["ds"] >= "2024-03-01"
+    kinds = both.assign(kind=np.where(both["y"] > 3, "high", "low"))
+    known = Forecaster(7, members=0, past=[], future=both.columns[3:].union(["kind"])).fit(kinds[~late])
+    with pytest.raises(
+        UserError, match=r"Series 'a': future has no .*kind.* at 2024-03-01.* \(step 1 of 7\); give all"
+    ):
+        known.predict(future=kinds[late].assign(kind=None))
     model, ahead = Forecaster(7, members=0, future="price").fit(both[~late]), both[late].drop(columns="y")
     assert len(model.predict(future=ahead)) == 14
     with pytest.raises(UserError, match=r"Series 'a': column 'price' is infinite at 2024-03-01.*; correct it"):
@@ -152,9 +163,31 @@ def test_columns_known_ahead():
         model.predict(future=ahead.assign(ds=range(len(ahead))))
 
 
-def test_whole_numbers_stored_as_floats_are_a_time_axis():
-    found = Forecaster(7, members=0).fit(frame().assign(ds=np.arange(60.0))).predict()
+@pytest.mark.parametrize("kind", [float, object, str])
+def test_whole_numbers_stored_otherwise_are_a_time_axis(kind):
+    found = Forecaster(7, members=0).fit(frame().assign(ds=np.arange(60).astype(kind))).predict()
     assert found["ds"].tolist() == list(range(60, 67))
+
+
+@pytest.mark.parametrize(("freq", "form"), [("D", "%Y%m%d"), ("MS", "%Y%m"), ("h", "%Y%m%d%H")])
+def test_dates_stored_as_whole_numbers(freq, form):
+    stamps = pd.date_range("2024-01-01", periods=67, freq=freq)
+    data = frame(66).assign(ds=stamps[:66].strftime(form).astype("int64"))
+    model = Forecaster(3, members=0).fit(data.head(60))
+    assert model.predict()["ds"].tolist() == stamps[60:63].tolist()
+    assert model.update(data.tail(6)).predict()["ds"].iloc[0] == stamps[66]
+    counts = Forecaster(3, members=0, future="x").fit(data.assign(ds=199990 + np.arange(66), x=1.0))
+    ahead = pd.DataFrame({"ds": 200056 + np.arange(3), "x": 1.0})
+    assert counts.predict(future=ahead)["ds"].tolist() == [200056, 200057, 200058]
+
+
+def test_a_step_given_as_numpy_timedelta():
+    assert Forecaster(3, np.timedelta64(1, "h")).settings["freq"] == "h"
+
+
+def test_a_level_of_one_is_neither_a_share_nor_a_percentage():
+    with pytest.raises(UserError, match="level has 1; a level is a percentage"):
+        Forecaster(7, members=0).fit(frame()).predict(level=1)
 
 
 def test_unsorted_rows_short_and_constant_series_beside_others_are_fine():
@@ -165,9 +198,12 @@ def test_unsorted_rows_short_and_constant_series_beside_others_are_fine():
     assert np.isfinite(found.select_dtypes("number")).all(axis=None)
 
 
-def test_one_row_beside_a_series_that_is_short():
-    found = Forecaster(7, members=0).fit(pd.concat([frame(80), frame(1, "b")])).predict()
-    assert found["unique_id"].tolist() == ["a"] * 7 + ["b"] * 7
+@pytest.mark.parametrize(("long", "short"), [(1, 1), (2, 1), (2, 9)])
+def test_short_series_beside_others(long, short):
+    """Windows that choose a model lie inside their series, also inside the last one."""
+    data = pd.concat([*(frame(200, f"a{k}") for k in range(long)), frame(short, "b")])
+    found = Forecaster(7, members=0).fit(data).predict()
+    assert found["unique_id"].tolist() == [f"a{k}" for k in range(long) for _ in range(7)] + ["b"] * 7
 
 
 def test_dates_as_people_write_them_are_understood_or_refused():
@@ -254,3 +290,9 @@ def test_a_gap_longer_than_the_context_leaves_out_its_windows():
     assert 0 < len(left) < 18
     assert np.isfinite(table["mean"]).all()
     assert np.isfinite(fitted.update(data).predict()["mean"]).all()
+
+
+def test_windows_of_a_backtest_may_be_further_apart_than_the_horizon():
+    table = Forecaster(3, members=0).fit(_daily(120)).backtest(windows=3, step=10)
+    assert table["cutoff"].drop_duplicates().diff().dropna().eq(pd.Timedelta("10D")).all()
+    assert len(table) == 9

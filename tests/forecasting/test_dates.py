@@ -92,6 +92,8 @@ UNDERSTOOD = {
         [f"01/01/2020 {h}:00 {half}" for half in ("AM", "PM") for h in (12, *range(1, 12))] + ["01/02/2020 12:00 AM"],
         "2020-01-02",
     ),
+    "hours without separators": ([f"202001{d:02}{h:02}" for d in (1, 2) for h in range(24)], "2020-01-02 23:00"),
+    "seconds since 1970": ([str(1577836800 + 3600 * h) for h in range(30)], "2020-01-02 05:00"),
     "named months": ([f"{m}-{y:02}" for y in (5, 6) for m in MONTHS], "2006-12-01"),
     "years before 1969": ([f"{m}-{y}" for y in (49, 50) for m in MONTHS], "1950-12-01"),
 }  # fmt: skip
@@ -110,6 +112,7 @@ def test_dates_as_spreadsheets_write_them(name, order):
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
+        ([f"20240101{h:02}" for h in range(10)], "can be read as YYYYMMDDHH or seconds since 1970 ('2024010100')"),
         ([f"{m}/1/20" for m in range(1, 13)], "can be read as DD-MM-YY or MM-DD-YY or YY-MM-DD ('1/1/20')"),
         ([f"May-{d:02}" for d in range(5, 25)], "'when' can be read as Jan-DD or Jan-YY ('May-05')"),
         (["2020-01-01", "2020-01-02", "soon"] + ["2020-01-04"] * 20, "'soon' is no date of the form YYYY-MM-DD"),

@@ -39,6 +39,7 @@ def test_crossing_of_independent_noise(fitted):
     assert fitted[0].crossing(0.0, above=False)["probability"].item() == 0.0
     with pytest.raises(UserError, match="threshold has no value for series 'series'"):
         fitted[0].crossing({"b": 1.0})
+    assert fitted[0].crossing(pd.Series({"series": 0.0}))["probability"].item() == 1.0
 
 
 def test_anomalies_at_a_stated_rate(fitted):

@@ -95,3 +95,21 @@ def test_names_that_are_numbers_are_saved(tmp_path):
     model = Forecaster(6, members=0).fit(frame)
     model.save(tmp_path / "model")
     pd.testing.assert_frame_equal(Forecaster.load(tmp_path / "model").predict(), model.predict())
+
+
+def test_the_index_that_pandas_writes_is_no_series(tmp_path):
+    frame = pd.DataFrame({"date": pd.date_range("2024-01-01", periods=30), "a": 1.0 * np.arange(30)})
+    frame.to_csv(tmp_path / "a.csv")
+    assert list(read(tmp_path / "a.csv")) == ["date", "a"]
+    frame.iloc[::-1].to_csv(tmp_path / "a.csv")
+    assert "Unnamed: 0" in read(tmp_path / "a.csv")
+
+
+def test_year_month_day_and_hour_in_columns_of_their_own(tmp_path):
+    frame = hours("2024-01-01").assign(ds=lambda f: f["ds"].dt.tz_localize(None))
+    parts = {part: getattr(frame["ds"].dt, part) for part in ("year", "month", "day", "hour")}
+    pd.DataFrame({"No": range(60), **parts, "pm": frame["y"]}).to_csv(tmp_path / "a.csv", index=False)
+    model = Forecaster(3, members=0, past=[], target_col="pm").fit(tmp_path / "a.csv")
+    assert model.predict()["ds"].tolist() == list(pd.date_range("2024-01-03 12:00", periods=3, freq="h"))
+    pd.DataFrame({**parts, "date": frame["ds"], "pm": frame["y"]}).to_csv(tmp_path / "b.csv", index=False)
+    assert list(read(tmp_path / "b.csv")) == [*parts, "date", "pm"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from datetime import timedelta
 from typing import Any
 
@@ -50,18 +50,28 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     if not is_whole(given["seed"]) or given["seed"] < 0:
         raise UserError(f"seed is {given['seed']!r}; it is a whole number from 0.")
     _check_zone(given["timezone"])
-    single = {name: [given[name]] for name in ("past", "future", "static") if isinstance(given[name], str)}
-    made = {name: list(v) if isinstance(v, tuple) else v for name, v in (given | single).items()}
+    named = {name: _listed(given[name]) for name in ("past", "future", "static")}
+    named |= {name: named[name] or [] for name in ("future", "static")}
+    made = {name: list(v) if isinstance(v, tuple) else v for name, v in (given | named).items()}
     _check_names(made)
     return made
 
 
 def _freq(freq: Any) -> Any:
     """As text or a number, also where it is a pandas offset or a timedelta."""
+    import pandas as pd
     from pandas.tseries.frequencies import to_offset
 
-    offset = to_offset(freq) if isinstance(freq, (timedelta, np.timedelta64)) else freq
+    offset = to_offset(pd.Timedelta(freq)) if isinstance(freq, (timedelta, np.timedelta64)) else freq
     return getattr(offset, "freqstr", freq)
+
+
+def _listed(names: Any) -> Any:
+    """Names of columns as a list: one name, or several in any collection."""
+    if isinstance(names, str):
+        return [names]
+    several = isinstance(names, (Collection, np.ndarray)) and not isinstance(names, (Mapping, Set))
+    return list(names) if several else names
 
 
 def _season(season: Any) -> Any:
@@ -104,8 +114,11 @@ def _check_names(given: Mapping[str, Any]) -> None:
 
 
 def check_threshold(threshold: Any, ids: Sequence[str]) -> Array:
-    """(S,): one number for all series, or one for each."""
-    named = {str(key): value for key, value in threshold.items()} if isinstance(threshold, Mapping) else None
+    """(S,): one number for all series, or one for each in a dict or a pandas Series."""
+    import pandas as pd
+
+    several = isinstance(threshold, (Mapping, pd.Series))
+    named = {str(key): value for key, value in threshold.items()} if several else None
     for name in ids:
         if named is not None and name not in named:
             raise UserError(f"threshold has no value for series {name!r}; give one number, or one per series.")
@@ -120,7 +133,7 @@ def check_levels(level: Any, quantiles: Any) -> tuple[list[float], list[float]]:
     """Both as lists; a level below 1 is a fraction."""
     levels = list(level) if isinstance(level, Iterable) and not isinstance(level, str) else [level]
     for value in levels:
-        if not is_number(value) or not 0 < value < 100:
+        if not is_number(value) or not 0 < value < 100 or value == 1:
             raise UserError(f"level has {value!r}; a level is a percentage between 0 and 100, such as 80.")
     quantiles = list(quantiles) if isinstance(quantiles, Iterable) and not isinstance(quantiles, str) else [quantiles]
     for value in quantiles:
@@ -227,7 +240,7 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
     missing = [c for c in columns.future if c not in frame]
     if missing:
         raise UserError(f"future has no column {missing[0]!r}, which the model knows ahead; add it.")
-    stamps = stamps_of(frame, columns)
+    stamps = stamps_of(frame, columns, panel.clock)
     numbers, place = same_kind(panel.clock, stamps).numbers(stamps), {name: i for i, name in enumerate(panel.ids)}
     series = np.array([place.get(str(name), -1) for name in frame[columns.id]])
     for i in np.flatnonzero(~np.isin(np.arange(len(panel)), series))[:1]:

@@ -161,7 +161,9 @@ def clock_of(freq: str | int | None, stamps: Any, series: Array) -> Clock:
 
     if not isinstance(stamps, pd.DatetimeIndex):
         if freq is not None and (not isinstance(freq, (int, np.integer)) or isinstance(freq, bool) or freq < 1):
-            raise UserError(f"freq is {freq!r} and the stamps are whole numbers; give freq as a whole number from 1.")
+            raise UserError(
+                f"freq is {freq!r} and the stamps are whole numbers; give freq as a whole number from 1, or dates."
+            )
         return Clock("number", int(freq) if freq is not None else _common(np.asarray(stamps), series))
     zone = "" if stamps.tz is None else str(stamps.tz)
     found = _found(stamps, series) if freq is None else named_clock(freq)

@@ -22,8 +22,10 @@ _MONTHS = r"(?i)\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 # Separators of a date are "-" by then, and single digits have a zero before them.
 _FORMATS = (
     "%Y-%m-%d %Y-%m %d-%m-%Y %m-%d-%Y %m-%Y %b-%d-%Y %d-%b-%Y %Y-%b-%d %b-%Y %Y-%b "
-    "%d-%m-%y %m-%d-%y %y-%m-%d %d-%b-%y %b-%d-%y %b-%y %b-%d %G-W%V-%u %Y%m%d %Y%m %Y"
+    "%d-%m-%y %m-%d-%y %y-%m-%d %d-%b-%y %b-%d-%y %b-%y %b-%d %G-W%V-%u %Y%m%d %Y%m %Y "
+    "%Y%m%d%H %Y%m%d%H%M %Y%m%d%H%M%S"
 ).split()
+_DIGITS = {6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _NO_YEAR = "%b-%d"
 EPOCH = "seconds since 1970"
 LOOK = 200  # rows that decide on the delimiter, the header and the column of dates
@@ -62,6 +64,21 @@ def date_column(table: Table) -> str:
     return ""
 
 
+def of_numbers(numbers: np.ndarray, *, sure: bool) -> pd.Series | None:
+    """Whole numbers such as 20260131 as dates; None: they are counts. 202601 is a date if ``sure``, or if steps differ,
+    as from 202612 to 202701."""
+    import pandas as pd
+
+    least, most = str(numbers.min()), str(numbers.max())
+    form = _DIGITS.get(len(least)) if len(least) == len(most) else None
+    if form is None or not 1900 <= int(least[:4]) <= int(most[:4]) <= 2100:
+        return None
+    if form == "%Y%m" and not sure and len(np.unique(np.diff(np.unique(numbers)))) < 2:
+        return None
+    days = pd.to_datetime(pd.Series(numbers).astype(str), format=form, errors="coerce")
+    return None if days.isna().any() else days
+
+
 def _parts(cells: pd.Series) -> pd.DataFrame:
     """Columns date (separators are "-"), time (a Timedelta) and zone ("+0100") of each cell; NaN where it has none."""
 
@@ -96,6 +113,8 @@ def _read(date: pd.Series, form: str) -> pd.Series:
         whole = date.where(date.str.fullmatch(r"\d{10}|\d{13}", na=False))
         seconds = pd.to_numeric(whole, errors="coerce")
         return pd.to_datetime(seconds.where(seconds < 1e11, seconds / 1000), unit="s", errors="coerce").astype("M8[us]")
+    for size in [size for size, digits in _DIGITS.items() if digits == form and size > 8]:
+        date = date.where(date.str.fullmatch(rf"(19|20)\d{{{size - 2}}}", na=False))
     days = pd.to_datetime(date, format=form, errors="coerce").astype("M8[us]")
     if "%y" in form:
         days = days.mask(days > pd.Timestamp.now(), days - pd.DateOffset(years=100))
@@ -159,6 +178,7 @@ def parse(cells: Sequence[str], column: str, zone: str = "") -> pd.DatetimeIndex
 
 def _shown(form: str) -> str:
     words = {"%Y": "YYYY", "%y": "YY", "%m": "MM", "%d": "DD", "%b": "Jan", "%G": "YYYY", "%V": "01", "%u": "1"}
+    words |= {"%H": "HH", "%M": "MM", "%S": "SS"}
     for code, word in words.items():
         form = form.replace(code, word)
     return form

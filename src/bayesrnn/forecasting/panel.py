@@ -89,6 +89,8 @@ def _values(frame: Any, ids: Array, columns: Columns) -> Array:
             "them first."
         )
     values = np.array(pd.to_numeric(cells, errors="coerce"), dtype=float)
+    if cells.dtype == object:
+        values[[isinstance(cell, (bool, np.bool_)) for cell in cells]] = np.nan
     text = np.isnan(values) & cells.notna().to_numpy() & (cells.astype(str).str.strip() != "").to_numpy()
     wrong = {
         "no number; correct it or leave it empty": text,
@@ -117,7 +119,7 @@ def panel_of(
     codes, given = pd.factorize(frame[columns.id])
     alike, ids = pd.factorize(np.array([str(name) for name in given], dtype=object))
     codes = alike[codes]
-    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame, columns)
+    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame, columns, clock)
     labels = frame[columns.id].array.take(np.unique(codes, return_index=True)[1])
     rows = np.arange(len(frame)) % frame.attrs.get("rows", len(frame))
     if resample is not None:

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.dates import date_column, forms_of, of_numbers, parse
 
 Array = np.ndarray
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*")
+_PARTS = ("year", "month", "day", "hour", "minute")
 _OTHER = (".xlsx", ".xls", ".json", ".feather", ".h5", ".pkl")
 
 
@@ -46,7 +49,21 @@ def read(path: Path) -> Any:
         raise UserError(
             f"The first line of {path} has values ({_listed(names)}); put a line with names of the columns before it."
         )
-    return frame
+    numbered = len(names) > 2 and names[0] == "Unnamed: 0" and (frame.iloc[:, 0] == np.arange(len(frame))).all()
+    return _with_stamps(frame.iloc[:, 1:] if numbered else frame)  # without the index that pandas wrote
+
+
+def _with_stamps(frame: Any) -> Any:
+    """One column of stamps for those of the year, month, day and perhaps hour, where there is no other."""
+    import pandas as pd
+
+    names = {str(name).lower(): name for name in frame}
+    parts = {part: frame[names[part]] for part in _PARTS if part in names}
+    if not {*_PARTS[:3]} <= set(parts) or {Columns.time, "date", "time", "datetime", "timestamp"} & set(names):
+        return frame
+    stamps = pd.to_datetime(pd.DataFrame(parts), errors="coerce")
+    rest = frame.drop(columns=[names[part] for part in parts])
+    return frame if stamps.isna().any() else rest.assign(**{Columns.time: stamps})
 
 
 def _decimal_commas(cells: Any) -> Any:
@@ -61,8 +78,6 @@ def _decimal_commas(cells: Any) -> Any:
 
 def time_column(frame: Any, name: str) -> str:
     """The column of stamps of a file: the one of this name; where the name is the default, any with dates."""
-    from bayesrnn.forecasting.dates import date_column
-
     if name in frame or name != Columns.time or frame.index.dtype.kind != "i":  # Parquet keeps an index of dates
         return name
     return date_column(frame.head(200).astype(str)) or name
@@ -122,24 +137,37 @@ def _framed(data: Any, columns: Columns) -> Any:
 
 
 def _melted(frame: Any, columns: Columns) -> Any:
-    """A wide frame: every column of numbers is a series."""
-    import pandas as pd
-
+    """A wide frame: every column is a series."""
     if columns.id in frame or columns.target != Columns.target:
         raise UserError(
             f"The frame has no column {columns.target!r} to forecast; its columns are {_listed(frame.columns)}: "
             "name it with target_col."
         )
-    values = [c for c in frame if c != columns.time and pd.api.types.is_numeric_dtype(frame[c])]
-    if not values:
+    values = [c for c in frame if c != columns.time]
+    text = [c for c in values if not _has_numbers(frame[c])]
+    if len(text) == len(values):
         raise UserError(
             f"The frame has no column {columns.target!r} and no column of numbers; its columns are "
             f"{_listed(frame.columns)}: name the one to forecast with target_col."
+        )
+    for name in text[:1]:
+        raise UserError(
+            f"The frame has no column {columns.target!r}, so each column is a series, and {str(name)!r} holds no "
+            f"numbers ({str(frame[name].iloc[0])[:60]!r} in row 0); drop it, or name the columns of values and of "
+            "series with target_col and id_col."
         )
     rows = len(frame)
     frame = frame.melt([columns.time], values, columns.id, columns.target)
     frame.attrs["rows"] = rows  # of the wide frame: messages count these
     return frame
+
+
+def _has_numbers(cells: Any) -> bool:
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(cells) or cells.isna().all():
+        return True
+    return cells.dtype.kind not in "mM" and bool(pd.to_numeric(cells.astype(str), errors="coerce").notna().any())
 
 
 def unnamed(columns: Columns) -> str:
@@ -159,22 +187,27 @@ def _listed(names: Any) -> str:
     return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def stamps_of(frame: Any, columns: Columns) -> Any:
-    """A DatetimeIndex, or whole numbers."""
+def stamps_of(frame: Any, columns: Columns, clock: Clock | None = None) -> Any:
+    """A DatetimeIndex, or whole numbers; ``clock``: that of the fitted model, which says how numbers are meant."""
     import pandas as pd
 
     cells, name = frame[columns.time], columns.time
     if isinstance(cells.dtype, pd.PeriodDtype):
         cells = cells.dt.to_timestamp()
-    if pd.api.types.is_integer_dtype(cells):
+    kind = pd.api.types.infer_dtype(cells)
+    if kind == "integer" or (kind == "floating" and (cells % 1 == 0).all()):
         if not cells.isna().any():
-            return cells.to_numpy(dtype=np.int64)
+            whole = cells.to_numpy(dtype=np.int64)
+            counts = clock is not None and clock.unit == "number"
+            cells = None if counts else of_numbers(whole, sure=clock is not None)
+            if cells is None:
+                return whole
     elif not pd.api.types.is_datetime64_any_dtype(cells):
-        if pd.api.types.is_float_dtype(cells) and (cells % 1 == 0).all():
-            return cells.to_numpy(dtype=np.int64)
         if pd.api.types.is_float_dtype(cells) or pd.api.types.is_bool_dtype(cells):
             raise UserError(f"The column {name!r} holds {cells.dtype} values, not stamps; use dates or whole numbers.")
         cells = _dates(cells, columns)
+        if pd.api.types.is_integer_dtype(cells):
+            return cells.to_numpy()
     missing = cells.isna().to_numpy().nonzero()[0]
     if len(missing):
         raise UserError(f"Row {missing[0]} has no stamp in column {name!r}; fill it or drop the row.")
@@ -185,15 +218,17 @@ def stamps_of(frame: Any, columns: Columns) -> Any:
 
 
 def _dates(text: Any, columns: Columns) -> Any:
-    """Text as dates: ISO, else in any form that `dates.parse` knows and that can be read in one way only."""
+    """Text as dates: ISO, else in any form that `dates.parse` knows and that can be read in one way only. Text of whole
+    numbers that are no dates: those numbers."""
     import pandas as pd
-
-    from bayesrnn.forecasting.dates import parse
 
     try:
         return pd.Series(pd.to_datetime(text, format="ISO8601"))
     except (ValueError, TypeError, OverflowError):
-        return pd.Series(parse(text.fillna("").astype(str).tolist(), columns.time, columns.zone))
+        cells = text.fillna("").astype(str)
+        if cells.str.fullmatch(r"-?\d{1,15}").all() and not forms_of(cells.tolist()):
+            return cells.astype(np.int64)
+        return pd.Series(parse(cells.tolist(), columns.time, columns.zone))
 
 
 def _localized(index: Any, ids: Any, zone: str) -> Any:
