@@ -55,6 +55,9 @@ def test_what_is_refused(sales, tmp_path):
         ([sales, "--table", tmp_path / "t.csv"], "--table is for the forecasts of --walk; give both."),
         ([sales, "--save", tmp_path], "exists and is no saved forecaster; choose another --save."),
         ([sales, "--future", sales.with_name("no.csv")], "There is no file"),
+        ([sales, "--series", "shop"], "sales.csv has no column 'shop'; --series is one of month, sales."),
+        ([sales, "--over", 0, "--under", 1], "over is 0.0; a cost per unit is a number above 0."),
+        ([sales, "--anomalies", sales, "--false-alarms", 1], "false_alarms is 1.0; it is a share between"),
     ):
         result = forecast(*arguments)
         assert result.exit_code == 2
@@ -150,3 +153,25 @@ def test_columns_that_are_known_ahead(tmp_path):
     assert "--future is a file with columns of the data" in forecast(tmp_path / "y.csv", *settings).stderr.replace(
         "\n", " "
     )
+
+
+def test_names_of_series_and_files_that_do_not_go_with_the_data(sales, tmp_path):
+    """Refused before training: nothing that took time is lost."""
+    data = pd.read_csv(sales)
+    pd.concat([data.assign(shop="n"), data.assign(shop="s")]).assign(price=1.0).to_csv(sales, index=False)
+    settings = [sales, "--horizon", 3, "--minutes", 0, "--target", "sales"]
+    assert "name the column of series with --series" in forecast(*settings).stderr.replace("\n", " ")
+    result = forecast(*settings, "--series", "shop")
+    assert pd.read_csv(io.StringIO(result.stdout))["shop"].tolist() == ["n"] * 3 + ["s"] * 3
+    ahead = pd.DataFrame({"month": ["2021-01-01", "2021-02-01"], "shop": "n", "price": 1.0})
+    ahead.to_csv(tmp_path / "ahead.csv", index=False)
+    new = pd.DataFrame({"month": ["2021-01-01"], "shop": "n", "price": 1.0, "sales": "many"})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    for option, value, words in (
+        ("--future", tmp_path / "ahead.csv", "Series 's' has no rows in future"),
+        ("--anomalies", tmp_path / "new.csv", "Series 'n': 'many' in column 'sales'"),
+        ("--walk", 99, "and 99 windows of 3 steps, 3 apart, need 298; ask for fewer"),
+    ):
+        said = forecast(*settings, "--series", "shop", option, value).stderr.replace("\n", " ")
+        assert words in said
+        assert "weights" not in said

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bayesrnn.lab.tasks.forecast.tables import Asked
 
 _FILE, _RUN, _DECISION = "For a file", "For a run", "Decisions"
-_FOR_FILES = ("horizon", "minutes", "freq", "resample", "timezone", "target", "date", "save")
+_FOR_FILES = ("horizon", "minutes", "freq", "resample", "timezone", "target", "date", "series", "save")
 _FOR_RUNS = ("samples", "device")
 
 
@@ -56,6 +56,10 @@ def command(
     ] = None,
     date: Annotated[
         str | None, typer.Option(help="Column of stamps. Default: ds, or found.", rich_help_panel=_FILE)
+    ] = None,
+    series: Annotated[
+        str | None,
+        typer.Option(help="Column with names of series. Default: unique_id, or one series.", rich_help_panel=_FILE),
     ] = None,
     future: Annotated[
         Path | None,
@@ -121,8 +125,8 @@ def command(
     asked.check()
     if is_file:
         tables.from_file(
-            source, asked, target=target, date=date, save=save, freq=freq, horizon=horizon, minutes=minutes, seed=seed,
-            resample=resample, timezone=timezone,
+            source, asked, target=target, date=date, series=series, save=save, freq=freq, horizon=horizon,
+            minutes=minutes, seed=seed, resample=resample, timezone=timezone,
         )  # fmt: skip
     elif is_run:
         _from_run(source, asked, data, samples, seed, device)

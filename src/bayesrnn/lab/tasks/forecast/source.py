@@ -13,6 +13,7 @@ from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.tables import long_frame, read, time_column
 
 MAUNA_LOA = Path(forecasting.__file__).with_name("mauna_loa.csv")
+_COMMAND = "--{}"
 _OPTIONS = {"time_col": "date", "target_col": "target", "freq": "freq", "timezone": "timezone"}
 
 
@@ -30,12 +31,13 @@ class Source:
     @classmethod
     def of(
         cls, path: Path | None, target: str | None, date: str | None, *, time: str = Columns.time,
-        spelling: str = "--{}", sets: str = " ",
+        series: str | None = None, spelling: str = _COMMAND, sets: str = " ",
     ) -> "Source":  # fmt: skip
         """Read a file; None: carbon dioxide at Mauna Loa. ``date`` "none": the rows are numbered. ``time``: what the
-        column of stamps is called in a frame."""
+        column of stamps is called in a frame. ``series``: the column of names of series."""
         table = read(path) if path is not None else _mauna_loa()
-        for name, option in ((target, "target"), (date if date != "none" else "", "date")):
+        given = (target, "target"), (date if date != "none" else "", "date"), (series, "series")
+        for name, option in given:
             if name and name not in table:
                 raise UserError(
                     f"{path} has no column {name!r}; {spelling.format(option)} is one of {', '.join(map(str, table))}."
@@ -43,7 +45,7 @@ class Source:
         if date == "none":
             table = table.assign(**{Columns.time: range(len(table))})
         stamps = date if date and date != "none" else time_column(table, Columns.time)
-        columns = Columns(time=time, target=target or Columns.target)
+        columns = Columns(series or Columns.id, time, target or Columns.target)
         return cls(path or MAUNA_LOA, table, columns, stamps, spelling, sets)
 
     def frame(self) -> Any:
@@ -62,7 +64,7 @@ class Source:
         """With names of options, and lines and columns as in the file."""
         resample = self.spelling.format("resample") + self.sets
         message = re.sub(r"""\bresample=['"](\w+)['"]""", rf"{resample}\1", message)
-        for name, option in _OPTIONS.items():
+        for name, option in (_OPTIONS | ({"id_col": "series"} if self.spelling == _COMMAND else {})).items():
             message = re.sub(rf"(?<![-\w.]){name}\b", self.spelling.format(option), message)
         message = _ahead(message).replace(", and predict(df) then takes short ones", "")
         if "y" not in self.table:  # a wide file: the series is the column

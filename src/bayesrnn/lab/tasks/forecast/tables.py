@@ -8,7 +8,10 @@ import typer
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, scores
+from bayesrnn.forecasting.checks import check_future, check_windows
 from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.decisions import check_costs, check_share
+from bayesrnn.forecasting.panel import panel_of
 from bayesrnn.forecasting.tables import read
 from bayesrnn.lab.runs.files import check_free, write_file
 from bayesrnn.lab.tasks.forecast.source import Source, ahead_option
@@ -43,10 +46,26 @@ class Asked:
             raise UserError("--over and --under are the two costs of one decision; give both.")
         if self.table is not None and not self.walk:
             raise UserError("--table is for the forecasts of --walk; give both.")
+        if self.over is not None and self.under is not None:
+            check_costs(self.over, self.under)
+        check_share(self.false_alarms)
         asked = {"--above": self.above, "--below": self.below, "--over": self.over, "--anomalies": self.anomalies}
         names = [name for name, value in asked.items() if value is not None]
         if len(names) > 1:
             raise UserError(f"{' and '.join(names)} are different questions; ask one at a time.")
+
+    def check_files(self, made: Forecaster, frame: Any) -> None:
+        """Refuse, before a forecaster is trained on a frame, files and windows that do not go with it."""
+        if self.future is None and self.anomalies is None and not self.walk:
+            return
+        panel, horizon = made.panel_of(frame), made.horizon
+        if self.walk:
+            check_windows(panel, horizon, self.walk, horizon)
+        if self.anomalies is not None:
+            freq, resample = made.settings["freq"], made.settings["resample"]
+            panel_of(self.anomalies, panel.columns, freq=freq, clock=panel.clock, resample=resample)
+        else:
+            check_future(panel, self.future, horizon)
 
     def answer(self, made: Forecaster) -> Any:
         """The frame that is asked for."""
@@ -107,14 +126,15 @@ def check_file(path: Path | None, suffixes: tuple[str, ...], option: str) -> Non
     check_free(path, force=True, option=option)
 
 
-def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None, save: Path | None,
-              freq: str | None, **settings: Any) -> None:  # fmt: skip
+def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None, series: str | None,
+              save: Path | None, freq: str | None, **settings: Any) -> None:  # fmt: skip
     """Fit a forecaster to a file, and answer."""
     if settings["resample"] not in (None, "mean", "sum", "last"):
         raise UserError(f"--resample is {settings['resample']}; choose mean, sum or last.")
     if save is not None and save.exists() and not (save / "forecaster.json").is_file():
         raise UserError(f"{save} exists and is no saved forecaster; choose another --save.")
-    source = Source.of(data, target, date, time=date if date not in (None, "none") else Columns.time)
+    time = date if date not in (None, "none") else Columns.time
+    source = Source.of(data, target, date, time=time, series=series)
     columns = source.columns
     with source.naming():
         frame = source.frame()
@@ -123,21 +143,25 @@ def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None,
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             typer.echo(f"Forecasts {', '.join(names[:8])}{more}; --target chooses one column.", err=True)
         made = Forecaster(
-            verbose=True, time_col=columns.time, target_col=columns.target, future=_ahead(asked.future, frame),
-            freq=int(freq) if freq and freq.isdigit() else freq, **settings,
-        ).fit(frame)  # fmt: skip
+            verbose=True, id_col=columns.id, time_col=columns.time, target_col=columns.target,
+            future=_ahead(asked.future, frame, columns), freq=int(freq) if freq and freq.isdigit() else freq,
+            **settings,
+        )  # fmt: skip
+        with ahead_option():
+            asked.check_files(made, frame)
+        made.fit(frame)
         if save is not None:
             made.save(save)
             typer.echo(f"The forecaster is in {save}: bayesrnn explore {save}", err=True)
         asked.write(made)
 
 
-def _ahead(future: Path | None, frame: Any) -> list[str]:
+def _ahead(future: Path | None, frame: Any, columns: Columns) -> list[str]:
     """Columns that are known ahead: those of the file that the data have too."""
     if future is None:
         return []
     known = read(future)
-    names = [name for name in known if name in frame and name not in (Columns.id, Columns.time, Columns.target)]
+    names = [name for name in known if name in frame and name not in (columns.id, columns.time, columns.target)]
     if not names:
         raise UserError(
             f"{future} has no column of {', '.join(map(str, frame))}; --future is a file with columns of the data that "
