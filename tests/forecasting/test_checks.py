@@ -266,6 +266,14 @@ def test_scales_of_covariates_are_learnt_before_the_first_cutoff():
     np.testing.assert_allclose(*first, rtol=1e-6)
 
 
+def test_the_last_value_of_a_step_is_the_last_that_is_known():
+    data = _daily(80).assign(y=lambda d: d["y"].where(d.index % 2 == 1))
+    kept = Forecaster(3, "2D", members=0, resample="last").fit(data).history()["y"].dropna()
+    np.testing.assert_array_equal(kept, data["y"].dropna())
+    with pytest.raises(UserError, match="future is given, and the model knows no columns ahead; name them in future="):
+        Forecaster(3, members=0).fit(_daily(60)).predict(future=data)
+
+
 def test_new_values_that_the_model_cannot_have_are_refused():
     positive = Forecaster(3, members=0).fit(_daily(60))
     with pytest.raises(UserError, match=r"Most values of series 'b' are negative, such as -.*; fit it with"):

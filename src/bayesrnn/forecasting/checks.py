@@ -227,6 +227,10 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
     """Future-known columns (S, H, F) after the end of each series; None where the model has none."""
     columns = panel.columns
     if not columns.future:
+        if future is not None:
+            raise UserError(
+                "future is given, and the model knows no columns ahead; name them in future= and fit again."
+            )
         return None
     names = ", ".join(columns.future)
     if future is None:

@@ -194,10 +194,14 @@ def _check_density(ids: Any, starts: Array, ends: Array, lengths: Array, numbers
 def _placed(at: Array, values: Array, length: int, resample: str | None) -> Array:
     """Rows on the grid; NaN where there is none."""
     grid = np.full((length, values.shape[1]), np.nan)
-    if resample is None or resample == "last":
+    if resample is None:
         grid[at] = values
         return grid
     known = ~np.isnan(values)
+    if resample == "last":
+        rows, columns = np.nonzero(known)
+        grid[at[rows], columns] = values[rows, columns]
+        return grid
     total, count = np.zeros_like(grid), np.zeros_like(grid)
     np.add.at(total, at, np.where(known, values, 0))
     np.add.at(count, at, known)

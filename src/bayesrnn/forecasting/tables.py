@@ -153,8 +153,8 @@ def _melted(frame: Any, columns: Columns) -> Any:
     for name in text[:1]:
         raise UserError(
             f"The frame has no column {columns.target!r}, so each column is a series, and {str(name)!r} holds no "
-            f"numbers ({str(frame[name].iloc[0])[:60]!r} in row 0); drop it, or name the columns of values and of "
-            "series with target_col and id_col."
+            f"numbers ({str(frame[name].iloc[0])[:60]!r} in row 0); correct or drop it, or name the columns of values "
+            "and of series with target_col and id_col."
         )
     rows = len(frame)
     frame = frame.melt([columns.time], values, columns.id, columns.target)
