@@ -132,6 +132,7 @@ class TestSaved:
             (["--steps", 999], "--steps is 999, and the model forecasts"),
             (["--horizon", 3, "--minutes", 1], "--horizon, --minutes: for a file or a run"),
             (["--data", "no.csv"], "There is no file no.csv"),
+            (["--future", "no.csv"], "the model knows no columns ahead; omit it, or train with it."),
         ):
             result = forecast(saved[0] / "saved", *arguments)
             assert result.exit_code == 2

@@ -92,9 +92,13 @@ def ahead_option() -> Iterator[None]:
 
 
 def _ahead(message: str) -> str:
-    return message.replace("give predict(future=...) a frame", "give --future a file").replace(
-        ": future has", ": --future has"
-    )
+    for words, option in (
+        ("give predict(future=...) a frame", "give --future a file"), (": future has", ": --future has"),
+        ("future is given, and", "--future is given, and"),
+        ("name them in future= and fit again", "omit it, or train with it"),
+    ):  # fmt: skip
+        message = message.replace(words, option)
+    return message
 
 
 def _mauna_loa() -> Any:
