@@ -103,6 +103,12 @@ def summary(
     return found | {"aleatoric_std": total * np.sqrt(1 - share), "epistemic_std": total * np.sqrt(share)}
 
 
+def clear(found: Array, doubt: Array) -> Array:
+    """What remains of a mean (H,) that was found with this standard error (H,): (1 - 2 / t^2) of it, nothing where the
+    squared ratio t^2 over all steps is below 2. A drift or a bias of the past that may be chance is not carried on."""
+    return found * max(0.0, 1 - 2 * float(np.square(doubt).sum()) / max(float(np.square(found).sum()), 1e-300))
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A monotone map of normal scores, learnt from forecasts beside what came.
@@ -131,7 +137,7 @@ class Calibration:
         with np.errstate(invalid="ignore"):
             pooled = float(np.nanmedian(z))
             middle = np.array([np.nanmedian(c) if n else pooled for c, n in zip(z.T, count, strict=True)])
-            centre = _smooth(middle, width) * (trust / (trust + 4)) if centred else np.zeros(horizon)
+            centre = _smooth(middle, width) if centred else np.zeros(horizon)
             size = np.abs(z - centre)
             whole = float(np.nanmean(size))
             each = np.array([np.nanmean(c) if n else whole for c, n in zip(size.T, count, strict=True)])
@@ -146,6 +152,7 @@ class Calibration:
         share = np.clip(trust * np.minimum(LEVELS, 1 - LEVELS) * 4, 0, 1) if trust < 1e6 else np.ones_like(LEVELS)
         shape = share * found + (1 - share) * heavy
         inflation = np.sqrt(1 + 2 / trust)
+        centre = clear(centre, 1.57 * spread / np.sqrt(trust))  # of a median; spreads are mean absolute values
         return cls(centre, spread * inflation, np.maximum.accumulate(shape))
 
     def map(self, z: Array) -> Array:
