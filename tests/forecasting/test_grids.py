@@ -92,3 +92,10 @@ def test_missing_targets_leave_the_fit_to_the_known_ones(windows):
     gram = (x * w[:, None]).T @ x + 1e-3 * len(ends) * np.eye(x.shape[1])
     expected = np.linalg.solve(gram, (x * w[:, None]).T @ batch.target[known, 1])
     np.testing.assert_allclose(found.weights[:, 1], expected, atol=0.02)
+
+
+def test_means_that_may_be_chance_are_dropped():
+    doubt = np.full(4, 0.5)
+    assert (grids.clear(np.full(4, 0.6), doubt) == 0).all()
+    np.testing.assert_allclose(grids.clear(np.full(4, 5.0), doubt), 4.9)
+    assert np.isfinite(grids.clear(np.zeros(4), np.zeros(4))).all()

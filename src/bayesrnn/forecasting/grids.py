@@ -104,9 +104,10 @@ def summary(
 
 
 def clear(found: Array, doubt: Array) -> Array:
-    """What remains of a mean (H,) that was found with this standard error (H,): (1 - 2 / t^2) of it, nothing where the
-    squared ratio t^2 over all steps is below 2. A drift or a bias of the past that may be chance is not carried on."""
-    return found * max(0.0, 1 - 2 * float(np.square(doubt).sum()) / max(float(np.square(found).sum()), 1e-300))
+    """What remains of means (H,) that were found with these standard errors (H,): (1 - 2 / t^2) of them, where t^2 is
+    the mean square of their ratios; nothing below 2. A drift or a bias that may be chance is not carried on."""
+    square = float(np.mean(np.square(found / np.maximum(doubt, 1e-300))))
+    return found * max(0.0, 1 - 2 / max(square, 1e-9))
 
 
 @dataclass(frozen=True)

@@ -175,9 +175,12 @@ def few(panel: Panel, shape: Shape) -> bool:
     return not cuts or int(np.maximum(cuts[-1].cut - shape.horizon - shape.least + 1, 0).sum()) < _FEW
 
 
-def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calibrate: bool, rng: np.random.Generator,
-               say: Callable[[str], None]) -> Structure:  # fmt: skip
-    """The structure of few rows: logarithms by their likelihood, widths by walking forward."""
+def structured(
+    panel: Panel, shapes: list[Shape], *, holidays: str | None, calibrate: bool, rng: np.random.Generator,
+    say: Callable[[str], None],
+) -> tuple[Structure, list[tuple[Structure, Batch]]]:  # fmt: skip
+    """The structure of few rows: logarithms by their likelihood, widths by walking forward. And what it was at each
+    fold, with the windows of that fold."""
     size, tried = min(int(panel.lengths.max()), structure.ROWS), []
     plain = [shape for shape in shapes if shape.log != "skewed" and shape.scaling != "series"]
     for log, shape in {shape.log: shape for shape in plain[::-1]}.items():
@@ -189,18 +192,21 @@ def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calib
     if not tried:
         raise UserError("The series change by less than a millionth of their size; subtract a constant first.")
     _, base, windows = min(tried, key=lambda one: one[0])
-    errors, batches = [], []
+    earlier: list[tuple[Structure, Batch]] = []
     for fold in folds(panel, base.shape) if calibrate else ():
-        earlier, held = structure.fitted(windows, fold.cut, base), validation(windows, fold, _TEST, rng)
-        if earlier is not None and held is not None:
-            mean, sigma, _ = earlier[1].moments(windows, held)
-            errors.append((held.target - mean) / sigma)
-            batches.append(held)
-    if not errors:
-        return base
-    base = structure.calibrated(base, np.concatenate(errors), apart(batches, base.shape))
-    say(f"widths times {base.calibration.spread[0]:.2f}: errors of {apart(batches, base.shape):.1f} windows")
-    return base
+        fitted, held = structure.fitted(windows, fold.cut, base), validation(windows, fold, _TEST, rng)
+        if fitted is not None and held is not None:
+            earlier.append((fitted[1], held))
+    if not earlier:
+        return base, []
+    errors = []
+    for before, held in earlier:
+        mean, sigma, _ = before.moments(windows, held)
+        errors.append((held.target - mean) / sigma)
+    count = apart([held for _, held in earlier], base.shape)
+    base = structure.calibrated(base, np.concatenate(errors), count)
+    say(f"widths times {base.calibration.spread[0]:.2f}: errors of {count:.1f} windows")
+    return base, [(replace(before, calibration=base.calibration), held) for before, held in earlier]
 
 
 def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:
