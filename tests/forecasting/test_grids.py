@@ -97,3 +97,10 @@ def test_missing_targets_leave_the_fit_to_the_known_ones(windows):
 def test_the_mean_of_a_single_value_is_that_value():
     value = np.full((1, 1, len(grids.LEVELS)), 19.642633231837)
     assert grids.mean(value) == value[..., 0]
+
+
+def test_means_that_may_be_chance_are_dropped():
+    doubt = np.full(4, 0.5)
+    assert (grids.clear(np.full(4, 0.6), doubt) == 0).all()
+    np.testing.assert_allclose(grids.clear(np.full(4, 5.0), doubt), 4.9)
+    assert np.isfinite(grids.clear(np.zeros(4), np.zeros(4))).all()

@@ -20,14 +20,14 @@ def monthly(seed, rows=140):
 @pytest.fixture(scope="module")
 def fitted():
     model = Forecaster(12, "MS").fit(monthly(0, 98))
-    (base,) = model.model.bases
+    base = model.model.bases[0]
     assert isinstance(base, Structure)
     return model, base
 
 
 def test_moments_are_those_of_the_joint_normal_distribution(fitted):
     model, base = fitted
-    (windows,) = model._windows(model.panel)
+    windows = model._windows(model.panel)[0]
     batch = windows.batch(np.zeros(1, int), np.array([60]))
     batch.known[0, -30:-20] = False  # a gap
     mean, sigma, share = base.moments(windows, batch)

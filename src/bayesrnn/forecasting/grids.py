@@ -103,6 +103,13 @@ def summary(
     return found | {"aleatoric_std": total * np.sqrt(1 - share), "epistemic_std": total * np.sqrt(share)}
 
 
+def clear(found: Array, doubt: Array) -> Array:
+    """What remains of means (H,) that were found with these standard errors (H,): (1 - 2 / t^2) of them, where t^2 is
+    the mean square of their ratios; nothing below 2. A drift or a bias that may be chance is not carried on."""
+    square = float(np.mean(np.square(found / np.maximum(doubt, 1e-300))))
+    return found * max(0.0, 1 - 2 / max(square, 1e-9))
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A monotone map of normal scores, learnt from forecasts beside what came.
@@ -131,7 +138,7 @@ class Calibration:
         with np.errstate(invalid="ignore"):
             pooled = float(np.nanmedian(z))
             middle = np.array([np.nanmedian(c) if n else pooled for c, n in zip(z.T, count, strict=True)])
-            centre = _smooth(middle, width) * (trust / (trust + 4)) if centred else np.zeros(horizon)
+            centre = _smooth(middle, width) if centred else np.zeros(horizon)
             size = np.abs(z - centre)
             whole = float(np.nanmean(size))
             each = np.array([np.nanmean(c) if n else whole for c, n in zip(size.T, count, strict=True)])
@@ -146,6 +153,7 @@ class Calibration:
         share = np.clip(trust * np.minimum(LEVELS, 1 - LEVELS) * 4, 0, 1) if trust < 1e6 else np.ones_like(LEVELS)
         shape = share * found + (1 - share) * heavy
         inflation = np.sqrt(1 + 2 / trust)
+        centre = clear(centre, 1.57 * spread / np.sqrt(trust))  # of a median; spreads are mean absolute values
         return cls(centre, spread * inflation, np.maximum.accumulate(shape))
 
     def map(self, z: Array) -> Array:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bayesrnn.forecasting.grids import clear
 from bayesrnn.forecasting.windows import Batch, Shape
 
 Array = np.ndarray
@@ -109,6 +110,7 @@ class Regression:
                 y = np.where(holes, x @ self._solve(self.products, 1e-3 * self.rows), y)
                 self.products = x.T @ (self.row_weights[:, None] * y)
         self.mean = (self.row_weights[:, None] * y).mean(0)
+        self.deviation = np.sqrt((self.row_weights[:, None] * np.square(y - self.mean)).mean(0))
 
     def _decompose(self, x: Array, y: Array, weights: Array) -> None:
         self.row_weights = weights / weights.mean()
@@ -126,7 +128,8 @@ class Regression:
         if np.isinf(penalty):
             weights = np.zeros((size, self.shape[1]))
             apart = self.rows / self.shape[1]  # about how many windows do not overlap
-            weights[self.ones] = 0.0 if anchor == "centre" else self.mean[columns] * apart / (apart + 10)
+            drift = clear(self.mean[columns], self.deviation[columns] / np.sqrt(apart))
+            weights[self.ones] = 0.0 if anchor == "centre" else drift * apart / (apart + 10)
             return Linear(anchor, penalty, weights, np.zeros((size, 1)))
         weights = self._solve(self.products[:, columns], penalty * self.rows)
         root = self.vectors * np.sqrt(self.noise / (self.values + penalty * self.rows + 1e-9))

@@ -24,6 +24,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 Array = np.ndarray
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID, _COLD = 2_000, 256  # windows
+_POWER = 4.0  # of scores, in the weights of forecasts of few rows
 _WARM = 64  # rows with which a series needs no calibration of its own
 _FLOOR, _RARELY = 0.8, 0.005  # of the lowest value; how often values may fall below that
 
@@ -150,13 +151,14 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
     short = few(panel, shapes[0])
     found: list[Structure] = []
     if short:
-        found = [structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)]
+        one, earlier = structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)
+        found = [one]
         if not panel.past.shape[1] or not folds(panel, shapes[0]):
-            model = Model(
-                [*found, *empirical(panel, shapes[0])], [], np.ones(1), blank, found[0].correlation(), *bounds
-            )
-            if len(model.bases) > 1:
-                _weighed(model, panel, holidays=holidays, seed=seed, say=say)
+            every: list[Base | Structure | Empirical] = [one, *empirical(panel, one.shape)]
+            model = Model(every, [], np.eye(len(every))[0], blank, one.correlation(), *bounds)
+            if earlier:
+                model.weights = _shares(model, panel, earlier, holidays=holidays)
+                say(f"weights of structure and past values: {model.weights.round(2).tolist()}")
             return Prepared(panel, model, holidays)
     bases, before, fold = choose(
         panel, shapes, holidays=holidays, rng=rng, seconds=seconds, say=say, progress=progress
@@ -164,7 +166,7 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
     if short:  # a linear forecast knows the past columns
         both = Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
         return Prepared(panel, both, holidays)
-    every: list[Base | Structure | Empirical] = [*bases, *empirical(panel, shapes[0])]
+    every = [*bases, *empirical(panel, bases[0].shape)]
     model = Model(every, [], np.eye(len(every))[0], blank, np.eye(len(blank.centre)), *bounds)
     prepared = Prepared(panel, model, holidays, before, fold)
     if prepared.held is None:
@@ -230,21 +232,17 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
     _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
 
 
-def _weighed(model: Model, panel: Panel, *, holidays: str | None, seed: int, say: Callable[[str], None]) -> None:
-    """Weights of bases that need no validation rows of their own, by their scores on the second half of the rows."""
+def _shares(model: Model, panel: Panel, earlier: list[tuple[Structure, Batch]], *, holidays: str | None) -> Array:
+    """Weights (n,) of a structure and of past values, as the inverse of their scores on earlier folds to a power. What
+    is chosen on few rows is chosen by chance; shares that change smoothly with the scores are not."""
     cuts = [Windows(panel, base.shape, holidays=holidays) for base in model.bases]
-    half = Fold(panel.lengths // 2, panel.lengths - model.shape.horizon)
-    held = validation(cuts[0], half, _VALID, np.random.default_rng(seed))
-    model.weights = np.eye(len(model.bases))[0]
-    if held is not None:
-        every = list(range(len(model.bases)))
-        parts = _parts(model.bases, [], cuts, held.series, held.ends, seed, every)
-        mixed = [np.maximum(parts[k][0], model.lower) for k in every]
-        model.weights = combine(
-            lambda w: score(sum(w[k] * mixed[k] for k in every), held, model.shape),
-            np.ones(len(every), bool),  # type: ignore[arg-type]
-        )
-        say(f"weights of structure and past values: {model.weights.round(2).tolist()}")
+    total = np.zeros(len(cuts))
+    for before, held in earlier:
+        for k, (base, windows) in enumerate(zip([before, *model.bases[1:]], cuts, strict=True)):
+            grid = base.levels(windows, windows.batch(held.series, held.ends))[0]
+            total[k] += len(held.ends) * score(np.maximum(grid, model.lower), held, model.shape)
+    found: Array = (total / total.min()) ** -_POWER if total.min() > 0 else 1.0 * (total == 0)
+    return found / found.sum()
 
 
 def _bounds(panel: Panel, shape: Shape, rng: np.random.Generator) -> tuple[float, float]:

@@ -53,8 +53,9 @@ def folds(panel: Panel, shape: Shape) -> list[Fold]:
 class Base:
     """A linear forecast with the distribution of its errors.
 
-    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference), "recent" (that and
-    the size of the errors one horizon ago) or "own" (that and the size of the series' errors). ``penalty`` is that of
+    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference), "usual" (that of a
+    usual window at this level), "recent" (the window's, and the size of the errors one horizon ago) or "own" (the
+    window's, and the size of the series' errors). ``penalty`` is that of
     the corrections of single series; infinite: none.
     """
 
@@ -89,6 +90,8 @@ class Base:
         """(B,): what errors are divided by, in the scale of the batch."""
         if self.spread == "season":
             return batch.spread
+        if self.spread == "usual":
+            return batch.usual(self.shape)
         if self.spread == "own":
             made, place = self._own(windows, batch.series)
             return batch.spread * made.left[place]
@@ -172,9 +175,12 @@ def few(panel: Panel, shape: Shape) -> bool:
     return not cuts or int(np.maximum(cuts[-1].cut - shape.horizon - shape.least + 1, 0).sum()) < _FEW
 
 
-def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calibrate: bool, rng: np.random.Generator,
-               say: Callable[[str], None]) -> Structure:  # fmt: skip
-    """The structure of few rows: logarithms by their likelihood, widths by walking forward."""
+def structured(
+    panel: Panel, shapes: list[Shape], *, holidays: str | None, calibrate: bool, rng: np.random.Generator,
+    say: Callable[[str], None],
+) -> tuple[Structure, list[tuple[Structure, Batch]]]:  # fmt: skip
+    """The structure of few rows: logarithms by their likelihood, widths by walking forward. And what it was at each
+    fold, with the windows of that fold."""
     size, tried = min(int(panel.lengths.max()), structure.ROWS), []
     plain = [shape for shape in shapes if shape.log != "skewed" and shape.scaling != "series"]
     for log, shape in {shape.log: shape for shape in plain[::-1]}.items():
@@ -186,18 +192,21 @@ def structured(panel: Panel, shapes: list[Shape], *, holidays: str | None, calib
     if not tried:
         raise UserError("The series change by less than a millionth of their size; subtract a constant first.")
     _, base, windows = min(tried, key=lambda one: one[0])
-    errors, batches = [], []
+    earlier: list[tuple[Structure, Batch]] = []
     for fold in folds(panel, base.shape) if calibrate else ():
-        earlier, held = structure.fitted(windows, fold.cut, base), validation(windows, fold, _TEST, rng)
-        if earlier is not None and held is not None:
-            mean, sigma, _ = earlier[1].moments(windows, held)
-            errors.append((held.target - mean) / sigma)
-            batches.append(held)
-    if not errors:
-        return base
-    base = structure.calibrated(base, np.concatenate(errors), apart(batches, base.shape))
-    say(f"widths times {base.calibration.spread[0]:.2f}: errors of {apart(batches, base.shape):.1f} windows")
-    return base
+        fitted, held = structure.fitted(windows, fold.cut, base), validation(windows, fold, _TEST, rng)
+        if fitted is not None and held is not None:
+            earlier.append((fitted[1], held))
+    if not earlier:
+        return base, []
+    errors = []
+    for before, held in earlier:
+        mean, sigma, _ = before.moments(windows, held)
+        errors.append((held.target - mean) / sigma)
+    count = apart([held for _, held in earlier], base.shape)
+    base = structure.calibrated(base, np.concatenate(errors), count)
+    say(f"widths times {base.calibration.spread[0]:.2f}: errors of {count:.1f} windows")
+    return base, [(replace(before, calibration=base.calibration), held) for before, held in earlier]
 
 
 def _regression(windows: Windows, cut: Array, rng: np.random.Generator) -> Regression | None:
@@ -263,7 +272,7 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
     for base, rows, batch in zip(made, seen, batches, strict=True):
         windows.seen = rows
         points.append(base.point(windows, batch))
-    for spread in ("season", "recent") if np.isinf(single) else ("season", "recent", "own"):
+    for spread in _spreads(windows, single):
         units = [replace(base, spread=spread).unit(windows, b) for base, b in zip(made, batches, strict=True)]
         z = [(b.target - p) / u[:, None] for b, p, u in zip(batches, points, units, strict=True)]
         calibration = grids.Calibration.fit(np.concatenate(z), apart(batches, shape))
@@ -274,6 +283,13 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
         if best is None or value < best[0]:
             best = float(value), base
     return best
+
+
+def _spreads(windows: Windows, single: float) -> tuple[str, ...]:
+    """Units of errors that are tried. Series of one panel differ too much for what is usual."""
+    if len(windows.panel) == 1:
+        return "season", "usual", "recent"
+    return ("season", "recent") if np.isinf(single) else ("season", "recent", "own")
 
 
 def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array],

@@ -113,7 +113,7 @@ def described(forecaster: Forecaster, arrays: Mapping[str, Array]) -> dict[str, 
 
 def _about(base: Base | Structure | Empirical) -> dict[str, Any]:
     if isinstance(base, Empirical):
-        return {"shape": asdict(base.shape)}
+        return {"shape": asdict(base.shape), "lag": base.lag}
     if isinstance(base, Structure):
         return {"shape": asdict(base.shape), "memory": base.memory}
     linear = {"anchor": base.linear.anchor, "penalty": str(base.linear.penalty)}
@@ -179,7 +179,7 @@ def assembled(
             bases.append(Structure(shape, found[f"base{k}_theta"], float(part["memory"]), calibration(f"base{k}")))
             continue
         if "anchor" not in part:
-            bases.append(Empirical(shape, calibration(f"base{k}")))
+            bases.append(Empirical(shape, calibration(f"base{k}"), int(part.get("lag", 0))))
             continue
         linear = Linear(part["anchor"], float(part["penalty"]), found[f"base{k}_weights"], found[f"base{k}_root"])
         bases.append(Base(shape, linear, part["spread"], calibration(f"base{k}"), float(part["own"])))

@@ -12,8 +12,9 @@ _LOW, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.05, 0.95))
 _EDGES = np.geomspace(1 / 16, 16, 129)  # of the histogram of scores
 _PRIOR = 3.0  # horizons that scores of a calibrated forecast count as
 _MEMORY = 0.95  # of a score, one horizon later
-_RATE, _STEADY = 1.2, 2.0  # step of the miss rate per horizon; horizons after which it falls with their square root
-_RATES = 0.02, 0.3  # miss rates that are aimed at
+_RATE, _MOST = 2.4, 0.6  # step of the miss rate per horizon, and at most per row
+_STEADY = 2.0  # horizons after which it falls with their square root
+_RATES = 0.02, 0.35  # miss rates that are aimed at
 _OWN = 0.03  # step of the logarithm of a single step ahead's width
 _NARROWEST, _WIDEST = 0.25, 4.0
 _USUAL = np.diff(2 * normal_cdf(Z[_HIGH] * np.concatenate([[0], _EDGES[1:-1], [np.inf]])) - 1)
@@ -79,7 +80,7 @@ class Widths:
             return
         steps, used, found = steps[known], used[known], found[known] / np.exp(own[steps[known]])
         excess = np.where(np.isnan(used), 0.0, (found > used) - _MISS).mean()
-        rate = _RATE / horizon / np.sqrt(max(state[1] / horizon / _STEADY, 1))
+        rate = min(_RATE / horizon, _MOST) / np.sqrt(max(state[1] / horizon / _STEADY, 1))
         state[0] = np.clip(state[0] - rate * excess, -1, 1)
         state[1] += 1
         each = np.maximum(np.bincount(steps, None, horizon), 1)

@@ -86,6 +86,12 @@ class Batch:
             found[self.log] = np.exp(np.clip(found[self.log], -700, 700)) - shape.shift
         return found
 
+    def usual(self, shape: Shape) -> Array:
+        """(B,): the mean absolute difference to the season before that is usual at this level, scaled."""
+        a, b, *_ = np.array(shape.usual)[self.log.astype(int)].T
+        level = _level(self.centre[:, None] + self.scale[:, None] * self.context, self.known)
+        return np.exp(a + b * np.log(np.maximum(level, 1e-300))) / self.scale
+
 
 def origins(
     panel: Panel, shape: Shape, low: Array, high: Array, most: int, rng: np.random.Generator
@@ -206,12 +212,18 @@ def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:
     return centre, np.where(flat, np.where(size > 0, size, 1.0), scale)
 
 
+def _level(values: Array, known: Array) -> Array:
+    """(B,): mean absolute value of what is known."""
+    found: Array = np.where(known, np.abs(values), 0).sum(1) / np.maximum(known.sum(1), 1)
+    return found
+
+
 def with_usual(panel: Panel, shape: Shape) -> Shape:
     """The shape, with what is usual of the windows of a panel."""
     low, rng = np.full(len(panel), shape.least), np.random.default_rng(0)
     batch = Windows(panel, shape).batch(*origins(panel, shape, low, panel.lengths, 1000, rng))
     values = batch.centre[:, None] + batch.scale[:, None] * batch.context
-    level = np.where(batch.known, np.abs(values), 0).sum(1) / np.maximum(batch.known.sum(1), 1)
+    level = _level(values, batch.known)
     some = (np.ptp(batch.context, axis=1) > 1e-6) & (level > 0)
     found = []
     for log in (False, True):
@@ -242,7 +254,7 @@ def _usual(context: Array, known: Array, cold: Array, log: Array, scale: Array, 
     """Scales (B,), for cold windows drawn towards what is usual; and usual changes to the season before."""
     a, b, c, d, middle = np.array(shape.usual)[log.astype(int)].T
     count = known.sum(1)
-    level = np.where(known, np.abs(context), 0.0).sum(1) / np.maximum(count, 1)
+    level = _level(context, known)
     x = np.where(level > 0, np.log(np.maximum(level, 1e-300)), middle)
     if shape.scaling == "mean_abs":
         return np.where(level > 0, scale, np.exp(c + d * x)), np.exp(a + b * x)
