@@ -14,7 +14,7 @@ import torch
 
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.empirical import Empirical, empirical
-from bayesrnn.forecasting.network import patch_of, tensors
+from bayesrnn.forecasting.network import tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
@@ -128,11 +128,8 @@ class Prepared:
     def sizes(self) -> tuple[int, int, int]:
         """Sizes of a network's inputs."""
         shape = self.model.shape
-        batch, patch = (
-            self.cuts[0].batch(np.zeros(1, int), np.full(1, shape.least)),
-            patch_of(shape.context, shape.season),
-        )
-        inputs = tensors(batch, patch, batch.spread, batch.target)
+        batch = self.cuts[0].batch(np.zeros(1, int), np.full(1, shape.least))
+        inputs = tensors(batch, shape, batch.spread, batch.target)
         return inputs[0].shape[2], inputs[1].shape[1], inputs[2].shape[2]
 
 
@@ -270,9 +267,26 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
     )  # fmt: skip
     made: list[Member] = []
     if members != 0 and prepared.fold is not None:
-        names, left = likelihoods_of(panel, likelihood), 0.9 * seconds - (time.monotonic() - started)
+        names, left = likelihoods_of(panel, likelihood), 0.75 * seconds - (time.monotonic() - started)
         made = _trained(prepared, prepared.fold, settings, names, members, left, seed, progress)
-    return finish(prepared, made, likelihood=likelihood, calibrate=calibrate, seed=seed, say=say)
+    model = finish(prepared, made, likelihood=likelihood, calibrate=calibrate, seed=seed, say=say)
+    _refit(model, prepared, started + 0.95 * seconds, seed, progress)
+    return model
+
+
+def _refit(model: Model, prepared: Prepared, until: float, seed: int, progress: Callable[[str, float], None]) -> None:
+    """Networks that are used learn from the latest rows too."""
+    used = np.flatnonzero(model.weights[len(model.bases) :]).tolist()
+    for i, k in enumerate(used):
+        member = model.members[k]
+        base = model.bases[member.base]
+        assert isinstance(base, Base)
+        progress(f"network {k + 1}: the latest rows", i / len(used))
+        left = until - time.monotonic()
+        windows = Windows(prepared.panel, base.shape, holidays=prepared.holidays)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed * 1009 + 500 + k)
+            member.refit(base, windows, until=time.monotonic() + left / (len(used) - i), seed=seed + 500 + k)
 
 
 def _trained(

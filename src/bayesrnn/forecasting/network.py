@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn.forecasting import grids
-from bayesrnn.forecasting.windows import Batch
+from bayesrnn.forecasting.windows import Batch, Shape
 from bayesrnn.likelihoods.base import Distribution
 from bayesrnn.likelihoods.mixture import GaussianHeads
 from bayesrnn.likelihoods.quantiles import solve_quantile
@@ -171,10 +171,10 @@ def _interpolated(knots: Array, z: Array) -> Array:
     return knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
 
 
-def tensors(batch: Batch, patch: int, unit: Array, point: Array) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(batch: Batch, shape: Shape, unit: Array, point: Array) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of `Encoder`: patches of the context, what is known of the window, and of each step ahead."""
     rows, size = batch.context.shape
-    steps, past = size // patch, np.clip(batch.past, -_RARE, _RARE)
+    steps, past = size // patch_of(shape.context, shape.season), np.clip(batch.past, -_RARE, _RARE)
     parts = [np.clip(batch.context, -12, 12)[..., None], batch.known[..., None] - 0.5, past]
     x = np.concatenate(parts, 2).reshape(rows, steps, -1).transpose(1, 0, 2)
     logs = [np.log(unit), np.log(batch.spread), np.arcsinh(batch.centre / batch.scale), 1 - batch.known.mean(1)]
@@ -184,8 +184,24 @@ def tensors(batch: Batch, patch: int, unit: Array, point: Array) -> tuple[Tensor
     summary += [past[:, -1], *(past[:, -1] - past[:, -1 - lag] for lag in _CHANGES if lag < size)]
     summary += [past[:, -w:].mean(1) for w in (6, 24)]
     about = np.concatenate([*summary, batch.static, batch.calendar[:, 0]], 1)
-    ahead = np.concatenate([batch.calendar, batch.future, np.clip(point, -12, 12)[..., None]], 2)
+    ahead = np.concatenate([batch.calendar, batch.future, np.clip(point, -12, 12)[..., None], _same_phase(batch, shape, unit, point)], 2)
     return tuple(torch.as_tensor(np.ascontiguousarray(a), dtype=torch.float32) for a in (x, about, ahead))  # type: ignore[return-value]
+
+
+def _same_phase(batch: Batch, shape: Shape, unit: Array, point: Array) -> Array:
+    """(B, H, K): where the base forecast is beside earlier values of the same phase: the last ones, and their mean."""
+    size, horizon = shape.context, shape.horizon
+    step = np.arange(horizon)
+    found = [np.broadcast_to(batch.context[:, -1:], point.shape)]
+    for season in shape.seasons:
+        if season < size:
+            count = min(size // season, 8)
+            at = size - season * np.arange(1, count + 1)[:, None] + step % season  # (count, H)
+            values = batch.context[:, at]  # (B, count, H)
+            found += [values[:, k] for k in range(min(2, count))] + ([values.mean(1)] if count > 2 else [])
+    off = (np.stack(found, 2) - point[..., None]) / unit[:, None, None]
+    each = np.broadcast_to((step / max(horizon - 1, 1) - 0.5)[:, None], (*point.shape, 1))
+    return np.concatenate([np.clip(off, -8, 8), each], 2)
 
 
 def make(model: Encoder, posterior: str) -> nn.Module:

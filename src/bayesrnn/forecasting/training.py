@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 import bayesrnn as br
 from bayesrnn.elbo import Terms
-from bayesrnn.forecasting.network import Encoder, Head, make, patch_of, tensors
+from bayesrnn.forecasting.network import Encoder, Head, make, tensors
 from bayesrnn.forecasting.selection import Base, Fold, score, validation
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 from bayesrnn.likelihoods.base import Distribution
@@ -22,7 +23,8 @@ Array = np.ndarray
 _VALID = 1_500  # validation windows
 EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
-_CLOSE = 1.03  # scores of forecasts between which validation cannot tell
+_MEMORY = 0.98  # of the moving average of weights, per step
+_SHARPNESS, _LEAST = 20.0, 0.1  # of weights by scores: one that is 3% worse has about half the weight of the best
 _MINUTES, _LONG, _MANY = 1.5, 3.0, 20_000  # time for training, and with more rows than these
 
 
@@ -54,13 +56,13 @@ class Member:
     ) -> None:
         self.sizes, self.settings, self.likelihood, self.base = sizes, settings, likelihood, base
         self.head = Head(likelihood, shape.horizon)
-        self.patch = patch_of(shape.context, shape.season)
         rate = settings.dropout if settings.posterior == "variational" else 0.0
         network = Encoder(
             *sizes, shape.horizon, self.head.likelihood.size, cell=settings.cell, hidden=settings.hidden,
             layers=settings.layers, dropout=rate,
         )  # fmt: skip
         self.model: nn.Module = make(network, settings.posterior)
+        self.steps = 0  # of training, up to the best validation score
 
     @property
     def draws(self) -> int:
@@ -69,7 +71,7 @@ class Member:
     def levels(self, base: Base, windows: Windows, batch: Batch, *, seed: int, draws: int) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         point, unit = base.point(windows, batch), base.unit(windows, batch)
-        return self._levels(base, batch, point, unit, tensors(batch, self.patch, unit, point), seed=seed, draws=draws)
+        return self._levels(base, batch, point, unit, tensors(batch, base.shape, unit, point), seed=seed, draws=draws)
 
     @torch.no_grad()
     def _levels(
@@ -105,7 +107,7 @@ class Member:
     def scored(self, base: Base, windows: Windows, held: Batch) -> Callable[[], float]:
         """A function that scores the weights of the moment, without draws, on these windows."""
         about = base.point(windows, held), base.unit(windows, held)
-        inputs = tensors(held, self.patch, *about[::-1])
+        inputs = tensors(held, base.shape, *about[::-1])
         return lambda: score(self._levels(base, held, *about, inputs, seed=0, draws=1)[0], held, base.shape)
 
     def example(self, base: Base, windows: Windows, batch: Batch) -> tuple[Tensor, ...]:
@@ -113,15 +115,15 @@ class Member:
         point, unit = base.point(windows, batch), base.unit(windows, batch)
         target = batch.actual if self.head.counts else (batch.target - point) / (unit[:, None] * self.head.size)
         rest = (torch.as_tensor(a, dtype=torch.float32) for a in (target, batch.levels(base.shape, point)))
-        return *tensors(batch, self.patch, unit, point), *rest
+        return *tensors(batch, base.shape, unit, point), *rest
 
-    def elbo(self, targets: int) -> br.ELBO:
-        """The objective, for so many training targets."""
-        return br.ELBO(self.model, Known(self.head.likelihood), num_data=targets, check_finite=False)
+    def elbo(self, targets: int, model: nn.Module | None = None) -> br.ELBO:
+        """The objective of the network, or of a copy of it, for so many training targets."""
+        return br.ELBO(model or self.model, Known(self.head.likelihood), num_data=targets, check_finite=False)
 
     def loss(self, elbo: br.ELBO, example: Sequence[Tensor]) -> Terms:
         *inputs, target, level = example
-        return elbo(self.head.parameters(self.model(*inputs), level), target)
+        return elbo(self.head.parameters(elbo.model(*inputs), level), target)
 
     def train(
         self, base: Base, windows: Windows, fold: Fold, *, seconds: float, seed: int, report: Callable[..., None]
@@ -131,32 +133,58 @@ class Member:
         held = validation(windows, fold, _VALID, np.random.default_rng(0))
         assert held is not None
         measure, draw = self.scored(base, windows, held), self.sampler(base, windows, fold, np.random.default_rng(seed))
-        elbo = self.elbo(draw.total * windows.shape.horizon)
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=3e-3)
+        learner = Learner(self, draw.total, rate=3e-3)
         best, kept, since, steps = np.inf, deepcopy(self.model.state_dict()), 0, 0
         while True:
             if steps % EVERY == 0:
                 found = measure()
                 if found < best - 1e-5:
-                    best, kept, since = found, deepcopy(self.model.state_dict()), 0
+                    best, kept, since, self.steps = found, deepcopy(self.model.state_dict()), 0, steps
                 else:
                     since += 1
                     if since % 4 == 0:
-                        for group in optimizer.param_groups:
-                            group["lr"] /= 2
+                        learner.slow()
                 passed = time.monotonic() - started
                 report(steps=steps, score=best, share=min(1.0, max(passed / seconds, since / _PATIENCE)))
                 if since >= _PATIENCE or (passed > seconds and steps):
                     break
-            self.model.train()
-            optimizer.zero_grad(set_to_none=True)
-            self.loss(elbo, self.example(base, windows, draw(draw.size))).loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            optimizer.step()
+            learner.step(self.example(base, windows, draw(draw.size)))
             steps += 1
         self.model.load_state_dict(kept)
-        self.model.eval()
         return float(best)
+
+    def refit(self, base: Base, windows: Windows, *, until: float, seed: int) -> None:
+        """Learn from all windows, the latest ones too, for half as many steps, or up to a time."""
+        ends = windows.panel.lengths
+        draw = Sampler(windows, Fold(ends, ends), np.random.default_rng(seed))
+        learner = Learner(self, draw.total, rate=1e-3)
+        for _ in range(self.steps // 2):
+            if time.monotonic() > until:
+                break
+            learner.step(self.example(base, windows, draw(draw.size)))
+
+
+class Learner:
+    """A copy of a member's network that is trained; the member's own weights follow as its moving average."""
+
+    def __init__(self, member: Member, windows: int, rate: float) -> None:
+        self.member, self.model = member, deepcopy(member.model)
+        self.elbo = member.elbo(windows * member.head.horizon, self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate)
+        self.average = get_ema_multi_avg_fn(_MEMORY)
+        self.model.train()
+
+    def step(self, example: Sequence[Tensor]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.member.loss(self.elbo, example).loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.average(list(self.member.model.parameters()), list(self.model.parameters()), 0)
+
+    def slow(self) -> None:
+        """Half the learning rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
 
 
 class Known(nn.Module):
@@ -199,8 +227,8 @@ def batch_size(windows: int) -> int:
 def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:
     """Weights (n,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
 
-    ``score_of`` takes weights; lower is better. Half of the weight is shared evenly by the forecasts that score about
-    as well as the best one, since differences between these are mostly chance. What does not help has weight 0.
+    ``score_of`` takes weights; lower is better. Half of the weight goes to forecasts by their own scores, since small
+    differences between these are mostly chance. What does not help has weight 0.
     """
     chosen, best, single = np.zeros(len(allowed)), np.inf, np.eye(len(allowed))
     alone = np.array([score_of(row) if ok else np.inf for row, ok in zip(single, allowed, strict=True)])
@@ -211,7 +239,7 @@ def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8)
             break
         chosen[k] += 1
         best = tries[k]
-    even = (alone <= _CLOSE * alone.min()) & allowed
-    even[chosen.argmax()] = True
-    found: Array = 0.5 * (chosen / chosen.sum() + even / even.sum())
+    own = (alone.min() / alone) ** _SHARPNESS
+    own[own < _LEAST] = 0
+    found: Array = 0.5 * (chosen / chosen.sum() + own / own.sum())
     return found
