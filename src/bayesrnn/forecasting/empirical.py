@@ -13,6 +13,7 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows
 Array = np.ndarray
 _ROWS = 300  # that are looked back on
 _CHANGES = 2000  # rows whose changes are looked at
+_ENDS, _STEPS = 256, 16  # rows and steps ahead up to which all are told apart
 _REPEATED = 0.2  # share of the most common value
 
 
@@ -50,18 +51,26 @@ class Empirical:
         return _quantiles(np.where(batch.known, past, np.inf))
 
     def _changes(self, windows: Windows, batch: Batch) -> Array:
-        """(B, H, Q): quantiles of changes over whole seasons, of rows before each window's end."""
-        panel, ahead = windows.panel, self.lag * (np.arange(self.shape.horizon) // self.lag + 1)
-        found = np.zeros((len(batch.ends), len(ahead), len(grids.LEVELS)))
-        for i, (series, end) in enumerate(zip(batch.series, batch.ends, strict=True)):
+        """(B, H, Q): quantiles of changes over whole seasons, of rows before each window's end. Of long series, up to
+        one of 256 rows before; of many steps, between those of some."""
+        panel, over = windows.panel, np.arange(self.shape.horizon) // self.lag
+        ends = np.maximum(batch.ends // (batch.ends // _ENDS + 1) * (batch.ends // _ENDS + 1), 1)
+        pairs, place = np.unique(np.stack([batch.series, ends]), axis=1, return_inverse=True)
+        seasons = np.unique(np.geomspace(1, over[-1] + 1, _STEPS).round().astype(int))
+        found = np.zeros((pairs.shape[1], len(seasons), len(grids.LEVELS)))
+        for i, (series, end) in enumerate(pairs.T):
             begin = panel.offsets[series]
             past = panel.y[begin + max(end - _CHANGES, 0) : begin + end]
-            for lag in np.unique(ahead):
-                over = min(lag, 2 * len(past) // 3)  # short of rows, changes over fewer seasons
-                change = past[over:] - past[: len(past) - over]
+            for k, count in enumerate(seasons):
+                lag = min(self.lag * count, 2 * len(past) // 3)  # short of rows, changes over fewer seasons
+                change = past[lag:] - past[: len(past) - lag]
                 if not np.isnan(change).all():
-                    found[i, ahead == lag] = _quantiles(np.where(np.isnan(change), np.inf, change)[None])
-        return found
+                    found[i, k] = _quantiles(np.where(np.isnan(change), np.inf, change)[None])
+        at = np.clip(np.searchsorted(seasons, over + 1) - 1, 0, max(len(seasons) - 2, 0))
+        after = np.minimum(at + 1, len(seasons) - 1)
+        share = ((over + 1 - seasons[at]) / np.maximum(seasons[after] - seasons[at], 1))[:, None]
+        between: Array = (1 - share) * found[:, at] + share * found[:, after]
+        return between[place.reshape(-1)]
 
 
 def _quantiles(values: Array) -> Array:

@@ -24,6 +24,7 @@ _LATEST = 24  # values that the heads read directly
 _MEANS = (3, 6, 12, 24, 72, 168)  # steps that the heads read the mean of
 _RARE = 4.0  # past columns, in standard deviations: networks do not extrapolate beyond
 _CHANGES = (2, 3, 5, 12, 24)  # steps over which they read the change of past columns
+_ALIKE = 8  # seasons whose values at one place are averaged
 _POINTS = 48  # at which the distribution function of a mixture is known
 _KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
 
@@ -184,24 +185,22 @@ def tensors(batch: Batch, shape: Shape, unit: Array, point: Array) -> tuple[Tens
     summary += [past[:, -1], *(past[:, -1] - past[:, -1 - lag] for lag in _CHANGES if lag < size)]
     summary += [past[:, -w:].mean(1) for w in (6, 24)]
     about = np.concatenate([*summary, batch.static, batch.calendar[:, 0]], 1)
-    ahead = np.concatenate([batch.calendar, batch.future, np.clip(point, -12, 12)[..., None], _same_phase(batch, shape, unit, point)], 2)
+    level, before = np.clip(point, -12, 12)[..., None], _same_phase(batch, shape, unit, point)
+    ahead = np.concatenate([batch.calendar, batch.future, level, before], 2)
     return tuple(torch.as_tensor(np.ascontiguousarray(a), dtype=torch.float32) for a in (x, about, ahead))  # type: ignore[return-value]
 
 
 def _same_phase(batch: Batch, shape: Shape, unit: Array, point: Array) -> Array:
-    """(B, H, K): where the base forecast is beside earlier values of the same phase: the last ones, and their mean."""
-    size, horizon = shape.context, shape.horizon
-    step = np.arange(horizon)
-    found = [np.broadcast_to(batch.context[:, -1:], point.shape)]
+    """(B, H, K): how far from the base forecast the last value is, and the values at the same places of the last two
+    seasons, and the mean of those of up to eight; and which step it is."""
+    step, found = np.arange(shape.horizon), [np.broadcast_to(batch.context[:, -1:], point.shape)]
     for season in shape.seasons:
-        if season < size:
-            count = min(size // season, 8)
-            at = size - season * np.arange(1, count + 1)[:, None] + step % season  # (count, H)
-            values = batch.context[:, at]  # (B, count, H)
-            found += [values[:, k] for k in range(min(2, count))] + ([values.mean(1)] if count > 2 else [])
-    off = (np.stack(found, 2) - point[..., None]) / unit[:, None, None]
-    each = np.broadcast_to((step / max(horizon - 1, 1) - 0.5)[:, None], (*point.shape, 1))
-    return np.concatenate([np.clip(off, -8, 8), each], 2)
+        count = min(shape.context // season, _ALIKE)
+        values = batch.context[:, shape.context - season * np.arange(1, count + 1)[:, None] + step % season]
+        found += [*np.moveaxis(values[:, :2], 1, 0), *([values.mean(1)] if count > 2 else [])]
+    off = np.clip((np.stack(found, 2) - point[..., None]) / unit[:, None, None], -8, 8)
+    place = np.broadcast_to((step / max(len(step) - 1, 1) - 0.5)[:, None], (*point.shape, 1))
+    return np.concatenate([off, place], 2)
 
 
 def make(model: Encoder, posterior: str) -> nn.Module:

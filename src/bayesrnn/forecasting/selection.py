@@ -53,9 +53,8 @@ def folds(panel: Panel, shape: Shape) -> list[Fold]:
 class Base:
     """A linear forecast with the distribution of its errors.
 
-    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference), "usual" (that of a
-    usual window at this level), "recent" (the window's, and the size of the errors one horizon ago) or "own" (the
-    window's, and the size of the series' errors). ``penalty`` is that of
+    ``spread`` says in which unit errors are alike: "season" (the window's mean seasonal difference), "recent" (that and
+    the size of the errors one horizon ago) or "own" (that and the size of the series' errors). ``penalty`` is that of
     the corrections of single series; infinite: none.
     """
 
@@ -90,8 +89,6 @@ class Base:
         """(B,): what errors are divided by, in the scale of the batch."""
         if self.spread == "season":
             return batch.spread
-        if self.spread == "usual":
-            return batch.usual(self.shape)
         if self.spread == "own":
             made, place = self._own(windows, batch.series)
             return batch.spread * made.left[place]
@@ -272,7 +269,7 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
     for base, rows, batch in zip(made, seen, batches, strict=True):
         windows.seen = rows
         points.append(base.point(windows, batch))
-    for spread in _spreads(windows, single):
+    for spread in ("season", "recent") if np.isinf(single) else ("season", "recent", "own"):
         units = [replace(base, spread=spread).unit(windows, b) for base, b in zip(made, batches, strict=True)]
         z = [(b.target - p) / u[:, None] for b, p, u in zip(batches, points, units, strict=True)]
         calibration = grids.Calibration.fit(np.concatenate(z), apart(batches, shape))
@@ -283,13 +280,6 @@ def _walk(windows: Windows, cuts: list[Fold], rng: np.random.Generator, until: f
         if best is None or value < best[0]:
             best = float(value), base
     return best
-
-
-def _spreads(windows: Windows, single: float) -> tuple[str, ...]:
-    """Units of errors that are tried. Series of one panel differ too much for what is usual."""
-    if len(windows.panel) == 1:
-        return "season", "usual", "recent"
-    return ("season", "recent") if np.isinf(single) else ("season", "recent", "own")
 
 
 def _single(windows: Windows, linears: list[Linear], batches: list[Batch], seen: list[Array],

@@ -86,12 +86,6 @@ class Batch:
             found[self.log] = np.exp(np.clip(found[self.log], -700, 700)) - shape.shift
         return found
 
-    def usual(self, shape: Shape) -> Array:
-        """(B,): the mean absolute difference to the season before that is usual at this level, scaled."""
-        a, b, *_ = np.array(shape.usual)[self.log.astype(int)].T
-        level = _level(self.centre[:, None] + self.scale[:, None] * self.context, self.known)
-        return np.exp(a + b * np.log(np.maximum(level, 1e-300))) / self.scale
-
 
 def origins(
     panel: Panel, shape: Shape, low: Array, high: Array, most: int, rng: np.random.Generator
