@@ -37,6 +37,7 @@ def autoregressive(
     are known ahead. Past columns keep their last values.
     """
     horizon, found, copied = forecaster.horizon, [], max(n, _LEAST)
+    own = forecaster._windows(panel, ahead)
     for part in np.array_split(np.arange(len(panel)), -(-len(panel) * copied // _COPIES)):
         if not len(part):
             continue
@@ -44,8 +45,7 @@ def autoregressive(
         copies = _extended(panel.part(series), horizon, None if ahead is None else ahead[series])
         ends = panel.lengths[series]
         windows = forecaster._windows(copies, seen=ends)
-        grid, _ = forecaster._grid(windows, np.arange(len(series)), ends)
-        whole = grid
+        grid = whole = np.repeat(forecaster._grid(own, part, panel.lengths[part])[0], copied, 0)
         for step in range(horizon):
             if step:
                 grid, _ = forecaster._grid(windows, np.arange(len(series)), ends + step)

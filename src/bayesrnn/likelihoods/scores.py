@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def continuous_crps(cdf: Callable[[Tensor], Tensor], y: Tensor, bends: Tensor) -
         bends = torch.cat([bends, y[None]]).sort(0).values
     total = torch.zeros_like(y)
     nodes, weights = np.polynomial.legendre.leggauss(max(8, _NODES // len(bends)))
-    for low, high in zip(bends[:-1], bends[1:], strict=True):
+    for low, high in pairwise(bends):
         half, step = (high - low) / 2, (low >= y).double()
         for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
             total += weight * half * (cdf(low + half * (1 + node)) - step).square()
