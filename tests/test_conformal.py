@@ -225,3 +225,34 @@ def test_sets_need_probabilities():
     c = br.Conformal(lambda x: Said(torch.randn(len(x), 3)), method="lac")
     with pytest.raises(ValueError, match="needs class probabilities"):
         c.calibrate(torch.zeros(30), torch.randint(3, (30,)))
+
+
+def test_what_a_predictor_lacks_is_said():
+    x, y = data(50, 3)
+    with pytest.raises(ValueError, match="predict_fn returned NaN: leave out the rows"):
+        br.Conformal(lambda x: Said(torch.where(x > 1, math.nan, x))).calibrate(x, y)
+    with pytest.raises(TypeError, match=r'needs .interval\(level\), which Bare lacks: use "split"'):
+        br.Conformal(lambda x: Bare(x), method="cqr").calibrate(x, y)
+
+
+@dataclass
+class Bare:
+    mean: torch.Tensor
+
+
+@dataclass
+class Constant:
+    mean: torch.Tensor
+
+    def interval(self, level):
+        return -1.0, 1.0
+
+
+def test_targets_as_people_have_them():
+    pandas = pytest.importorskip("pandas")
+    x, y = data(50, 3)
+    low, high = br.Conformal(half_right).calibrate(x, y).interval(x)
+    for same in (pandas.Series(y.numpy(), index=range(7, 57)), y.tolist()):
+        torch.testing.assert_close(br.Conformal(half_right).calibrate(x, same).interval(x), (low, high))
+    low, high = br.Conformal(Constant, method="cqr").calibrate(x, y).interval(x[:3])
+    assert low.shape == high.shape == (3,)

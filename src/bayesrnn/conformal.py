@@ -133,14 +133,19 @@ class Conformal:
             raise ValueError(
                 'method="lac" needs class probabilities as predicted means: use likelihood=br.Categorical()'
             )
-        if self.method != "cqr":
-            return centre, centre, centre
-        low, high = found.interval(self.level)
-        return centre, _tensor(low), _tensor(high)
+        low, high = centre, centre
+        if self.method == "cqr":
+            interval = getattr(found, "interval", None)
+            if not callable(interval):
+                raise TypeError(f'method="cqr" needs .interval(level), which {type(found).__name__} lacks: use "split"')
+            low, high = (_tensor(end).to(centre.device).expand_as(centre) for end in interval(self.level))
+        if bool((centre.isnan() | low.isnan() | high.isnan()).any()):
+            raise ValueError("predict_fn returned NaN: leave out the rows of x for which it cannot predict")
+        return centre, low, high
 
     def _target(self, y: Any, centre: Tensor) -> Tensor:
         target = _tensor(y).to(centre.device)
-        if target.shape == centre.shape[:-1]:
+        if centre.ndim and target.shape == centre.shape[:-1]:
             raise ValueError(
                 f"y {tuple(target.shape)} lacks the last axis of the predicted mean {tuple(centre.shape)}: for a "
                 f'classifier use method="lac", for regression pass y.unsqueeze(-1)'
@@ -172,12 +177,17 @@ class Conformal:
 
 
 def _tensor(values: Any) -> Tensor:
-    return torch.as_tensor(values).detach().double()
+    return _plain(values).detach().double()
+
+
+def _plain(values: Any) -> Tensor:
+    """A tensor of what may be a tensor, an array, a list or a column of pandas."""
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.array(values))
 
 
 def _classes(y: Any, probabilities: Tensor) -> Tensor:
     """Class numbers, checked against the predicted probabilities (N, ..., K)."""
-    found, count = torch.as_tensor(y), probabilities.shape[-1]
+    found, count = _plain(y), probabilities.shape[-1]
     if found.shape != probabilities.shape[:-1] or found.is_floating_point():
         shape = tuple(probabilities.shape[:-1])
         raise ValueError(f"y must have whole class numbers of shape {shape}, got {found.dtype} {tuple(found.shape)}")

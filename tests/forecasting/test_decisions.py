@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, grids
@@ -22,6 +23,24 @@ def test_the_newsvendor_of_a_normal_demand():
     cost = (over + under) * 10 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     np.testing.assert_allclose(found["cost"], cost, rtol=0.01)
     assert (found["cost_of_mean"] > found["cost"]).all()
+
+
+def test_the_newsvendor_of_a_cost_that_is_rare():
+    """The stated cost of the 0.995 quantile comes from values in the tail."""
+    found = orders(normal_grid(), 1.0, 199.0, bounded=lambda y: y)
+    z = grids.normal_quantile(np.array([0.995]))[0]
+    np.testing.assert_allclose(found["cost"], 200 * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi), rtol=0.03)
+
+
+@pytest.mark.parametrize("rate", [0.3, 3.0, 12.0])
+@pytest.mark.parametrize("share", [0.002, 0.01, 0.05, 0.11, 0.3])
+def test_counts_raise_no_more_alarms_than_stated(rate, share):
+    y = np.arange(60.0)
+    one = stats.poisson(rate)
+    grid = np.broadcast_to(one.ppf(grids.LEVELS), (60, len(grids.LEVELS)))
+    p = grids.p_values(grid, y, whole=True)
+    assert one.pmf(y)[p < share].sum() <= 1.1 * share
+    assert p[-1] < 1e-6  # though the outermost quantiles are equal
 
 
 @pytest.fixture(scope="module")

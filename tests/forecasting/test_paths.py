@@ -1,5 +1,7 @@
 """Sample paths: their marginals and how their steps hang together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from bayesrnn.forecasting import Forecaster, grids
 from bayesrnn.forecasting.model import correlation_of
 from bayesrnn.forecasting.paths import copula
+from bayesrnn.forecasting.selection import Base
 
 
 def test_a_copula_has_the_marginals_and_the_correlation():
@@ -95,3 +98,19 @@ def test_both_methods_have_the_distribution_of_predict():
     spread = np.hypot(table["aleatoric_std"], table["epistemic_std"])
     mean = model.sample_paths(3000, method="autoregressive").groupby(["unique_id", "ds"])["y"].mean().to_numpy()
     assert (np.abs(mean - table["mean"]) < 0.01 * spread).all()
+
+
+def test_autoregressive_paths_of_many_copies_have_the_forecast_s_quantiles():
+    """How many copies of a series there are changes corrections of a series by its own errors, not the forecast."""
+    made = (walk(600, k).assign(unique_id=f"s{k}") for k in range(8))
+    frame = pd.concat(f.assign(y=f["y"] + 20 + 5 * np.sin(f["ds"] * np.pi / 12)) for f in made)
+    model = Forecaster(6, members=0, season=24).fit(frame)
+    model.fitted.bases = [replace(b, penalty=1.0, _kept={}) for b in model.fitted.bases if isinstance(b, Base)]
+    model.fitted.weights = np.full(len(model.fitted.bases), 1 / len(model.fitted.bases))
+    drawn = model.sample_paths(1024, frame[frame["unique_id"] < "s2"], method="autoregressive")
+    table = model.predict(quantiles=[0.1, 0.9]).set_index(["unique_id", "ds"])
+    found = drawn.groupby(["unique_id", "ds"])["y"].quantile([0.1, 0.9]).unstack()
+    table = table.loc[found.index]
+    width = table["q-0.9"] - table["q-0.1"]
+    for q in (0.1, 0.9):
+        assert ((found[q] - table[f"q-{q}"]).abs() / width).max() < 0.005

@@ -296,6 +296,9 @@ def test_what_is_refused():
     for make, words in (
         (lambda: br.StudentT(df=0), "df must be a positive number"),
         (lambda: br.StudentT(df=math.inf), "df must be a positive number"),
+        (lambda: br.StudentT(df="4"), "df must be a positive number"),
+        (lambda: br.NegativeBinomial().nll(torch.zeros(1, 2), torch.tensor([math.inf])), "counts, .*got inf"),
+        (lambda: br.StudentT(4).nll(torch.zeros(1, 2), torch.tensor([True])), "targets of br.StudentT are numbers"),
         (lambda: br.Quantiles([0.5]), "at least two probabilities"),
         (lambda: br.Quantiles([0.9, 0.1]), "in rising order"),
         (lambda: br.Quantiles([0.0, 0.5]), "between 0 and 1"),
@@ -316,3 +319,27 @@ def test_what_is_refused():
         found.quantile(1.0)
     with pytest.raises(ValueError, match="level must be between 0 and 1"):
         found.interval(95)
+
+
+@pytest.mark.parametrize("mean", [1.0, 1e4, 1e6])
+@pytest.mark.parametrize("log_dispersion", [-20.0, -50.0])
+def test_large_counts_of_small_dispersion(mean, log_dispersion):
+    likelihood, output = br.NegativeBinomial(), torch.tensor([math.log(mean), log_dispersion]).double()
+    r = math.exp(-max(log_dispersion, -30.0))
+    steps = np.floor(mean + np.array([-2, 0, 3]) * math.sqrt(mean)).clip(0)
+    rate = np.exp(output[0].item())
+    one = stats.poisson(rate) if log_dispersion < -30 else stats.nbinom(r, r / (r + rate))
+    found = likelihood.log_prob(output.expand(3, 2), torch.tensor(steps))
+    np.testing.assert_allclose(found.numpy(), one.logpmf(steps), rtol=1e-5)
+    found = likelihood.cdf(output.expand(3, 2), torch.tensor(steps))
+    np.testing.assert_allclose(found.numpy(), one.cdf(steps), rtol=1e-5)
+    deviation = float(likelihood.quantile(output[None, None], 0.975) - likelihood.quantile(output[None, None], 0.025))
+    if mean > 1:
+        assert deviation / 3.92 == pytest.approx(float(likelihood.variance(output)) ** 0.5, rel=0.02)
+
+
+def test_many_degrees_of_freedom_in_single_precision_are_gaussian():
+    output, y = torch.tensor([[0.0, 0.3, 14.0]], requires_grad=True), torch.tensor([1.3])
+    loss = br.StudentT().nll(output, y)
+    assert loss.item() == pytest.approx(-stats.norm.logpdf(1.3, scale=math.exp(0.3)), rel=1e-5)
+    assert torch.autograd.grad(loss, output)[0].isfinite().all()

@@ -45,8 +45,8 @@ def orders(grid: Array, over: float, under: float, bounded: Callable[[Array], Ar
 
 
 def _cost(grid: Array, order: Array, over: float, under: float) -> Array:
-    short = grids.fine(grid) - order[..., None]
-    return (np.maximum(short, 0) * under + np.maximum(-short, 0) * over).mean(-1)
+    order = order[..., None]
+    return grids.expected(grid, lambda y: np.maximum(y - order, 0) * under + np.maximum(order - y, 0) * over)
 
 
 def crossing(
@@ -102,8 +102,7 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
         rows = (ends[:, None] + np.arange(horizon)).reshape(-1)
         inside = rows < end
         y = both.y[both.offsets[series] + rows[inside]]
-        z = grids.scores_of(grid.reshape(-1, grid.shape[-1])[inside], y)
-        p = 2 * grids.normal_cdf(-np.abs(z))
+        p = grids.p_values(grid.reshape(-1, grid.shape[-1])[inside], y, whole=forecaster.fitted.whole)
         stamps = clock.stamps(both.first[series] + rows[inside] * clock.every)
         key, time = forecaster.columns.id, forecaster.columns.time
         label = new.labels.take(np.full(len(y), i))

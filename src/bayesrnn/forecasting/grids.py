@@ -41,6 +41,23 @@ def quantile(grid: Array, q: float) -> Array:
     return at(grid, z)[..., 0]
 
 
+def p_values(grid: Array, y: Array, *, whole: bool) -> Array:
+    """Two-sided: twice the smaller of P(Y <= y) and P(Y >= y), so that p < a happens with a probability of at most a.
+
+    Where several levels have the same quantile (counts, a lower end), both include all of it.
+    """
+    half = 0.5 if whole else 0.0
+    above, below = _outer(grid, y - half), _outer(-grid[..., ::-1], -y - half)
+    return np.minimum(2 * normal_cdf(-np.maximum(above, below)), 1)
+
+
+def _outer(grid: Array, y: Array) -> Array:
+    """As `_scores`; above a quantile that the highest levels share, by the mean slope of the grid."""
+    beyond, slope = y - grid[..., -1], (grid[..., -1] - grid[..., 0]) / (Z[-1] - Z[0])
+    z = np.minimum(Z[-1] + beyond / np.maximum(slope, 1e-300), 12)
+    return np.where((beyond > 0) & (grid[..., -1] == grid[..., -2]), z, _scores(grid, y))
+
+
 def scores_of(grid: Array, y: Array, rng: np.random.Generator | None = None) -> Array:
     """Normal scores z (...) with quantile(z) = y: standard normal where the forecast is calibrated; NaN where y is.
 
@@ -83,10 +100,13 @@ def deviation(grid: Array) -> Array:
     return np.sqrt(((grid - centre[..., None]) ** 2 * _WEIGHTS).sum(-1) / _WEIGHTS.sum())
 
 
-def fine(grid: Array, count: int = 200) -> Array:
-    """Equally likely values (..., count), for expectations."""
-    z = normal_quantile((np.arange(count) + 0.5) / count)
-    return at(grid, np.broadcast_to(z, (*grid.shape[:-1], count)))
+_FINE = np.linspace(-5, 5, 201)
+_DENSITY = np.exp(-0.5 * np.square(_FINE)) / np.exp(-0.5 * np.square(_FINE)).sum()
+
+
+def expected(grid: Array, cost: Callable[[Array], Array]) -> Array:
+    """The expectation (...) of a cost of values (..., n), far into both tails."""
+    return (cost(at(grid, np.broadcast_to(_FINE, (*grid.shape[:-1], len(_FINE))))) * _DENSITY).sum(-1)
 
 
 def summary(

@@ -43,7 +43,7 @@ def fan(past: Any, found: Any, *, name: str, width: float = 7.2, split: int | No
     """
     figure, axes = _figure(width, 3.8)
     levels, x = _levels(found), _ticks(found["ds"])
-    axes.plot(_ticks(past["ds"]), past["y"], color=_BLACK, linewidth=1.3, label=_short(name))
+    axes.plot(_ticks(past["ds"]), past["y"], color=_BLACK, linewidth=1.3, label="observed")
     for k, level in enumerate(levels[::-1]):
         ends = found[f"lo-{level}"], found[f"hi-{level}"]
         axes.fill_between(x, *ends, color=_BLUE, alpha=0.18 + 0.1 * k, linewidth=0, label=f"{level}%")

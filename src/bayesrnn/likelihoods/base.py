@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesrnn.likelihoods.quantiles import solve_count, solve_quantile
-
-_SPACING = 0.04  # of the points of the double exponential rule
+from bayesrnn.likelihoods.scores import continuous_crps, count_crps
 
 
 @runtime_checkable
@@ -71,6 +69,10 @@ class Distribution(nn.Module):
         """(low, high): where most of the probability lies, a first guess for quantiles. It need not be exact."""
         raise NotImplementedError
 
+    def bends(self, output: Tensor) -> Tensor:
+        """Points (..., N) in any order, between which the distribution function is smooth."""
+        return torch.stack([*self.reach(output), self.mean(output)], -1)
+
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Sum of -log p(target) over all targets."""
         return -self.log_prob(output, self.matched(output, target)).sum()
@@ -92,6 +94,8 @@ class Distribution(nn.Module):
                 f"target must have the shape {tuple(output.shape[:-1])}, or 1 more axis of length 1, for an output "
                 f"{tuple(output.shape)} of {name}, got {tuple(target.shape)}"
             )
+        if target.dtype == torch.bool:
+            raise ValueError(f"targets of {name} are numbers, got torch.bool: convert them, as by target.float()")
         return target
 
     def quantile(self, parameters: Tensor, q: float) -> Tensor:
@@ -110,27 +114,13 @@ class Distribution(nn.Module):
     def crps(self, parameters: Tensor, y: Tensor) -> Tensor:
         r"""Continuous ranked probability score of the mixture over draws (S, ..., size) at y (...).
 
-        .. math:: \int (F(x) - 1[x \ge y])^2 dx = |y - m| + 2 T(y) - \int F(x) (1 - F(x)) dx
+        .. math:: \int (F(x) - 1[x \ge y])^2 dx
 
-        with the mean m and the tail T beyond y, :math:`\int_y^\infty 1 - F` if y > m, else :math:`\int_{-\infty}^y F`.
-        By the double exponential rule from y and from m on, which reaches far into heavy tails; for counts, the sum
-        over whole numbers.
+        by quadrature between the bends of all draws and beyond them; for counts, the sum over whole numbers.
         """
         cdf, y = self.mixed(parameters), y.double()
         if self.discrete:
-            last = int(max(float(self.quantile(parameters, 1 - 1e-7).max()), float(y.max()))) + 1
-            stride = -(-last // 4096)  # counts in the thousands are all but continuous
-            points = torch.arange(0, last + stride, stride, dtype=torch.float64, device=y.device)
-            return torch.stack([(cdf(k.expand_as(y)) - (k >= y).double()).square() for k in points]).sum(0) * stride
-        low, high = self.reach(parameters)
-        scale = (high.double().amax(0) - low.double().amin(0)) / 8
-        centre = self.mean(parameters.double()).mean(0)
-        side = torch.where(y > centre, 1.0, -1.0).to(y)
-        tail, spread = torch.zeros_like(y), torch.zeros_like(y)
-        for u in torch.arange(-3.2, 3.2, _SPACING, dtype=torch.float64, device="cpu").tolist():
-            t = math.exp(0.5 * math.pi * math.sinh(u)) * scale
-            weight = _SPACING * t * 0.5 * math.pi * math.cosh(u)
-            beyond, above, below = cdf(y + side * t), cdf(centre + t), cdf(centre - t)
-            tail += weight * torch.where(side > 0, 1 - beyond, beyond)
-            spread += weight * (above * (1 - above) + below * (1 - below))
-        return (y - centre).abs() + 2 * tail - spread
+            last = torch.maximum(self.quantile(parameters, 1 - 1e-7), y) + 1
+            return count_crps(cdf, y, last)
+        bends = self.bends(parameters.double()).movedim(-1, 0).flatten(0, 1)
+        return continuous_crps(cdf, y, bends)

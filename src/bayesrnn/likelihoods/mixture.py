@@ -101,3 +101,13 @@ class Mixture(Distribution):
     def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.component.reach(self._parts(output)[1])
         return low.amin(-1), high.amax(-1)
+
+    def bends(self, output: Tensor) -> Tensor:
+        return self.component.bends(self._parts(output)[1]).flatten(-2)
+
+    def quantile(self, parameters: Tensor, q: float) -> Tensor:
+        if not isinstance(self.component, GaussianHeads):
+            return super().quantile(parameters, q)
+        weights, parts = self._parts(parameters.double())
+        mean, log_sigma, share = (p.movedim(-1, 0).flatten(0, 1) for p in (*parts.unbind(-1), weights))
+        return gaussian_mixture_quantile(mean, log_sigma.exp(), q, share.exp() / len(parameters))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bayesrnn.likelihoods.base import Distribution
-from bayesrnn.likelihoods.quantiles import betainc
+from bayesrnn.likelihoods.quantiles import betainc, lgamma_difference
 
-_LEAST = -14.0  # log dispersion at which the distribution equals a Poisson to six digits
+_LEAST = -30.0  # log dispersion at which even a mean of a million is Poisson's
 
 
 class NegativeBinomial(Distribution):
@@ -30,21 +31,22 @@ class NegativeBinomial(Distribution):
     size, discrete = 2, True
 
     def _parts(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """r, and log(mu / r)."""
         log_mean, log_dispersion = output.double().unbind(-1)
-        return log_mean, torch.exp(-log_dispersion.clamp_min(_LEAST))
+        log_dispersion = log_dispersion.clamp_min(_LEAST)
+        return torch.exp(-log_dispersion), log_mean + log_dispersion
 
     def matched(self, output: Tensor, target: Tensor) -> Tensor:
         y = super().matched(output, target)
-        if not y.is_cuda and bool(((y < 0) | (y != y.floor())).any()):
-            wrong = y[(y < 0) | (y != y.floor())].flatten()[0]
+        if not y.is_cuda and bool((bad := (y < 0) | (y != y.floor()) | y.isinf()).any()):
+            wrong = y[bad].flatten()[0]
             raise ValueError(f"targets of br.NegativeBinomial are counts, whole numbers from 0, got {float(wrong):g}")
         return y
 
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
-        (log_mean, r), y = self._parts(output), y.double()
-        chosen = torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
-        together = torch.logaddexp(r.log(), log_mean)
-        return (chosen + r * (r.log() - together) + y * (log_mean - together)).to(output.dtype)
+        (r, odds), y = self._parts(output), y.double()
+        chosen = lgamma_difference(r, y) - torch.lgamma(y + 1)
+        return (chosen - r * F.softplus(odds) + y * F.logsigmoid(odds)).to(output.dtype)
 
     def mean(self, output: Tensor) -> Tensor:
         return output[..., 0].exp()
@@ -54,9 +56,9 @@ class NegativeBinomial(Distribution):
         return mean + output[..., 1].exp() * mean.square()
 
     def cdf(self, output: Tensor, y: Tensor) -> Tensor:
-        log_mean, r = self._parts(output)
+        r, odds = self._parts(output)
         y = y.double().floor()
-        found = betainc(r, y.clamp_min(0) + 1, torch.sigmoid(r.log() - log_mean))
+        found = betainc(r, y.clamp_min(0) + 1, torch.sigmoid(-odds), torch.sigmoid(odds))
         return torch.where(y < 0, torch.zeros_like(found), found)
 
     def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:

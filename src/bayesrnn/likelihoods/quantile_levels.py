@@ -74,3 +74,6 @@ class Quantiles(Distribution):
     def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:
         at, _ = self.knots(output)
         return at[..., 0], at[..., -1]
+
+    def bends(self, output: Tensor) -> Tensor:
+        return self.knots(output)[0]

@@ -120,12 +120,30 @@ def solve_count(cdf: Callable[[Tensor], Tensor], q: float, high: Tensor) -> Tens
     return high
 
 
-def betainc(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """The regularised incomplete beta function I_x(a, b), in float64 (Lentz's continued fraction, DLMF 8.17.22)."""
-    a, b, x = torch.broadcast_tensors(a.double(), b.double(), x.double())
+def lgamma_difference(x: Tensor, d: Tensor) -> Tensor:
+    """log Gamma(x + d) - log Gamma(x), also where x is large and the two are almost equal (Stirling's series)."""
+    large = x.clamp_min(20)
+    near = (large + d - 0.5) * torch.log1p(d / large) + d * large.log() - d + _stirling(large + d) - _stirling(large)
+    return torch.where(x > 20, near, torch.lgamma(x + d) - torch.lgamma(x))
+
+
+def _stirling(x: Tensor) -> Tensor:
+    square = 1 / x.square()
+    return (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680))) / x
+
+
+def betainc(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None) -> Tensor:
+    """The regularised incomplete beta function I_x(a, b), in float64 (Lentz's continued fraction, DLMF 8.17.22).
+    ``rest`` is 1 - x, for an x that rounds to 1."""
+    rest = 1 - x.double() if rest is None else rest
+    a, b, x, rest = torch.broadcast_tensors(a.double(), b.double(), x.double(), rest.double())
     swap = x > (a + 1) / (a + b + 2)  # there the fraction of 1 - x converges fast
-    a, b, x = torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - x, x)
-    front = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b) + torch.xlogy(a, x) + torch.special.xlog1py(b, -x)
+    a, b = torch.where(swap, b, a), torch.where(swap, a, b)
+    x, rest = torch.where(swap, rest, x), torch.where(swap, x, rest)
+    log_x, log_rest = (torch.where(p < 0.5, p.log(), torch.log1p(-q)) for p, q in ((x, rest), (rest, x)))
+    least = torch.minimum(a, b)
+    front = lgamma_difference(torch.maximum(a, b), least) - torch.lgamma(least)
+    front = front + torch.where(x > 0, a * log_x, -math.inf) + torch.where(rest > 0, b * log_rest, -math.inf)
     tiny = 1e-300
     c, d = torch.ones_like(x), 1 / _apart(1 - (a + b) * x / (a + 1), tiny)
     value = d

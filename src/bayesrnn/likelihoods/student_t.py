@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from bayesrnn.checks import is_number
 from bayesrnn.likelihoods.base import Distribution
-from bayesrnn.likelihoods.quantiles import betainc
+from bayesrnn.likelihoods.quantiles import betainc, lgamma_difference
 
 
 class StudentT(Distribution):
@@ -32,7 +33,7 @@ class StudentT(Distribution):
 
     def __init__(self, df: float | None = None) -> None:
         super().__init__()
-        if df is not None and not (math.isfinite(df) and df > 0):
+        if df is not None and not (is_number(df) and math.isfinite(df) and df > 0):
             raise ValueError(f"df must be a positive number of degrees of freedom, or None, got {df!r}")
         self.df, self.size = df, 2 if df is not None else 3
 
@@ -46,7 +47,7 @@ class StudentT(Distribution):
     def log_prob(self, output: Tensor, y: Tensor) -> Tensor:
         location, log_scale, df = self._parts(output)
         z = (y - location) * torch.exp(-log_scale)
-        norm = torch.lgamma((df + 1) / 2) - torch.lgamma(df / 2) - 0.5 * torch.log(df * math.pi) - log_scale
+        norm = lgamma_difference(df / 2, df.new_tensor(0.5)) - 0.5 * torch.log(df * math.pi) - log_scale
         return norm - (df + 1) / 2 * torch.log1p(z.square() / df)
 
     def mean(self, output: Tensor) -> Tensor:
@@ -59,7 +60,8 @@ class StudentT(Distribution):
     def cdf(self, output: Tensor, y: Tensor) -> Tensor:
         location, log_scale, df = self._parts(output)
         z = (y - location) * torch.exp(-log_scale)
-        tail = 0.5 * betainc(df / 2, torch.full_like(df, 0.5), df / (df + z.square()))
+        square = z.square()
+        tail = 0.5 * betainc(df / 2, df.new_tensor(0.5), df / (df + square), square / (df + square))
         return torch.where(z > 0, 1 - tail, tail)
 
     def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:

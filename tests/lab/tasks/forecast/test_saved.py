@@ -1,13 +1,17 @@
 """A saved forecaster in a report."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from bayesrnn.forecasting import Forecaster
+from bayesrnn.forecasting import Forecaster, plots
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.forecast.panel import future_of, stamps_after, windows_of
+from bayesrnn.lab.tasks.forecast.saved import Saved
 
 
 def frame(names=("north", "south"), rows=120, freq="D"):
@@ -80,3 +84,16 @@ def test_stamps_after_months_and_numbers():
 def test_short_series_are_not_walked_through(made):
     assert windows_of(made) == 3
     assert windows_of(Forecaster(7, members=0).fit(frame(rows=20))) == 0
+
+
+def test_long_names_fit(tmp_path):
+    """Legends end inside the picture, and titles with whole words about the rest."""
+    names = [f"a long name of a shop in the north, number {k}" for k in range(5)]
+    one = Forecaster(7, members=0).fit(frame(names).drop(columns="price"))
+    pixels = imread(io.BytesIO(plots.fan_chart(one, width=4.6)))
+    legend = pixels[: len(pixels) // 8, :, :3]
+    assert (legend[:, [0, -1]] == 1).all()
+    one.save(tmp_path / "saved")
+    title = Saved(tmp_path / "saved").title
+    assert title.endswith("… and 2 more")
+    assert len(title) < 110

@@ -28,8 +28,8 @@ class Saved:
     def __init__(self, path: Path) -> None:
         self.path, self.forecaster = path, Forecaster.load(path)
         ids = self.forecaster.ids
-        named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
-        self.title = f"Forecasts of {named}"[:100]
+        named = ", ".join(name if len(name) <= 25 else f"{name[:24]}…" for name in ids[:3])
+        self.title = f"Forecasts of {named}" + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
 
     def panels(self) -> dict[str, Panel]:
         return {"task": ForecasterPanel(self.forecaster)}
