@@ -104,3 +104,10 @@ def test_means_that_may_be_chance_are_dropped():
     assert (grids.clear(np.full(4, 0.6), doubt) == 0).all()
     np.testing.assert_allclose(grids.clear(np.full(4, 5.0), doubt), 4.9)
     assert np.isfinite(grids.clear(np.zeros(4), np.zeros(4))).all()
+
+
+def test_each_side_of_few_errors_has_its_own_size():
+    """Errors of logarithms: many small ones above, some large ones below."""
+    z = -np.random.default_rng(0).gamma(0.6, 1.0, (200, 1))
+    shape = grids.Calibration.fit(z - np.median(z), 6, centred=False).shape
+    assert -shape[0] > 1.5 * shape[-1]

@@ -169,6 +169,10 @@ class Calibration:
         ranks = np.clip(LEVELS * (n + 1) - 1, 0, n - 1)
         found = np.interp(ranks, np.arange(n), np.sort(rest))
         heavy = Z * np.sqrt(np.pi / 2) * (1 + 0.03 * Z**2)  # a little heavier than normal, of mean absolute value 1
+        sides = [
+            (trust * one.mean() + 1) / (trust + 1) if len(one) else 1.0 for one in (-rest[rest < 0], rest[rest > 0])
+        ]
+        heavy *= np.where(Z < 0, *sides)  # errors of logarithms are often skewed
         # Far levels need many windows that do not overlap; short of them, a stated shape takes over.
         share = np.clip(trust * np.minimum(LEVELS, 1 - LEVELS) * 4, 0, 1) if trust < 1e6 else np.ones_like(LEVELS)
         shape = share * found + (1 - share) * heavy

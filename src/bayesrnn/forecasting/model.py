@@ -219,7 +219,8 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
 
     allowed = np.arange(count) >= (bases if likelihood != "auto" and members else 0)
-    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed)
+    kinds = np.repeat([0, 1, 2], [learnt, len(past), len(members)])
+    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed, kinds)
     named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
     named += [m.likelihood for m in members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))

@@ -24,6 +24,8 @@ _VALID = 1_500  # validation windows
 EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
 _MEMORY = 0.98  # of the moving average of weights, per step
+_TINY = 1e-9
+_ALIKE = 1.003  # scores of weighted means between which validation cannot tell
 _SHARPNESS, _LEAST = 20.0, 0.1  # of weights by scores: one that is 3% worse has about half the weight of the best
 _MINUTES, _LONG, _MANY = 1.5, 3.0, 20_000  # time for training, and with more rows than these
 
@@ -224,11 +226,12 @@ def batch_size(windows: int) -> int:
     return int(np.clip(windows // 8, 32, 128))
 
 
-def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8) -> Array:
+def combine(score_of: Callable[[Array], float], allowed: Array, kinds: Array | None = None, rounds: int = 8) -> Array:
     """Weights (n,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
 
-    ``score_of`` takes weights; lower is better. Half of the weight goes to forecasts by their own scores, since small
-    differences between these are mostly chance. What does not help has weight 0.
+    ``score_of`` takes weights; lower is better. Up to half of the weight goes to forecasts of the best one's kind (n,)
+    by their own scores, as far as that is about as good: small differences are mostly chance. What does not help has
+    weight 0.
     """
     chosen, best, single = np.zeros(len(allowed)), np.inf, np.eye(len(allowed))
     alone = np.array([score_of(row) if ok else np.inf for row, ok in zip(single, allowed, strict=True)])
@@ -239,7 +242,13 @@ def combine(score_of: Callable[[Array], float], allowed: Array, rounds: int = 8)
             break
         chosen[k] += 1
         best = tries[k]
-    own = (alone.min() / alone) ** _SHARPNESS
-    own[own < _LEAST] = 0
-    found: Array = 0.5 * (chosen / chosen.sum() + own / own.sum())
-    return found
+    chosen /= chosen.sum()
+    first = chosen.argmax()
+    own = ((alone.min() + _TINY) / (alone + _TINY)) ** _SHARPNESS
+    own[(own < _LEAST) | (kinds is not None and kinds != kinds[first])] = 0
+    own[first] = 1
+    for share in (0.5, 0.25):
+        found: Array = (1 - share) * chosen + share * own / own.sum()
+        if score_of(found) <= _ALIKE * best:
+            return found
+    return chosen
