@@ -119,8 +119,9 @@ class Clock:
                 return word if self.every == size else f"{self.every // size} {word}s"
         return f"{self.every / _SECOND:g} seconds"
 
-    def calendar(self, numbers: Array, holidays: str | None = None) -> Array:
-        """Calendar features (n, C), float32: waves of the day and the year, weekday, month, holidays."""
+    def calendar(self, numbers: Array, holidays: str | None = None, *, year: bool = True) -> Array:
+        """Calendar features (n, C), float32: waves of the day and the year, weekday, month, holidays. ``year`` False:
+        the place in the year is 0."""
         if self.unit == "number":
             return np.zeros((len(numbers), 0), np.float32)
         stamps = self.stamps(numbers)
@@ -130,9 +131,9 @@ class Clock:
         if self.unit == "weekday" or (self.unit == "time" and self.every <= _DAY):
             columns += [stamps.day_of_week == day for day in range(5 if self.unit == "weekday" else 7)]
         if self.unit == "month":
-            columns += [stamps.month == m for m in range(1, 13)] if self.every < 12 else []
+            columns += [year * (stamps.month == m) for m in range(1, 13)] if self.every < 12 else []
         else:
-            columns += _waves(stamps.day_of_year / 365.25, 2)
+            columns += [year * wave for wave in _waves(stamps.day_of_year / 365.25, 2)]
         if holidays:
             columns.append(np.isin(stamps.date, _holidays(holidays, int(stamps.year.min()), int(stamps.year.max()))))
         return np.stack([np.asarray(c, dtype=np.float32) for c in columns], 1) if columns else np.zeros(

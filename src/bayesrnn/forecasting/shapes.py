@@ -9,6 +9,8 @@ import numpy as np
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Shape, of_series, with_usual
 
+_YEAR = 365  # days
+
 
 def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
               transform: str) -> list[Shape]:  # fmt: skip
@@ -27,7 +29,10 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     shift = 0.0 if known.min() > 0 else 1.0
     made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
     lowest = max(float(known.min() + shift) / 2, 1e-300)
-    shapes = [Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest) for log, s in made]
+    year = _spans_a_year(panel)
+    shapes = [
+        Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest, year=year) for log, s in made
+    ]
     if len(panel) == 1 and scaling == "auto":
         shapes = [s for s in shapes if s.scaling == "standard"]
         shapes = [*(scaled for shape in shapes for scaled in of_series(panel, shape)), *shapes]
@@ -43,3 +48,10 @@ def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
     wanted = min(wanted, 800, max(8, (longest - horizon) // 2, largest + 1 if 2 * largest < longest else 8))
     grain = first if 1 < first <= wanted // 2 else 4
     return max(4, math.ceil(wanted / grain) * grain)
+
+
+def _spans_a_year(panel: Panel) -> bool:
+    every = np.arange(len(panel))
+    ends = [panel.first.min(), panel.numbers(every, panel.lengths - 1).max()]
+    first, last = panel.clock.stamps(np.array(ends))
+    return panel.clock.unit == "number" or (last - first).days >= _YEAR

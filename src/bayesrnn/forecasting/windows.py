@@ -30,6 +30,7 @@ class Shape:
         usual: for plain values and for logarithms, what is usual of a window at its level x (the mean of absolute
             values): the change to the season before, exp(a + b log x), and the scale, exp(c + d log x), as a, b, c, d;
             and the usual log x.
+        year: whether the calendar tells the place in the year: not of panels that have not seen a whole one.
     """
 
     context: int
@@ -41,6 +42,7 @@ class Shape:
     lowest: float = 1e-300
     usual: tuple[tuple[float, ...], ...] = ()
     fixed: tuple[float, float] = (0.0, 1.0)
+    year: bool = True
 
     @property
     def season(self) -> int:
@@ -117,7 +119,7 @@ class Windows:
         count = (int(last.max()) - self._start) // clock.every + 1
         self.logs = _logs(panel, shape)
         self._past = np.nan_to_num(panel.past)
-        self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays)
+        self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays, year=shape.year)
 
     def batch(self, series: Array, ends: Array, lags: int | None = None) -> Batch:
         """Windows that end before row ``ends`` of their series, with the last ``lags`` rows of past columns, or all."""
