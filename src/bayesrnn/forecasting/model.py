@@ -220,14 +220,15 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
 
     allowed = np.arange(count) >= (bases if likelihood != "auto" and members else 0)
     kinds = np.repeat([0, 1, 2], [learnt, len(past), len(members)])
-    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed, kinds)
+    several = apart([held], model.shape)
+    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed, kinds, apart=several)
     named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
     named += [m.likelihood for m in members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; scaled validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
-    several = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
-    _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if several else None, say)
+    earlier = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
+    _calibrated(model, mixed(model.weights), held, calibrate, parts[0][0] if earlier else None, say)
 
 
 def _shares(model: Model, panel: Panel, earlier: list[tuple[Structure, Batch]], *, holidays: str | None) -> Array:

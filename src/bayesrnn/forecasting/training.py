@@ -25,7 +25,7 @@ EVERY = 40  # steps between looks at validation
 _PATIENCE = 10  # looks without an improvement
 _MEMORY = 0.98  # of the moving average of weights, per step
 _TINY = 1e-9
-_ALIKE = 1.003  # scores of weighted means between which validation cannot tell
+_ALIKE = 0.1  # relative difference of scores that one window of validation cannot tell
 _SHARPNESS, _LEAST = 20.0, 0.1  # of weights by scores: one that is 3% worse has about half the weight of the best
 _MINUTES, _LONG, _MANY = 1.5, 3.0, 20_000  # time for training, and with more rows than these
 
@@ -226,12 +226,15 @@ def batch_size(windows: int) -> int:
     return int(np.clip(windows // 8, 32, 128))
 
 
-def combine(score_of: Callable[[Array], float], allowed: Array, kinds: Array | None = None, rounds: int = 8) -> Array:
+def combine(
+    score_of: Callable[[Array], float], allowed: Array, kinds: Array | None = None, *, apart: float = 1000.0,
+    rounds: int = 8,
+) -> Array:  # fmt: skip
     """Weights (n,) of forecasts whose weighted mean scores best, added one at a time (Caruana et al. 2004).
 
     ``score_of`` takes weights; lower is better. Up to half of the weight goes to forecasts of the best one's kind (n,)
-    by their own scores, as far as that is about as good: small differences are mostly chance. What does not help has
-    weight 0.
+    by their own scores, as far as that is about as good: what so few windows that do not overlap (``apart``) say of
+    small differences is mostly chance. What does not help has weight 0.
     """
     chosen, best, single = np.zeros(len(allowed)), np.inf, np.eye(len(allowed))
     alone = np.array([score_of(row) if ok else np.inf for row, ok in zip(single, allowed, strict=True)])
@@ -249,6 +252,6 @@ def combine(score_of: Callable[[Array], float], allowed: Array, kinds: Array | N
     own[first] = 1
     for share in (0.5, 0.25):
         found: Array = (1 - share) * chosen + share * own / own.sum()
-        if score_of(found) <= _ALIKE * best:
+        if score_of(found) <= (1 + _ALIKE / np.sqrt(apart)) * best:
             return found
     return chosen
