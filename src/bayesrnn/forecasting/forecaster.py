@@ -34,7 +34,7 @@ class Forecaster:
 
     A linear forecast in closed form (seasonal naive, last value or mean as its anchor) is chosen by walking forward
     through the training rows. Networks learn its errors; they are used as far as they help on the last rows, which
-    they were not trained on. Quantiles are recalibrated there too. All of it looks at rows before a cutoff only.
+    they learn from only then. Quantiles are recalibrated there too. All of it looks at rows before a cutoff only.
 
     Args:
         horizon: steps ahead H.
