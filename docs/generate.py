@@ -62,7 +62,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 _MODULES = (captioning, cpu, digits, distributed, forecast, fuzz, m4, penn_treebank, sentiment, speed)
-_DRAWN = (captioning, cpu, digits, penn_treebank, sentiment, speed)
+_DRAWN = (captioning, cpu, digits, m4, penn_treebank, sentiment, speed)
 BLOCKS: dict[str, Callable[[Path, Path], str]] = {
     "tree": lambda root, page: architecture.tree(root),
     "headlines": headlines.block,

@@ -3,11 +3,17 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bayesrnn.lab.report.plots import look
 from bayesrnn.lab.report.tables import Column, markdown_table
 from bayesrnn.lab.runs.record import Record
 from docs.build import archive
+from docs.build.pictures import drawn, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 OURS, BASELINE = "bayesrnn", "seasonal-quantiles"
 TASKS = {
@@ -27,6 +33,7 @@ METHODS = {
     "darts-rnn": "RNNModel (darts)",
     "lightgbm": "LightGBM quantiles",
 }
+_COVERAGE, _LEVELS = "forecasting-coverage.png", (80, 90, 95)
 _METRICS = ("smape", "mase", "msis", "coverage_80", "coverage_90", "coverage_95")
 
 
@@ -129,14 +136,51 @@ def _scale(results: Path) -> list[str]:
     return [markdown_table(rows, columns)] if rows else []
 
 
+def figures(results: Path) -> dict[str, bytes]:
+    """Coverage of intervals at each step ahead."""
+    found = {task: records for task in TASKS if (records := records_of(results, task))}
+    return {_COVERAGE: drawn(lambda figure: _draw(figure, found), (9.0, 6.5))} if found else {}
+
+
+def _draw(figure: "Figure", found: dict[str, dict[str, list[Record]]]) -> None:
+    """A column of panels per task, a row per level."""
+    panels = figure.subplots(len(_LEVELS), len(found), sharex="col", squeeze=False)
+    for (task, methods), column in zip(found.items(), panels.T, strict=True):
+        column[0].set_title(TASKS[task].replace(", ", "\n", 1), fontsize=9)
+        for level, axes in zip(_LEVELS, column, strict=True):
+            _coverage(axes, methods, level)
+        column[-1].set_xlabel("step ahead")
+    for level, axes in zip(_LEVELS, panels[:, 0], strict=True):
+        axes.set_ylabel(f"{level}% intervals cover")
+    shown = {line.get_label(): line for axes in panels.flat for line in axes.lines}
+    names = [name.strip("*") for name in METHODS.values() if name.strip("*") in shown]
+    figure.legend([shown[name] for name in names], names, loc="outside lower center", ncols=3, frameon=False)
+
+
+def _coverage(axes: "Axes", methods: dict[str, list[Record]], level: int) -> None:
+    for name, records in methods.items():
+        steps = [
+            fmean(values) for values in zip(*(r.metrics[f"coverage_{level}_by_step"] for r in records), strict=True)
+        ]
+        style = {**look(name, METHODS, None), "marker": ""}
+        width = {"linewidth": 2.4, "zorder": 3, "linestyle": "-"} if name == OURS else {"linewidth": 1.0}
+        axes.plot(range(1, len(steps) + 1), steps, label=METHODS[name].strip("*"), **{**style, **width})
+    tidy(axes)
+    axes.axhline(level / 100, color="#444444", linewidth=1, linestyle="--", label="_nominal")
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+
+
 def block(results: Path) -> str:
-    """One table per task, and one of other series."""
-    lines = [line for task in TASKS if records_of(results, task) for line in _table(results, task)]
-    if not lines:
+    """One table per task, coverage by step, and a table of other series."""
+    found = [records for task in TASKS if (records := records_of(results, task))]
+    if not found:
         raise SystemExit(
             "results/forecasting is missing: make it with `python benchmarks/forecasting.py` and commit it"
         )
-    one = next(iter(records_of(results, next(t for t in TASKS if records_of(results, t))).values()))[0]
+    lines = [line for task in TASKS if records_of(results, task) for line in _table(results, task)]
+    lines += [f"![Coverage of 80, 90 and 95% intervals at each step ahead, by method](figures/{_COVERAGE})", ""]
+    one = next(iter(found[0].values()))[0]
     made = (
         f"One thread ({one.made_on}). CRPS of M4 is divided by the mean seasonal difference. Methods that ran out "
         "of time show how many origins, drawn at random, they forecast. Written by `python benchmarks/forecasting.py`."
