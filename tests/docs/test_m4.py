@@ -13,7 +13,7 @@ def write(results, task, method, value, seed=1, **extra):
     folder.mkdir(parents=True, exist_ok=True)
     metrics = {**dict.fromkeys(KEYS, value), "train_seconds": 10.0, "predict_seconds": 1.0}
     metrics |= {f"coverage_{level}_by_step": [0.5, 0.75] for level in (80, 90, 95)}
-    metrics["scaled_crps_by_origin"] = [value, 3 * value]
+    metrics["scaled_crps_by_origin"] = [value] if "origins_done" in extra else [value, 3 * value]
     made = {"device": "a machine", "versions": {"torch": "2.11"}}
     Record(seed=seed, metrics=metrics, **made, **extra).write(folder / f"{seed}.json")
 
@@ -32,13 +32,20 @@ def test_methods_that_are_better_are_named(tmp_path):
     write(tmp_path, "etth1-24", "mstl", 0.6)
     text = m4.block(tmp_path)
     assert "Better than bayesrnn in sMAPE: LightGBM quantiles; MASE: LightGBM quantiles;" in text
-    assert "MSTL (statsforecast);" not in text
+    assert "MSTL" not in text.split("Better than")[1].split(".\n")[0]
+
+
+def test_a_lower_crps_has_its_interval(tmp_path):
+    """Two origins, two blocks: ours 0.5 and 1.5, theirs 0.4 and 1.2, so lower by 0.1 and 0.3 of a mean of 1."""
+    write(tmp_path, "etth1-24", m4.OURS, 0.5)
+    write(tmp_path, "etth1-24", "lightgbm", 0.4)
+    assert "CRPS: LightGBM quantiles (20.0% ± 19.6%)" in m4.block(tmp_path)
 
 
 def test_the_crps_of_some_origins_is_compared_on_these(tmp_path):
     write(tmp_path, "m4-weekly", m4.OURS, 0.5)  # 0.5 on the first origin, 1.5 on the second
     write(tmp_path, "m4-weekly", "auto-ets", 0.75, origins_done=[1])
-    assert "CRPS: AutoETS" in m4.block(tmp_path)
+    assert "CRPS: AutoETS (statsforecast) (50.0%" in m4.block(tmp_path)
 
 
 def test_coverage_is_drawn_by_step(tmp_path):
