@@ -12,6 +12,8 @@ Array = np.ndarray
 _TAIL = np.array([0.001, 0.0025, 0.005, 0.01, 0.025])
 LEVELS = np.concatenate([_TAIL, np.arange(0.05, 0.951, 0.05).round(3), 1 - _TAIL[::-1]])
 MEDIAN = len(LEVELS) // 2
+KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
+"""Levels that are learnt; those between and beyond are interpolated."""
 
 
 def normal_quantile(p: Array) -> Array:
@@ -33,6 +35,15 @@ def at(grid: Array, z: Array) -> Array:
     low = np.take_along_axis(grid, place, -1)
     high = np.take_along_axis(grid, place + 1, -1)
     return low + share * (high - low)
+
+
+def interpolated(knots: Array) -> Array:
+    """A grid (..., Q) of quantiles (..., K) at `KNOTS`, linear between levels on the normal scale."""
+    scores = normal_quantile(np.array(KNOTS))
+    place = np.clip(np.searchsorted(scores, Z) - 1, 0, len(scores) - 2)
+    share = (Z - scores[place]) / (scores[place + 1] - scores[place])
+    found: Array = knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
+    return found
 
 
 def quantile(grid: Array, q: float) -> Array:

@@ -12,16 +12,18 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from bayesrnn.forecasting import grids
+from bayesrnn.forecasting import grids, trees
 from bayesrnn.forecasting.empirical import Empirical, empirical
 from bayesrnn.forecasting.network import tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine
+from bayesrnn.forecasting.trees import Trees
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
+Part = Base | Structure | Empirical | Trees
 _SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID, _COLD = 2_000, 256  # windows
 _POWER = 4.0  # of scores, in the weights of forecasts of few rows
@@ -33,7 +35,7 @@ _FLOOR, _RARELY = 0.8, 0.005  # of the lowest value; how often values may fall b
 class Model:
     """Everything a forecast needs but the series: bases first, then networks, in the order of ``weights``."""
 
-    bases: Sequence[Base | Structure | Empirical]
+    bases: Sequence[Part]
     members: list[Member]
     weights: Array
     calibration: grids.Calibration
@@ -73,7 +75,7 @@ class Model:
 
 
 def _parts(
-    bases: Sequence[Base | Structure | Empirical],
+    bases: Sequence[Part],
     members: list[Member],
     cuts: list[Windows],
     series: Array,
@@ -101,14 +103,15 @@ def _parts(
 class Prepared:
     """A model of bases, and what networks are trained and weighed on.
 
-    ``before`` are the bases as fitted to rows before ``fold``. Where there is no fold, networks do not help, and the
-    model is finished.
+    ``before`` are the linear bases as fitted to rows before ``fold``, ``past`` the further parts likewise. Where
+    there is no fold, networks do not help, and the model is finished.
     """
 
     panel: Panel
     model: Model
     holidays: str | None
     before: list[Base] = field(default_factory=list)
+    past: list[Part] = field(default_factory=list)
     fold: Fold | None = None
 
     @cached_property
@@ -151,7 +154,7 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
         one, earlier = structured(panel, shapes, holidays=holidays, calibrate=calibrate, rng=rng, say=say)
         found = [one]
         if not panel.past.shape[1] or not folds(panel, shapes[0]):
-            every: list[Base | Structure | Empirical] = [one, *empirical(panel, one.shape)]
+            every: list[Part] = [one, *empirical(panel, one.shape)]
             model = Model(every, [], np.eye(len(every))[0], blank, one.correlation(), *bounds)
             if earlier:
                 model.weights = _shares(model, panel, earlier, holidays=holidays)
@@ -163,13 +166,33 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
     if short:  # a linear forecast knows the past columns
         both = Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
         return Prepared(panel, both, holidays)
-    every = [*bases, *empirical(panel, bases[0].shape)]
+    past: list[Part] = [*empirical(panel, bases[0].shape)]
+    every = [*bases, *past]
     model = Model(every, [], np.eye(len(every))[0], blank, np.eye(len(blank.centre)), *bounds)
-    prepared = Prepared(panel, model, holidays, before, fold)
+    prepared = Prepared(panel, model, holidays, before, past, fold)
     if prepared.held is None:
         say("no values in the last rows to choose on: the first base alone")
         return Prepared(panel, model, holidays)
     return prepared
+
+
+def with_trees(prepared: Prepared, *, year: bool, seed: int, seconds: float, progress: Callable[[str, float], None],
+               ) -> Prepared:  # fmt: skip
+    """The same with boosted trees, fitted to rows before the fold and to all rows. ``year``: whether they may look at
+    the place in the year."""
+    panel, model, fold = prepared.panel, prepared.model, prepared.fold
+    assert fold is not None
+    started, made = time.monotonic(), list[Trees]()
+    windows = Windows(panel, replace(model.shape, year=year), holidays=prepared.holidays)
+    for k, cut in enumerate((fold.cut, panel.lengths)):
+        progress("trees" if k == 0 else "trees: the latest rows", k / 2)
+        one = trees.fitted(windows, cut, seed=seed + k, until=started + seconds * (k + 1) / 2)
+        if one is None:
+            return prepared
+        made.append(one)
+    bases = [*model.bases, made[1]]
+    model = replace(model, bases=bases, weights=np.append(model.weights, 0.0))
+    return replace(prepared, model=model, past=[*prepared.past, made[0]])
 
 
 def likelihoods_of(panel: Panel, likelihood: str) -> list[str]:
@@ -185,11 +208,12 @@ def _small_counts(panel: Panel) -> bool:
 
 
 def member_of(prepared: Prepared, names: Sequence[str], settings: Settings, k: int) -> Member:
-    """Network number k, with its initial weights. Likelihoods take turns. One turn in three has a recurrent layer,
-    beside each of the bases; the others have none, and the best base."""
-    turn, number = k // len(names), 0
+    """Network number k, with its initial weights. Likelihoods and bases take turns. One turn in three has a recurrent
+    layer; the others have none."""
+    turn = k // len(names)
     if turn % 3:
         settings = replace(settings, cell="none")
+        number = (turn % 3 - 1) % len(prepared.before)
     else:
         number = (k + turn // 3) % len(prepared.before)
     return Member(names[k % len(names)], prepared.sizes, prepared.model.shape, settings, number)
@@ -208,10 +232,9 @@ def finish(prepared: Prepared, members: list[Member], *, likelihood: str, calibr
 
 def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, calibrate: bool, seed: int,
            say: Callable[[str], None]) -> None:  # fmt: skip
-    members, learnt, past = model.members, len(prepared.before), model.bases[len(prepared.before) :]
+    members, learnt, past = model.members, len(prepared.before), prepared.past
     bases, count = len(model.bases), len(model.bases) + len(members)
-    fitted = [*prepared.before, *past]
-    parts = _parts(fitted, members, prepared.cuts, held.series, held.ends, seed, list(range(count)))
+    parts = _parts([*prepared.before, *past], members, prepared.cuts, held.series, held.ends, seed, list(range(count)))
 
     floor = model.floor(held)
 
@@ -222,7 +245,10 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
     kinds = np.repeat([0, 1, 2], [learnt, len(past), len(members)])
     several = apart([held], model.shape)
     model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed, kinds, apart=several)
-    named = [*(f"base {k + 1}" for k in range(learnt)), *("past values" for _ in past)]
+    named = [
+        *(f"base {k + 1}" for k in range(learnt)),
+        *("trees" if isinstance(part, Trees) else "past values" for part in past),
+    ]
     named += [m.likelihood for m in members]
     shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
     say(f"weights: {shown}; scaled validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
@@ -268,9 +294,13 @@ def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likeliho
         seconds=seconds * (1 if members == 0 else 0.5), seed=seed, say=say, progress=progress,
     )  # fmt: skip
     made: list[Member] = []
-    if members != 0 and prepared.fold is not None:
+    fold = prepared.fold
+    if members != 0 and fold is not None:
+        if likelihood == "auto":
+            year = all(shape.year for shape in shapes)
+            prepared = with_trees(prepared, year=year, seed=seed, seconds=0.25 * seconds, progress=progress)
         names, left = likelihoods_of(panel, likelihood), 0.75 * seconds - (time.monotonic() - started)
-        made = _trained(prepared, prepared.fold, settings, names, members, left, seed, progress)
+        made = _trained(prepared, fold, settings, names, members, left, seed, progress)
     model = finish(prepared, made, likelihood=likelihood, calibrate=calibrate, seed=seed, say=say)
     _refit(model, prepared, started + 0.95 * seconds, seed, progress)
     return model

@@ -26,12 +26,12 @@ _RARE = 4.0  # past columns, in standard deviations: networks do not extrapolate
 _CHANGES = (2, 3, 5, 12, 24)  # steps over which they read the change of past columns
 _ALIKE = 8  # seasons whose values at one place are averaged
 _POINTS = 48  # at which the distribution function of a mixture is known
-_KNOTS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99)
 
 
 def make_likelihood(name: str) -> Distribution:
     made: dict[str, Any] = {
-        "student": lambda: br.StudentT(df=_DF), "gaussian": GaussianHeads, "quantiles": lambda: br.Quantiles(_KNOTS),
+        "student": lambda: br.StudentT(df=_DF), "gaussian": GaussianHeads,
+        "quantiles": lambda: br.Quantiles(grids.KNOTS),
         "mixture": lambda: br.Mixture(br.Gaussian, components=3), "negative_binomial": br.NegativeBinomial,
     }  # fmt: skip
     return made[name]()
@@ -100,7 +100,7 @@ class Head:
         middle = torch.tensor([float(np.median(c)) for c in columns])
         size = torch.ones(horizon)
         if self.name == "quantiles":
-            self.start = torch.tensor(np.stack([np.quantile(c, _KNOTS) for c in columns]), dtype=torch.float32)
+            self.start = torch.tensor(np.stack([np.quantile(c, grids.KNOTS) for c in columns]), dtype=torch.float32)
         elif self.name == "mixture":
             for k, factor in enumerate((0.6, 1.0, 2.0)):
                 self.start[:, 3 + 2 * k], self.start[:, 4 + 2 * k] = middle, (factor * size).log()
@@ -131,8 +131,7 @@ class Head:
             return self._mixed(wide).numpy(), share
         if self.name == "quantiles":
             knots = wide.sort(-1).values.mean(0).numpy()
-            z = grids.normal_quantile(np.array(_KNOTS))
-            found = _interpolated(knots, z)
+            found = grids.interpolated(knots)
         else:
             scores = torch.as_tensor(grids.Z if self.name == "gaussian" else _student())
             found = (wide[..., :1] + wide[..., 1:].exp() * scores).mean(0).numpy()
@@ -163,13 +162,6 @@ def _student() -> Array:
     bound = torch.full((1,), 20.0, dtype=torch.float64)
     found = [solve_quantile(lambda y: likelihood.cdf(zero, y), float(q), -bound, bound) for q in grids.LEVELS]
     return torch.cat(found).numpy()
-
-
-def _interpolated(knots: Array, z: Array) -> Array:
-    """Knots (..., k) at scores z as a grid (..., Q), linear on the normal scale."""
-    place = np.clip(np.searchsorted(z, grids.Z) - 1, 0, len(z) - 2)
-    share = (grids.Z - z[place]) / (z[place + 1] - z[place])
-    return knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
 
 
 def tensors(batch: Batch, shape: Shape, unit: Array, point: Array) -> tuple[Tensor, Tensor, Tensor]:

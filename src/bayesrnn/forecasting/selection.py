@@ -20,7 +20,7 @@ Array = np.ndarray
 _TRAIN, _TEST = 16_000, 3_000  # windows of one fold
 _FEW = 300  # windows: with fewer, a structure is fitted instead of regressions and networks
 _ENOUGH = 20_000  # windows with which fewer folds are enough
-_BASES, _ABOUT = 2, 1.3  # bases that are kept, with and without logarithms; how much worse the second may be
+_BASES, _ABOUT = 2, 1.3  # bases that are kept, of different kinds; how much worse the second may be
 
 
 @dataclass(frozen=True)
@@ -147,16 +147,20 @@ def choose(
         one = _walk(windows, folds(panel, shape), rng, began + seconds / len(shapes))
         if one is not None:
             base = one[1]
-            named = f"log {shape.log}, {shape.scaling}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
+            about = f"{shape.scaling}" + ("" if shape.year else ", no year")
+            named = f"log {shape.log}, {about}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
             named += f", own {base.penalty:g}, {base.spread}"
             say(f"{named}, scaled validation CRPS {one[0]:.4f}")
             found.append(one)
     if not found:
         raise UserError("The series have too few values in their last rows to choose on; leave out rows without any.")
     found.sort(key=lambda pair: pair[0])
-    others = sorted(
-        found[1:], key=lambda pair: ((pair[1].shape.log == "none") == (found[0][1].shape.log == "none"), pair[0])
-    )
+    best = found[0][1].shape
+
+    def alike(shape: Shape) -> tuple[bool, bool]:
+        return (shape.log == "none") == (best.log == "none"), shape.year == best.year
+
+    others = sorted(found[1:], key=lambda pair: (alike(pair[1].shape), pair[0]))
     before = [base for value, base in (found[0], *others[: _BASES - 1]) if value < _ABOUT * found[0][0]]
     after = []
     for base in before:

@@ -9,12 +9,12 @@ import numpy as np
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Shape, of_series, with_usual
 
-_YEAR = 365  # days
+_YEAR, _YEARS = 365, 3 * 365  # days from which the place in the year may tell something, and from which it does
 
 
 def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
               transform: str) -> list[Shape]:  # fmt: skip
-    """What is tried on validation: with and without logarithms, scaled in two ways."""
+    """What is tried on validation: with and without logarithms, scaled in two ways, with and without the year."""
     known = panel.y[~np.isnan(panel.y)]
     longest = int(np.quantile(panel.lengths, 0.75))
     fitting = tuple(s for s in seasons if 2.2 * s + horizon <= longest) or seasons[:1]
@@ -29,9 +29,10 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     shift = 0.0 if known.min() > 0 else 1.0
     made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
     lowest = max(float(known.min() + shift) / 2, 1e-300)
-    year = _spans_a_year(panel)
     shapes = [
-        Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest, year=year) for log, s in made
+        Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest, year=year)
+        for log, s in made
+        for year in _years(panel)
     ]
     if len(panel) == 1 and scaling == "auto":
         shapes = [s for s in shapes if s.scaling == "standard"]
@@ -50,8 +51,11 @@ def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:
     return max(4, math.ceil(wanted / grain) * grain)
 
 
-def _spans_a_year(panel: Panel) -> bool:
+def _years(panel: Panel) -> tuple[bool, ...]:
+    """Whether the place in the year is told. A year that was seen once or twice may mislead: then both are tried."""
     every = np.arange(len(panel))
     ends = [panel.first.min(), panel.numbers(every, panel.lengths - 1).max()]
     first, last = panel.clock.stamps(np.array(ends))
-    return panel.clock.unit == "number" or (last - first).days >= _YEAR
+    if panel.clock.unit == "number" or (last - first).days >= _YEARS:
+        return (True,)
+    return (True, False) if (last - first).days >= _YEAR else (False,)

@@ -22,11 +22,12 @@ from bayesrnn.forecasting.grids import Calibration
 from bayesrnn.forecasting.growth import labels_from_json, labels_to_json
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import Linear
-from bayesrnn.forecasting.model import Model
+from bayesrnn.forecasting.model import Model, Part
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings
+from bayesrnn.forecasting.trees import Trees
 from bayesrnn.forecasting.widths import Widths
 from bayesrnn.forecasting.windows import Shape
 from bayesrnn.reading import MB, read_json
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 _ABOUT = "forecaster.json"
+_TREES = ("edges", "start", "columns", "cuts", "values")
 _PANEL = ("offsets", "first", "y", "past", "future", "static")
 
 
@@ -79,6 +81,8 @@ def model_arrays(model: Model) -> dict[str, Array]:
     for k, base in enumerate(model.bases):
         if isinstance(base, Structure):
             arrays[f"base{k}_theta"] = base.theta
+        elif isinstance(base, Trees):
+            arrays |= {f"base{k}_{key}": getattr(base, key) for key in _TREES}
         elif isinstance(base, Base):
             arrays |= {f"base{k}_weights": base.linear.weights, f"base{k}_root": base.linear.root}
     for name, part in (*((f"base{k}", b.calibration) for k, b in enumerate(model.bases)), ("model", model.calibration),
@@ -111,7 +115,9 @@ def described(forecaster: Forecaster, arrays: Mapping[str, Array]) -> dict[str, 
     }  # fmt: skip
 
 
-def _about(base: Base | Structure | Empirical) -> dict[str, Any]:
+def _about(base: Part) -> dict[str, Any]:
+    if isinstance(base, Trees):
+        return {"shape": asdict(base.shape), "trees": base.columns.shape[1]}
     if isinstance(base, Empirical):
         return {"shape": asdict(base.shape), "lag": base.lag}
     if isinstance(base, Structure):
@@ -172,11 +178,15 @@ def assembled(
     def calibration(name: str) -> Calibration:
         return Calibration(*(found[f"{name}_{key}"] for key in ("centre", "spread", "shape")))
 
-    bases: list[Base | Structure | Empirical] = []
+    bases: list[Part] = []
     for k, part in enumerate(about["bases"]):
         shape = _shape(part)
         if "memory" in part:
             bases.append(Structure(shape, found[f"base{k}_theta"], float(part["memory"]), calibration(f"base{k}")))
+            continue
+        if "trees" in part:
+            arrays = {key: found[f"base{k}_{key}"] for key in _TREES}
+            bases.append(Trees(shape, **arrays, calibration=calibration(f"base{k}")))
             continue
         if "anchor" not in part:
             bases.append(Empirical(shape, calibration(f"base{k}"), int(part.get("lag", 0))))

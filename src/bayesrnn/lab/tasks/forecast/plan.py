@@ -126,7 +126,8 @@ class Plan:
                     weights, root = arrays[f"before{k}_weights"], arrays[f"before{k}_root"]
                     before.append(replace(base, linear=replace(base.linear, weights=weights, root=root), _kept={}))
             fold = folds(train, model.shape)[-1] if before else None
-            return made, Prepared(train, model, made.settings["holidays"], before, fold)
+            past = list(model.bases[len(before) :])
+            return made, Prepared(train, model, made.settings["holidays"], before, past, fold)
 
 
 def described(files: Files) -> dict[str, Any]:
