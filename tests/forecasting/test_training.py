@@ -9,7 +9,7 @@ import torch
 
 from bayesrnn.forecasting import Forecaster
 from bayesrnn.forecasting.model import member_of, prepare
-from bayesrnn.forecasting.training import NETWORK, Settings, combine
+from bayesrnn.forecasting.training import NETWORK, Settings, combine, with_share
 
 ALL = np.ones(4, bool)
 
@@ -63,3 +63,10 @@ def test_networks_learn_the_latest_rows_too():
     known = measure()
     member.refit(base, windows, until=0.0, seed=0)  # no time is left
     assert measure() == known
+
+
+def test_a_forecast_with_other_errors_has_a_share_unless_it_costs_much():
+    weights = np.array([1.0, 0.0])
+    assert with_share(lambda w: 1 + 0.02 * w[1], weights, 1).tolist() == [0.7, 0.3]
+    assert with_share(lambda w: 1 + 0.05 * w[1], weights, 1).tolist() == [1.0, 0.0]
+    assert with_share(lambda w: 1.0, np.array([0.5, 0.5]), 1).tolist() == [0.5, 0.5]

@@ -11,6 +11,7 @@ from bayesrnn.checks import is_number
 from bayesrnn.forecasting.clock import named_clock
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.grids import Z
+from bayesrnn.forecasting.trees import Trees
 from bayesrnn.forecasting.windows import Windows
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ def check_fit(made: Forecaster) -> None:
             raise ValueError(f"{name} has shape {array.shape}, and {shape} is needed")
         if not name.startswith(("past", "future", "static")) and not np.isfinite(array).all():
             raise ValueError(f"{name} has values that are not finite")
+    for base in model.bases:
+        if isinstance(base, Trees):
+            base.check()
     steps = np.diff(panel.offsets)
     if count < 1 or panel.offsets[0] != 0 or panel.offsets[-1] != rows or (steps < 1).any():
         raise ValueError("offsets do not cut the rows into series")

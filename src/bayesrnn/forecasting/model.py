@@ -18,7 +18,7 @@ from bayesrnn.forecasting.network import tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
 from bayesrnn.forecasting.structure import Structure
-from bayesrnn.forecasting.training import Member, Settings, combine
+from bayesrnn.forecasting.training import Member, Settings, combine, with_share
 from bayesrnn.forecasting.trees import Trees
 from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
@@ -244,7 +244,14 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
     allowed = np.arange(count) >= (bases if likelihood != "auto" and members else 0)
     kinds = np.repeat([0, 1, 2], [learnt, len(past), len(members)])
     several = apart([held], model.shape)
-    model.weights = combine(lambda w: score(mixed(w), held, model.shape), allowed, kinds, apart=several)
+
+    def scored(weights: Array) -> float:
+        return score(mixed(weights), held, model.shape)
+
+    model.weights = combine(scored, allowed, kinds, apart=several)
+    for k, part in enumerate(past, learnt):
+        if isinstance(part, Trees) and allowed[k]:
+            model.weights = with_share(scored, model.weights, k)
     named = [
         *(f"base {k + 1}" for k in range(learnt)),
         *("trees" if isinstance(part, Trees) else "past values" for part in past),

@@ -26,6 +26,7 @@ _PATIENCE = 10  # looks without an improvement
 _MEMORY = 0.98  # of the moving average of weights, per step
 _TINY = 1e-9
 _ALIKE = 0.1  # relative difference of scores that one window of validation cannot tell
+_SHARE, _COST = 0.3, 0.01  # of a forecast that makes other errors; what that may cost on validation
 _SHARPNESS, _LEAST = 20.0, 0.1  # of weights by scores: one that is 3% worse has about half the weight of the best
 _MINUTES, _LONG, _MANY = 1.5, 3.0, 20_000  # time for training, and with more rows than these
 
@@ -255,3 +256,12 @@ def combine(
         if score_of(found) <= (1 + _ALIKE / np.sqrt(apart)) * best:
             return found
     return chosen
+
+
+def with_share(score_of: Callable[[Array], float], weights: Array, k: int) -> Array:
+    """The weights with at least `_SHARE` for forecast ``k``, which makes other errors than the rest, unless validation
+    clearly speaks against it: few windows say little of what a mean of unlike forecasts gains later."""
+    if weights[k] >= _SHARE:
+        return weights
+    found: Array = (1 - _SHARE) * weights + _SHARE * np.eye(len(weights))[k]
+    return found if score_of(found) <= (1 + _COST) * score_of(weights) else weights

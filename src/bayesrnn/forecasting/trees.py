@@ -13,8 +13,8 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
 GROUPS = 4  # boosters, each fitted without one group of rows
-DEPTH = 5
-_TREES, _RATE = 40, 0.15  # of each booster
+DEPTH = 6
+_TREES, _RATE = 120, 0.08  # of each booster
 _ROWS, _STEPS = 64_000, 8  # pairs of a window and a step; at most so many steps of one window
 _SAMPLE, _SHARE = 8_000, 0.5  # pairs and share of the features that one tree sees
 _BINS, _BINNED = 64, 20_000  # bins of a feature, and pairs from which they are taken
@@ -62,6 +62,20 @@ class Trees:
             found.append(grid)
         scaled = anchor(batch, self.shape)[..., None] + batch.spread[:, None, None] * np.concatenate(found)
         return batch.levels(self.shape, scaled), np.concatenate(shares)
+
+    def check(self) -> None:
+        """Raise ValueError where the arrays, which may come from anyone, do not fit together."""
+        count, levels = self.columns.shape[1], len(grids.KNOTS)
+        fitting = (
+            self.edges.shape[1:] == (_BINS - 1,)
+            and self.start.shape == (GROUPS, levels)
+            and self.columns.shape == self.cuts.shape == (GROUPS, count, DEPTH)
+            and self.values.shape == (GROUPS, count, 1 << DEPTH, levels)
+        )
+        if not fitting or not all(np.isfinite(part).all() for part in (self.edges, self.start, self.values)):
+            raise ValueError("the trees do not fit together")
+        if not ((self.columns >= 0) & (self.columns < len(self.edges))).all():
+            raise ValueError("the trees look at columns that do not exist")
 
     def _boosted(self, x: Array) -> Array:
         """(GROUPS, n, K)."""
