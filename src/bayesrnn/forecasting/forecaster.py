@@ -33,8 +33,9 @@ class Forecaster:
     """Probabilistic forecasts of one to many thousand series by one model.
 
     A linear forecast in closed form (seasonal naive, last value or mean as its anchor) is chosen by walking forward
-    through the training rows. Networks learn its errors; they are used as far as they help on the last rows, which
-    they learn from only then. Quantiles are recalibrated there too. All of it looks at rows before a cutoff only.
+    through the training rows. Networks learn its errors, and boosted trees are fitted beside them. Both are used as far
+    as they help on the last rows, which they learn from only then. Quantiles are recalibrated there too. All of it
+    looks at rows before a cutoff only.
 
     Args:
         horizon: steps ahead H.
@@ -52,7 +53,8 @@ class Forecaster:
         resample: "mean", "sum" or "last": put irregular stamps on the grid of ``freq`` by this rule. None: refuse them.
         timezone: the zone of the stamps' clock, such as "Europe/Berlin", for local times or times with several offsets
             from UTC. None: that of a tz-aware column, else none.
-        members: networks in the ensemble, 0 for none; None: up to six, as the time allows.
+        members: networks in the ensemble, 0 for none; None: up to six, as the time allows. Trees are fitted beside
+            networks where the likelihood is "auto".
         hidden: units of a layer.
         layers: recurrent layers of a network.
         dropout: rate of the dropout masks.
