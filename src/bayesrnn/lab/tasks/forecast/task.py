@@ -40,6 +40,7 @@ from bayesrnn.lab.tasks.forecast.plan import (
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
 from bayesrnn.lab.tasks.forecast.source import Source, labels
 from bayesrnn.lab.tasks.forecast.tables import check_file, percentages
+from bayesrnn.lab.tasks.forecast.words import Words
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
@@ -51,10 +52,8 @@ QUANTILES = [k / 10 for k in range(1, 10)]
 
 def read_source(data: str | None, settings: Data) -> Source:
     """The file of a recipe's data; None: the library's own series."""
-    path = None if data is None else Path(data)
-    if path is not None and path.is_dir():
-        raise UserError(f"{path} is a folder; --data names a CSV, CSV.gz or Parquet file.")
-    return Source.of(path, settings.target, settings.date, spelling="data.{}", sets="=")
+    words = Words(spelling="data.{}", sets="=", option="--data")
+    return Source.of(None if data is None else Path(data), settings.target, settings.date, words=words)
 
 
 class Forecast(Task):

@@ -1,0 +1,79 @@
+"""What ``bayesrnn forecast FILE`` says before it trains: which columns it took for what, and how long it takes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.training import minutes_of
+from bayesrnn.lab.reading import counted
+from bayesrnn.lab.tasks.forecast.source import ROW, Source, labels
+
+_OFTEN = {"hour": "hourly", "day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
+_OFTEN |= {"year": "yearly", "weekday": "every weekday"}
+_MOST = 8  # names
+
+
+def heading(source: Source, panel: Panel, minutes: float | None, *, chosen: bool, walk: int) -> str:
+    """One line per subject. ``chosen``: whether --target names a column; ``walk``: windows of a backtest."""
+    lines = [f"{_dates(source, panel)} {_target(source, panel, chosen=chosen)}"]
+    lines[0] += f" Training takes up to {duration(minutes_of(minutes, len(panel.y)))}{_twice(walk)}."
+    late = _late(panel)
+    return "\n".join([*lines, late] if late else lines)
+
+
+def duration(minutes: float) -> str:
+    return f"{60 * minutes:.3g} s" if minutes <= 2 else f"{minutes:.3g} min"
+
+
+def _twice(walk: int) -> str:
+    return f", and as long again for the backtest on {counted(walk, 'window')}" if walk else ""
+
+
+def _dates(source: Source, panel: Panel) -> str:
+    ends = panel.numbers(np.arange(len(panel)), panel.lengths - 1)
+    first, last = labels(panel.clock.stamps(np.array([panel.first.min(), ends.max()])))
+    if source.columns.time == ROW:
+        return f"Dates: none; rows are numbered from {first} to {last}."
+    step = panel.clock.name
+    often = _OFTEN.get(step, f"one step is {step}" if panel.clock.unit in ("number", "offset") else f"every {step}")
+    return f"Dates: {source.words.stamps!r}, {often}, {first} to {last}."
+
+
+def _target(source: Source, panel: Panel, *, chosen: bool) -> str:
+    columns, gaps = panel.columns, int(np.isnan(panel.y).sum())
+    missing = f" ({counted(gaps, 'value')} missing)" if gaps else ""
+    named = columns.target in source.table
+    if named and columns.id in source.table:
+        said = f"Forecasting {columns.target!r} for each {columns.id!r} ({_listed(panel.ids)}){missing}."
+    else:
+        said = f"Forecasting {_listed([repr(name) for name in ([columns.target] if named else panel.ids)])}{missing}."
+    if not chosen and (columns.past or (len(panel) > 1 and not named)):
+        said += f" Choose {'another' if named else 'one'} column with --target."
+    used = {columns.id, columns.time, columns.target, *columns.past, *columns.future, *columns.static}
+    for title, names in (
+        ("Known up to now", columns.past), ("Known ahead", columns.future), ("Constant per series", columns.static),
+        ("Not used", [name for name in map(str, source.renamed) if name not in used] if named else []),
+    ):  # fmt: skip
+        said += f" {title}: {_listed(names)}." if names else ""
+    return said
+
+
+def _late(panel: Panel) -> str:
+    """Series whose last rows have no value."""
+    known = ~np.isnan(panel.y)
+    each = [int(part[::-1].argmax()) if part.any() else len(part) for part in np.split(known, panel.offsets[1:-1])]
+    late = np.flatnonzero(each)
+    if not len(late):
+        return ""
+    i = int(late[0])
+    last = panel.numbers(np.array([i]), panel.lengths[i : i + 1] - 1 - each[i])
+    stamp = labels(panel.clock.stamps(last))[0]
+    others = f" {len(late) - 1:,} more series end so." if len(late) > 1 else ""
+    ends = f"ends with {counted(each[i], 'missing value')}"
+    return f"Series {panel.ids[i]!r} {ends}: its last value is at {stamp}.{others}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    return ", ".join(names[:_MOST]) + more
