@@ -37,7 +37,7 @@ def fan_charts(
 ) -> bytes:  # fmt: skip
     """`fan_chart` for several series, one below the other."""
     figure, panels = _figure(width, 3.8 if len(series) == 1 else 2.4 * len(series), len(series), rows=True)
-    columns, names = forecaster.columns, _apart(series)
+    columns, names = forecaster.columns, short_names(series)
     own = future is not None and columns.id in future
     for axes, name in zip(np.atleast_1d(panels), series, strict=True):
         history = forecaster.history(name)
@@ -54,7 +54,7 @@ def fan_charts(
 def alarm_charts(forecaster: Forecaster, table: Any, series: Sequence[str], *, width: float = 7.2) -> bytes:
     """New rows, in the table of `Forecaster.anomalies`, after the last rows of the model; rings are alarms."""
     figure, panels = _figure(width, 3.8 if len(series) == 1 else 2.4 * len(series), len(series), rows=True)
-    columns, names = forecaster.columns, _apart(series)
+    columns, names = forecaster.columns, short_names(series)
     for axes, name in zip(np.atleast_1d(panels), series, strict=True):
         new = table[table[columns.id].astype(str) == name]
         if name in forecaster.ids:
@@ -169,7 +169,7 @@ def epistemic_share(
     """The model's own doubt and the noise over time, averaged over series and steps ahead; several series relative to
     their mean absolute values."""
     figure, axes = _figure(width, 3.2)
-    mean = doubt(table, table[time_col], id_col)
+    mean = doubt(table, time_col, id_col)
     x = _ticks(mean.index)
     axes.plot(x, mean["aleatoric_std"], color=_BLUE, label="noise (aleatoric)")
     axes.plot(x, mean["epistemic_std"], color=_ORANGE, linestyle=_STYLES[1], label="model (epistemic)")
@@ -179,11 +179,16 @@ def epistemic_share(
 
 
 def doubt(table: Any, by: Any, id_col: str = "unique_id") -> Any:
-    """Means of both standard deviations by a key; those of several series are divided by their mean absolute values."""
+    """Means of what `relative` gives, by a key."""
+    return relative(table, id_col).groupby(table[by] if isinstance(by, str) else by).mean()
+
+
+def relative(table: Any, id_col: str = "unique_id") -> Any:
+    """Both standard deviations; those of several series divided by their mean absolute values."""
     spreads = table[["aleatoric_std", "epistemic_std"]]
-    if id_col in table and table[id_col].nunique() > 1:
-        spreads = spreads.div(table[id_col].map(_sizes(table, id_col)).astype(float), axis=0)
-    return spreads.groupby(by).mean()
+    if id_col not in table or table[id_col].nunique() < 2:
+        return spreads
+    return spreads.div(table[id_col].map(_sizes(table, id_col)).astype(float), axis=0)
 
 
 def worst_series(
@@ -192,7 +197,7 @@ def worst_series(
     """The series with the largest CRPS relative to their size: values, medians and the widest intervals."""
     order = worst_first(table, id_col)[:count]
     figure, axes = _figure(width, 1.9 * len(order), len(order), rows=True)
-    widest, names = _levels(table)[-1], _apart(order)
+    widest, names = _levels(table)[-1], short_names(order)
     for one, name in zip(np.atleast_1d(axes), order, strict=True):
         rows = table[table[id_col] == name].drop_duplicates(time_col, keep="last").sort_values(time_col)
         x = _ticks(rows[time_col])
@@ -217,7 +222,7 @@ def _sizes(table: Any, id_col: str) -> Any:
     return found.where(found > 0, 1.0)
 
 
-def _apart(names: Sequence[Any]) -> dict[Any, str]:
+def short_names(names: Sequence[Any]) -> dict[Any, str]:
     """A short label for each name: names that begin alike are cut at the front."""
     short = {name: _short(name) for name in names}
     alike = len(set(short.values())) < len(short)

@@ -120,11 +120,14 @@ def command(
     kinds of uncertainty for each step."""
     from bayesrnn.lab.tasks.forecast import SAVED, tables
 
+    if not source.exists():
+        raise UserError(f"There is no file or folder {source}; check the path.")
     given = {name for name in context.params if _given(context, name)}
-    is_file = source.is_file() or source.suffix.lower() in (".csv", ".gz", ".parquet", ".pq")
+    is_file = not source.is_dir()
     is_run = not is_file and not any((source / name).is_file() for name in SAVED)
     if is_file:
-        _refuse(given & {*_FOR_RUNS, "data"}, "a file", "a run")
+        other = "a run or a saved forecaster" if "data" in given else "a run"
+        _refuse(given & {*_FOR_RUNS, "data"}, "a file", other)
         horizon = horizon if "horizon" in given else steps or horizon
     elif is_run:
         _refuse(given & {*_FOR_FILES, "walk", "table"}, "a run", "a file")

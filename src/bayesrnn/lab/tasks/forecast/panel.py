@@ -16,7 +16,7 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster
-from bayesrnn.forecasting.plots import worst_first
+from bayesrnn.forecasting.plots import doubt, worst_first
 from bayesrnn.forecasting.scores import pit, scores
 from bayesrnn.forecasting.training import minutes_of
 from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
@@ -65,7 +65,7 @@ class ForecasterPanel(Panel):
         self.history = lru_cache(64)(made.history)
         self.minutes = minutes_of(made.settings["minutes"], sum(made.rows.values()))
         self.note = (
-            "The model was trained on these rows, so a forecast at an earlier origin is no test of it. Walking forward "
+            "The model was trained on these rows, so a forecast at an earlier origin is no test of it. A backtest "
             f"is: a copy is trained on earlier rows, which takes up to {self.minutes:g} minutes."
         )
 
@@ -123,7 +123,7 @@ class ForecasterPanel(Panel):
         return {**{key: listed(found[column]) for key, column in named.items()}, "paths": [listed(p) for p in paths]}
 
     def table(self) -> Any:
-        """Forecasts beside what came."""
+        """Forecasts beside observed values."""
         count = windows_of(self.made)
         if not count:
             raise UserError("The series are too short to train a copy on their earlier rows; give them more rows.")
@@ -198,7 +198,7 @@ def summary(table: Any) -> dict[str, Any]:
     by_step, times = scores(table, by="step"), table["ds"]
     order = np.sort(times.unique())
     group = np.searchsorted(order, times.to_numpy()) // -(-len(order) // _TIMES)
-    over = table.groupby(group)[["aleatoric_std", "epistemic_std"]].mean()
+    over = doubt(table, group)
     edges, shares = pit(table)
     levels = sorted((c[9:] for c in by_step if c.startswith("coverage-")), key=float)
     worst = []
@@ -212,7 +212,7 @@ def summary(table: Any) -> dict[str, Any]:
         "rows": int(table["y"].notna().sum()), "crps": listed(by_step["crps"]), "edges": edges, "pit": shares,
         "coverage": [{"level": float(level), "shares": listed(by_step[f"coverage-{level}"])} for level in levels],
         "times": labels(times.groupby(group).first()), "aleatoric": listed(over["aleatoric_std"]),
-        "epistemic": listed(over["epistemic_std"]), "worst": worst,
+        "epistemic": listed(over["epistemic_std"]), "relative": table["unique_id"].nunique() > 1, "worst": worst,
     }  # fmt: skip
 
 
@@ -231,7 +231,7 @@ class ForecastPanel(ForecasterPanel):
         self.run, self.options = run, options
         self.own = opened(run)
         super().__init__(self.own.finished().update(self.own.whole))
-        self.note = "Walking forward goes through the test part, which the model has not seen."
+        self.note = "The backtest goes through the test part, which the model has not seen."
 
     @property
     def why_no_data(self) -> str:
