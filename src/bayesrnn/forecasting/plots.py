@@ -46,7 +46,7 @@ def fan_charts(
         history = history.rename(columns={columns.time: "ds", columns.target: "y"})
         rows, x = past or max(60, 3 * forecaster.horizon), _ticks(found["ds"])
         _fan(axes, _recent(history, rows), found)
-        axes.set_ylabel(names[name])
+        _named(axes, names[name], len(series))
         _dated(axes, x)
     return _with_legend(figure, np.atleast_1d(panels)[0], columns=6 if width > 6 else 3)
 
@@ -65,9 +65,17 @@ def alarm_charts(forecaster: Forecaster, table: Any, series: Sequence[str], *, w
         axes.plot(x, y, color=_BLACK, linewidth=1.2, marker=".", markersize=3, label="new rows")
         ring = {"markersize": 8, "fillstyle": "none", "markeredgewidth": 1.8}
         axes.plot(x[alarm], y[alarm], "o", color=_ORANGE, label="alarm", **ring)
-        axes.set_ylabel(names[name])
+        _named(axes, names[name], len(series))
         _dated(axes, x)
     return _with_legend(figure, np.atleast_1d(panels)[0], columns=3)
+
+
+def _named(axes: Any, name: str, panels: int) -> None:
+    """Low panels have no room for a name at their side."""
+    if panels == 1:
+        axes.set_ylabel(name)
+    else:
+        axes.set_title(name, fontsize=9, loc="left")
 
 
 def _recent(history: Any, rows: int, target: str = "y") -> Any:

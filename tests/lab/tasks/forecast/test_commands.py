@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from bayesrnn.errors import UserError
+from bayesrnn.forecasting import Forecaster
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.tasks.forecast.words import Words
 
@@ -49,12 +50,18 @@ def test_csv_on_stdout_and_files(sales, tmp_path):
 def test_what_is_refused(sales, tmp_path):
     for arguments, words in (
         ([tmp_path / "no.csv"], "There is no file"),
+        ([tmp_path / "nothere.tsv"], "There is no file or folder"),
+        ([tmp_path / "runs" / "1"], "There is no file or folder"),
+        ([sales, "--data", sales], "--data: for a run or a saved forecaster, not for a file; omit it."),
         ([sales, "--out", tmp_path / "f.txt"], "--out names a .csv or .json file"),
         ([sales, "--horizon", 200], "a horizon of 200 needs at least 204"),
         ([sales, "--target", "price"], "sales.csv has no column 'price'; --target is one of month, sales."),
         ([sales, "--date", "day"], "sales.csv has no column 'day'; --date is one of month, sales."),
         ([sales, "--level", 1], "--level is 1; it must be between 0 and 100%, such as 80 or 0.8."),
-        ([sales, "--samples", 3, "--data", "x"], "--data, --samples: for a run, not for a file; omit them."),
+        (
+            [sales, "--samples", 3, "--data", "x"],
+            "--data, --samples: for a run or a saved forecaster, not for a file; omit them.",
+        ),
         ([sales, "--freq", "YS"], "in line 3 is off the grid of one year; set --freq to the step of the stamps, or --"),
         ([sales, "--resample", "max"], "--resample is max; choose mean, sum or last."),
         ([sales, "--over", 1], "--over and --under are the two costs of one decision; give both."),
@@ -225,8 +232,8 @@ def test_an_answer_is_printed_where_files_cannot_be_written(sales, tmp_path, mon
         raise UserError(f"{path} cannot be written (No space left on device).")
 
     monkeypatch.setattr("bayesrnn.lab.tasks.forecast.tables.write_file", full)
-    monkeypatch.setattr("bayesrnn.saving.save", full)
-    for options in (["--out", tmp_path / "f.csv"], ["--plot", tmp_path / "f.png"]):
+    monkeypatch.setattr(Forecaster, "save", lambda self, folder: full(folder, b""))
+    for options in (["--out", tmp_path / "f.csv"], ["--plot", tmp_path / "f.png"], ["--save", tmp_path / "saved"]):
         result = forecast(sales, "--minutes", 0, "--horizon", 3, *options)
         assert len(pd.read_csv(io.StringIO(result.stdout))) == 3
         assert result.exit_code == 2
