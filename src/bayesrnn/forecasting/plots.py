@@ -230,18 +230,19 @@ def _sizes(table: Any, id_col: str) -> Any:
     return found.where(found > 0, 1.0)
 
 
-def short_names(names: Sequence[Any]) -> dict[Any, str]:
-    """A short label for each name: names that begin alike are cut at the front."""
-    short = {name: _short(name) for name in names}
-    alike = len(set(short.values())) < len(short)
-    return {name: _short(name, front=True) for name in names} if alike else short
+def short_names(names: Sequence[Any], most: int = 40) -> dict[Any, str]:
+    """A label for each name; long names are cut in the middle, and numbered where that makes them alike."""
+    found: dict[Any, str] = {}
+    for name in names:
+        label = _short(name, most)
+        found[name] = label if label not in found.values() else f"{label} ({len(found) + 1})"
+    return found
 
 
-def _short(name: Any, *, front: bool = False) -> str:
+def _short(name: Any, most: int = 40) -> str:
     text = "".join(c if c.isprintable() else " " for c in str(name))
-    if len(text) <= 40:
-        return text
-    return f"…{text[-39:]}" if front else f"{text[:39]}…"
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def _ticks(stamps: Any) -> Any:

@@ -1,4 +1,4 @@
-// Forecasts: a fan chart whose origin can be dragged, sampled paths, covariates that can be changed, walking forward.
+// Forecasts: a fan chart whose origin can be dragged, sampled paths, covariates that can be changed, a backtest.
 import { area, chart, h, later, line, numbers, percent, s, short, slider } from "/files/kit.js";
 
 const RECENT = 4; // steps before the origin whose covariates can be changed
@@ -123,7 +123,7 @@ export function mount(root, page) {
   };
 
   const walks = page.runs.map(() => h("div"));
-  const walk = h("button", { type: "button", text: "Walk forward", onclick: async () => {
+  const walk = h("button", { type: "button", text: "Backtest", onclick: async () => {
     walk.disabled = true;
     for (const [run, { name }] of page.runs.entries()) {
       const done = await page.ask(run, "walk", {}, (part) => {
@@ -159,7 +159,7 @@ function spread(into, { aleatoric_std: noise, epistemic_std: own }) {
       s("rect", { class: "own", x: x(k + 1), width: x(k + 1.3) - x(k + 1), y: y(own[k]), height: y(0) - y(own[k]) })]) }).box;
 }
 
-/** What walking forward showed. */
+/** What a backtest showed. */
 function calibration(into, { rows, crps, edges, pit, coverage, times, aleatoric, epistemic, relative, worst }) {
   const told = (text) => h("figcaption", { text });
   const put = (make, text) => {

@@ -66,13 +66,16 @@ def add_sections(page: Page, made: Forecaster, table: Any, who: str, name: str =
     if made.columns.future:
         names_ahead = ", ".join(made.columns.future)
         said += f" Future values of {names_ahead} are not known here: the pictures repeat those of the last season."
-    pictures = [_fan(page, made, each, key) for each in names]
+    shown = plots.short_names(names, 60)
+    files = [f"fan-{file_name(each)[:60]}" for each in names]
+    files = [file if file not in files[:k] else f"{file}-{k + 1}" for k, file in enumerate(files)]
+    pictures = [_fan(page, made, each, shown[each], f"{file}{key}") for each, file in zip(names, files, strict=True)]
     page.add(f"ahead{key}", f"{prefix}Forecasts", html.paragraphs(said), html.pictures(pictures))
     if table is not None:
         _walk_sections(page, table, made, who, prefix, key)
 
 
-def _fan(page: Page, made: Forecaster, name: str, key: str) -> Any:
+def _fan(page: Page, made: Forecaster, name: str, shown: str, file: str) -> Any:
     history = made.history(name)
     future = future_of(made, history)
     found = made.predict(history, level=LEVEL, future=future)
@@ -81,7 +84,7 @@ def _fan(page: Page, made: Forecaster, name: str, key: str) -> Any:
     said = f"{end}: {number(float(found['median'].iloc[-1]))} ({number(float(low))} to {number(float(high))})"
     png = plots.fan_chart(made, name, level=LEVEL, future=future, width=_WIDTH)
     alt = f"The end of {name} and its forecast. {said}."
-    return page.figure(f"fan-{file_name(name)[:60]}{key}", png, alt=alt, caption=f"{name[:60]}. {said}.")
+    return page.figure(file, png, alt=alt, caption=f"{shown}. {said}.")
 
 
 def _walk_sections(page: Page, table: Any, made: Forecaster, who: str, prefix: str, key: str) -> None:
@@ -112,8 +115,9 @@ def _walk_sections(page: Page, table: Any, made: Forecaster, who: str, prefix: s
             caption="Largest CRPS relative to the size of the series. Black: observed.",
         )  # fmt: skip
     by_series = scores(table, by=columns.id).loc[worst[:20]]
+    shown = plots.short_names(worst[:20], 60)
     rows = [
-        [str(name)[:60], *(number(float(row[key])) for key in ("crps", "mae")),
+        [shown.get(name, name), *(number(float(row[key])) for key in ("crps", "mae")),
          *(f"{row[f'coverage-{level}']:.1%}" for level in LEVEL)]
         for name, row in [*by_series.iterrows(), ("all series", whole)]
     ]  # fmt: skip
