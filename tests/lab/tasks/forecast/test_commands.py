@@ -310,7 +310,8 @@ class TestWords:
 
     def test_of_files_before_training(self, files):
         for option, name, words in (
-            ("--future", "twice", "lines 2 and 7 of --future"), ("--anomalies", "bad", "column 'y', line 4")
+            ("--future", "twice", "lines 2 and 7 of --future"), ("--anomalies", "bad", "column 'y', line 4"),
+            ("--anomalies", "old", "old.csv has no values after those of the data"),
         ):  # fmt: skip
             said = forecast(files / "old.csv", "--horizon", 5, option, files / f"{name}.csv").stderr.replace("\n", " ")
             assert words in said
@@ -346,3 +347,13 @@ def test_pictures_of_several_series_and_of_alarms(tmp_path):
     assert result.exit_code == 0, result.output
     assert "6 of 8 series with the largest scores" in result.stderr
     assert imread(tmp_path / "a.png").shape[0] > 1.5 * pixels.shape[1]
+
+
+def test_the_first_line_of_numbers_and_of_a_series_without_values(tmp_path):
+    frame = pd.DataFrame({"t": np.arange(0, 80, 2), "y": np.sin(np.arange(40.0))})
+    both = pd.concat([frame.assign(shop="a"), frame.assign(shop="b", y=np.nan)])
+    both.to_csv(tmp_path / "a.csv", index=False)
+    said = forecast(tmp_path / "a.csv", "--date", "t", "--series", "shop", "--horizon", 3).stderr
+    assert said.startswith("Dates: 't', whole numbers, every 2, 0 to 78. Forecasting 'y' for each 'shop' (a, b) (40")
+    assert "ends with" not in said
+    assert "Series 'b' has no value" in said

@@ -35,8 +35,10 @@ def _dates(source: Source, panel: Panel) -> str:
     first, last = labels(panel.clock.stamps(np.array([panel.first.min(), ends.max()])))
     if source.columns.time == ROW:
         return f"Dates: none; rows are numbered from {first} to {last}."
-    step = panel.clock.name
-    often = _OFTEN.get(step, f"one step is {step}" if panel.clock.unit in ("number", "offset") else f"every {step}")
+    step, every = panel.clock.name, panel.clock.every
+    often = _OFTEN.get(step, f"every {step}")
+    if panel.clock.unit == "number":
+        often = "whole numbers" if every == 1 else f"whole numbers, every {every}"
     return f"Dates: {source.words.stamps!r}, {often}, {first} to {last}."
 
 
@@ -62,7 +64,7 @@ def _target(source: Source, panel: Panel, *, chosen: bool) -> str:
 def _late(panel: Panel) -> str:
     """Series whose last rows have no value."""
     known = ~np.isnan(panel.y)
-    each = [int(part[::-1].argmax()) if part.any() else len(part) for part in np.split(known, panel.offsets[1:-1])]
+    each = [int(part[::-1].argmax()) for part in np.split(known, panel.offsets[1:-1])]  # 0 without any value
     late = np.flatnonzero(each)
     if not len(late):
         return ""

@@ -15,6 +15,7 @@ from bayesrnn.forecasting import Forecaster, scores
 from bayesrnn.forecasting.checks import check_future, check_windows
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.decisions import check_costs, check_share
+from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.panel import Panel, panel_of
 from bayesrnn.forecasting.tables import read
 from bayesrnn.forecasting.training import minutes_of
@@ -93,7 +94,10 @@ class Asked:
             with source.naming():
                 resample = made.settings["resample"]
                 freq = made.settings["freq"]
-                panel_of(source.renamed, panel.columns, freq=freq, clock=panel.clock, resample=resample)
+                new = panel_of(source.renamed, panel.columns, freq=freq, clock=panel.clock, resample=resample)
+                both = joined(panel, new)  # refuses values that contradict
+                if len(both.y) == len(panel.y):
+                    raise UserError(f"{self.anomalies} has no values after those of the data; give newer rows.")
         elif self.future is None:
             check_future(panel, None, horizon)
         else:

@@ -74,8 +74,9 @@ class Words:
         )  # fmt: skip
 
     def _renamed(self, found: "re.Match[str]") -> str:
-        own = {"time_col": self.columns.time, "target_col": self.columns.target, "id_col": self.columns.id}
-        return f"call it {own[found[1]]!r}" if found[1] in own else found[0]
+        if found[1] == "time_col":
+            return "add one with the dates"
+        return f"call it {(self.columns.target if found[1] == 'target_col' else self.columns.id)!r}"
 
     def _things(self, message: str) -> str:
         """With names of files and columns."""
