@@ -216,7 +216,8 @@ def test_the_first_lines_name_columns_gaps_and_time(tmp_path):
         "Known up to now: temp"
     )
     assert lines[0].endswith("Training takes up to 0 s, and as long again for the backtest on 2 windows.")
-    assert lines[1] == "Series 'load' ends with 2 missing values: its last value is at 2024-01-09 05:00."
+    gap = "Series 'load' ends with 2 missing values: its last value is at 2024-01-09 05:00, "
+    assert lines[1] == f"{gap}and its forecast starts at 2024-01-09 08:00."
     assert "Training a copy on the rows before the backtest: up to 0 s." in lines
 
 

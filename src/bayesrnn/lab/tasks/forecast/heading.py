@@ -1,10 +1,12 @@
 """What ``bayesrnn forecast FILE`` says before it trains: which columns it took for what, and how long it takes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.tables import stamps_of
 from bayesrnn.forecasting.training import minutes_of
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.tasks.forecast.source import ROW, Source, labels
@@ -14,11 +16,11 @@ _OFTEN |= {"year": "yearly", "weekday": "every weekday"}
 _MOST = 8  # names
 
 
-def heading(source: Source, panel: Panel, minutes: float | None, *, chosen: bool, walk: int) -> str:
+def heading(source: Source, frame: Any, panel: Panel, minutes: float | None, *, chosen: bool, walk: int) -> str:
     """One line per subject. ``chosen``: whether --target names a column; ``walk``: windows of a backtest."""
     lines = [f"{_dates(source, panel)} {_target(source, panel, chosen=chosen)}"]
     lines[0] += f" Training takes up to {duration(minutes_of(minutes, len(panel.y)))}{_twice(walk)}."
-    late = _late(panel)
+    late = _late(panel, frame)
     return "\n".join([*lines, late] if late else lines)
 
 
@@ -61,19 +63,25 @@ def _target(source: Source, panel: Panel, *, chosen: bool) -> str:
     return said
 
 
-def _late(panel: Panel) -> str:
+def _late(panel: Panel, frame: Any) -> str:
     """Series whose last rows have no value."""
-    known = ~np.isnan(panel.y)
-    each = [int(part[::-1].argmax()) for part in np.split(known, panel.offsets[1:-1])]  # 0 without any value
-    late = np.flatnonzero(each)
+    import pandas as pd
+
+    columns, clock = panel.columns, panel.clock
+    rows = pd.Series(clock.numbers(stamps_of(frame, columns, clock))).groupby(frame[columns.id].astype(str).to_numpy())
+    final = rows.max().reindex(panel.ids).to_numpy()
+    each = np.split(~np.isnan(panel.y), panel.offsets[1:-1])
+    known = [len(part) - 1 - int(part[::-1].argmax()) for part in each]  # the last row without any value
+    last = panel.numbers(np.arange(len(panel)), np.array(known))
+    missing = (final - last) // clock.every
+    late = np.flatnonzero((missing > 0) & [part.any() for part in each])
     if not len(late):
         return ""
-    i = int(late[0])
-    last = panel.numbers(np.array([i]), panel.lengths[i : i + 1] - 1 - each[i])
-    stamp = labels(panel.clock.stamps(last))[0]
+    i = late[:1]
+    value, start = labels(clock.stamps(np.concatenate([last[i], panel.numbers(i, panel.lengths[i])])))
+    ends = f"ends with {counted(int(missing[i[0]]), 'missing value')}: its last value is at {value}"
     others = f" {len(late) - 1:,} more series end so." if len(late) > 1 else ""
-    ends = f"ends with {counted(each[i], 'missing value')}"
-    return f"Series {panel.ids[i]!r} {ends}: its last value is at {stamp}.{others}"
+    return f"Series {panel.ids[i[0]]!r} {ends}, and its forecast starts at {start}.{others}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ METRICS = (
     Metric("naive_crps", "naive CRPS", lower_is_better=None),
     Metric("seasonal_naive_crps", "seasonal naive CRPS", lower_is_better=None),
     Metric("epistemic_share", "epistemic share", "share", None),
-    Metric("valid_crps", "scaled validation CRPS of the networks"),
+    Metric("valid_crps", "validation CRPS of the networks, scaled"),
 )
 DETAILS = tuple(
     Metric(f"{name}_{key}", f"{name.replace('_', ' ')} {key}", lower_is_better=None)

@@ -259,7 +259,7 @@ def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None,
             **settings,
         )  # fmt: skip
         panel = made.panel_of(frame)
-        said = heading(source, panel, made.settings["minutes"], chosen=target is not None, walk=asked.walk)
+        said = heading(source, frame, panel, made.settings["minutes"], chosen=target is not None, walk=asked.walk)
         typer.echo(said, err=True)
         asked.check_files(made, panel)
         made.fit(frame)
