@@ -1,5 +1,7 @@
 """The forecaster behind scikit-learn's interface."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -88,6 +90,14 @@ def test_what_is_refused(fitted):
             call()
     with pytest.raises(NotFittedError):
         BayesianForecaster().predict()
+
+
+def test_pandas_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"BayesianForecaster needs pandas: pip install 'bayesrnn\[forecast\]'"
+    ):
+        BayesianForecaster().fit(None, np.arange(50.0))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
+from bayesrnn.errors import needed_by
 from bayesrnn.forecasting.forecaster import Forecaster
 
 _OWN = ("horizon", "freq", "random_state")
@@ -43,7 +44,8 @@ class BayesianForecaster(RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> BayesianForecaster:
         """Learn from columns X (n, F) that are known ahead, None for none, and values y (n,)."""
-        import pandas as pd
+        with needed_by("BayesianForecaster", "'bayesrnn[forecast]'"):
+            import pandas as pd
 
         values = pd.Series(column_or_1d(y, warn=True))
         names = []
@@ -67,9 +69,8 @@ class BayesianForecaster(RegressorMixin, BaseEstimator):
         deviations. Dates in the index of X may leave rows out."""
         found = self._forecast(X, steps)
         mean = found["mean"].to_numpy()
-        if not return_std:
-            return mean
-        return mean, np.hypot(found["aleatoric_std"], found["epistemic_std"]).to_numpy()
+        std = np.hypot(found["aleatoric_std"], found["epistemic_std"]).to_numpy()
+        return (mean, std) if return_std else mean
 
     def predict_interval(self, X: Any = None, level: float = 0.9, steps: int | None = None) -> tuple[Any, Any]:
         """(low, high) that hold a value with probability ``level``."""
