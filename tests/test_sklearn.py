@@ -206,8 +206,13 @@ def test_many_rows_in_blocks(monkeypatch):
         ({"layout": "time"}, "layout must be one of step, feature"),
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"hidden_size": 2.5}, "hidden_size must be a whole number"),
-        ({"prior_sigma": 0.0}, "prior_sigma must be more than 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"prior_sigma": 0.0}, "prior_sigma must be a number above 0"),
+        ({"dropout": 1.0}, "dropout must be a number of at least 0 and below 1"),
+        ({"epochs": "a"}, "epochs must be a whole number of at least 1, got 'a'"),
+        ({"batch_size": None}, "batch_size must be a whole number"),
+        ({"dropout": None}, "dropout must be a number"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number above 0"),
+        ({"steps": 1.5}, "steps must be a whole number"),
     ],
 )
 def test_what_is_refused(settings, words):

@@ -7,6 +7,8 @@ Needs scikit-learn, which nothing else of the library does.
     model = BayesianRNNRegressor(steps=24).fit(X, y)           # a row of X is 24 steps, of one or more features each
     mean, std = model.predict(X_new, return_std=True)
     low, high = model.predict_interval(X_new, level=0.95)
+
+`BayesianForecaster` is for rows of one series in time order.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import bayesrnn as br
+from bayesrnn.checks import is_number, is_whole
 from bayesrnn.likelihoods import GaussianHeads
 
 try:
@@ -27,10 +30,12 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
+
+    from bayesrnn.forecasting.estimator import BayesianForecaster
 except ImportError as error:  # pragma: no cover
     raise ImportError("bayesrnn.sklearn needs scikit-learn 1.6 or newer: pip install scikit-learn") from error
 
-__all__ = ["BayesianRNNClassifier", "BayesianRNNRegressor"]
+__all__ = ["BayesianForecaster", "BayesianRNNClassifier", "BayesianRNNRegressor"]
 
 _CELLS: dict[str, Any] = {"lstm": br.LSTM, "gru": br.GRU, "rnn": br.RNN}
 _CHOICES = {
@@ -170,16 +175,15 @@ class _Estimator(BaseEstimator):
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or int(value) != value or value < 1:
+        for name in (*_COUNTS, *(["steps"] if self.steps is not None else [])):
+            if not is_whole(value := getattr(self, name)) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         for name in _SIZES:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
-        if self.steps is not None and (self.steps < 1 or columns % self.steps):
+            if not is_number(value := getattr(self, name)) or not value > 0:
+                raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be a number of at least 0 and below 1, got {self.dropout!r}")
+        if self.steps is not None and columns % self.steps:
             raise ValueError(
                 f"a row of {columns} columns cannot be {self.steps} steps: the number of columns must be a multiple of "
                 "steps"

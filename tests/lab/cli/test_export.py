@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
+import bayesrnn as br
 from bayesrnn.errors import UserError
 from bayesrnn.lab.cli import app
 from bayesrnn.lab.registry import task_class
@@ -129,11 +130,14 @@ def test_bad_requests(run, tmp_path):
     invoke("export", run)
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "a.json")
+    saved = br.save(torch.nn.Linear(1, 1), tmp_path / "saved")
     for arguments, said in (
         ([run, "--out", tmp_path / "pipe", "--force"], "pipe is not a regular file; choose another --out."),
         ([run, "--out", tmp_path / "a", "--force"], "a.json is not a regular file; choose another --out."),
         ([run, "--out", tmp_path, "--force"], "is not a regular file; choose another --out."),
         ([run], "model.safetensors exists already; replace it with --force"),
+        ([run, "--format", "torch", "--out", "m.onnx"], "m.onnx ends like a file of --format onnx"),
+        ([saved], "is not a run of bayesrnn train; its config.json has no settings."),
         ([run, "--format", "pickle"], "no format pickle; choose torch, exported, onnx"),
         (
             [run, "--format", "exported", "--out", "ex.exported"],

@@ -203,7 +203,7 @@ def test_a_saved_forecaster(open_page, forecaster, width, scheme):
     until(page, "mean => document.querySelector('.fan path.main').getAttribute('d') !== mean", mean)
     page.get_by_role("button", name="Undo changes").click()
     until(page, "mean => document.querySelector('.fan path.main').getAttribute('d') === mean", mean)
-    page.get_by_role("button", name="Walk forward").press("Enter")
+    page.get_by_role("button", name="Backtest").press("Enter")
     page.locator("figcaption", has_text="Where 60 values fell").wait_for(timeout=60_000)
     assert page.locator("figure", has_text="Among the largest errors").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -37,6 +37,7 @@ def command(
     With --hub: the whole posterior, its configuration and a model card, which `br.load` opens.
     """
     from bayesrnn.lab.runs.files import check_free, write_file
+    from bayesrnn.lab.runs.opening import read_config
 
     if hub is not None:
         if out is not None or form is not None:
@@ -48,7 +49,10 @@ def command(
         opened = f"Open it with br.load({str(hub)!r}); read and complete its README.md."
         typer.echo(f"{trained.config['recipe']}: {hub}. {opened}{_unfinished(trained)}")
         return
-    form = form or "torch"
+    own = {ending: name for name, ending in ENDINGS.items()}.get(out.suffix.lower()) if out is not None else None
+    if form in ENDINGS and own not in (None, form):
+        raise UserError(f"{out} ends like a file of --format {own}, and --format is {form}; change one of the two.")
+    form = form or own or "torch"
     if form not in ENDINGS:
         raise UserError(f"There is no format {form}; choose {', '.join(ENDINGS)}.")
     path = run / f"model{ENDINGS[form]}" if out is None else out
@@ -56,6 +60,7 @@ def command(
         better = path.parent / f"{path.stem}{ENDINGS[form]}"
         raise UserError(f"{path} must end in .pt2, or torch.export.load warns; choose --out {better}.")
     beside = path.with_name(path.name + ".json")
+    read_config(run)  # before --force is advised: a folder of something else has such a file too
     for file in (path, beside):
         check_free(file, force=force)
     trained, removed = _opened(run, pruned)

@@ -74,14 +74,17 @@ def command(
 def _summary(record: "Record", where: Path) -> str:
     """The line at the end."""
     from bayesrnn.lab.console.lines import in_words
+    from bayesrnn.lab.registry import task_class
 
+    task = task_class(record.task)
     metrics = dict(record.metrics)
     epoch = metrics.pop("best_epoch")
     speed = next(key for key in metrics if key.endswith("_per_second"))
     last = {k: v for k, v in metrics.items() if k.startswith(("valid_", "test_"))}
     first = list(dict.fromkeys(k.partition("_")[2] for k in last))[:_TOLD]  # the others are in record.json
     last = {k: v for k, v in last.items() if k.partition("_")[2] in first}
+    remark = f"{said} " if (said := task.remark(metrics)) else ""
     return (
-        f"{record.recipe}, seed {record.seed}: best epoch {epoch}, {in_words(last)} "
-        f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). Written to {where}"
+        f"{record.recipe}, seed {record.seed}: best epoch {epoch}, {in_words(last, task.scaled)} "
+        f"({metrics[speed]:,.0f} {speed.removesuffix('_per_second')}/s). {remark}Written to {where}"
     )

@@ -1,7 +1,7 @@
 """Progress of one run: a line per epoch, and in a terminal a bar."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,15 +63,20 @@ class Lines:
         )
 
 
-def in_words(named: dict[str, Any]) -> str:
-    """Results in words, one metric at a time: "perplexity 81.20 train, 90.31 validation". Only floats, no zeros."""
+def in_words(named: dict[str, Any], scaled: Sequence[str] = ()) -> str:
+    """Results in words, one metric at a time: "perplexity 81.20 train, 90.31 validation". Only floats, no zeros.
+
+    ``scaled`` are keys whose values are not in the unit of the data.
+    """
     measures: dict[str, list[str]] = {}
     for key, value in named.items():
         split, _, measure = key.partition("_")
         if split not in SPLITS:
             split, measure = "", key
         if isinstance(value, float) and value:
-            measures.setdefault(measure, []).append(f"{number(value)} {SPLITS.get(split, '')}".strip())
+            measures.setdefault(measure, []).append(
+                f"{number(value)} {'scaled ' * (key in scaled)}{SPLITS.get(split, '')}".strip()
+            )
     return ", ".join(f"{_name(measure)} {', '.join(values)}" for measure, values in measures.items())
 
 

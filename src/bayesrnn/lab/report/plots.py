@@ -167,7 +167,7 @@ def curves(
         _log_ticks(axes, min(finite), max(finite))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(1 - 0.04 * longest - 0.1, longest + 0.04 * longest + 0.1)
-    return _labelled(made, axes, f"epoch; a ring: {best}" if best else "epoch", label)
+    return _labelled(made, axes, f"epoch (ring: {best})" if best else "epoch", label)
 
 
 def against_diagonal(
@@ -180,7 +180,7 @@ def against_diagonal(
 ) -> bytes:
     """Points (said, found) in [0, 1] against the diagonal; marker size shows the number of predictions."""
     made, axes = figure((4.6, 4.2))
-    axes.plot([0, 1], [0, 1], color="#595959", linewidth=1, label="as it should be")
+    axes.plot([0, 1], [0, 1], color="#595959", linewidth=1, label="ideal")
     for name, points in named.items():
         style = look(name, named, order)
         xs, ys = _pairs((a, b) if _on_unit(a) and _on_unit(b) else (a, math.nan) for a, b in points)

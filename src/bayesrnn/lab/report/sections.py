@@ -67,7 +67,7 @@ def curves(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Analy
         named = {name: each for name, each in named.items() if any(math.isfinite(v) and v for e in each for v in e)}
         if not named:
             continue
-        best, name = "the lowest" if key.startswith("valid_") else "", label(key, groups[0].first.task)
+        best, name = "best" if key.startswith("valid_") else "", label(key, groups[0].first.task)
         ends = "; ".join(f"{one} {number(lines[0][0])} to {number(lines[0][-1])}" for one, lines in named.items())
         shown.append(
             page.figure(

@@ -114,7 +114,7 @@ def check_digests(config: dict[str, Any], files: Files, folder: Path) -> None:
 def check_task(path: str | Path, task: str) -> None:
     """Refuse a run of another task before anything else is read, and name the command for it."""
     folder = Path(path)
-    found = _read_config(folder)[1].task
+    found = read_config(folder)[1].task
     if found != task:
         wanted, other = task_class(task), task_class(found)
         raise UserError(
@@ -159,7 +159,7 @@ class WeightsGuard:
 def open_run(path: str | Path, device: torch.device) -> OpenedRun:
     """Read a run folder with the weights of its best epoch. Sizes are checked before the model is built."""
     folder = Path(path)
-    config, recipe = _read_config(folder)
+    config, recipe = read_config(folder)
     cls = task_class(recipe.task)
     names = config.get("files", ["vocabulary.txt"])
     if not isinstance(names, list) or len(names) > 100 or not all(isinstance(name, str) for name in names):
@@ -192,7 +192,7 @@ def _why_missing(folder: Path, config: dict[str, Any]) -> str:
     return f"{why} The same bayesrnn {command} continues the run, and writes the file."
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
+def read_config(folder: Path) -> tuple[dict[str, Any], recipes.Recipe]:
     """A run folder's config.json, and the recipe in it."""
     if not (folder / CONFIG).is_file():
         missing = f"it has no {CONFIG}" if folder.exists() else "there is no such folder"

@@ -107,6 +107,8 @@ class Task:
     """Whether :meth:`files` hold all data, so that :meth:`for_run` with ``data=None`` needs nothing else."""
     metrics: ClassVar[Sequence[Metric]] = ()
     """What runs are compared by, in the order of a table; those with a ``paper_key`` stand beside the paper's value."""
+    scaled: ClassVar[Sequence[str]] = ()
+    """Metrics that are not in the unit of the data, though their names are those of metrics that are."""
     details: ClassVar[Sequence[Metric]] = ()
     """Further metrics, which a report folds away."""
     conditions: ClassVar[Sequence[str]] = ("samples", "draws_seed")
@@ -145,6 +147,11 @@ class Task:
     def for_run(cls, recipe: Recipe, data: str | None, device: torch.device, files: Files) -> "Task":
         """The task on data that need not be the run's own; override to read them with the run's :meth:`files`."""
         return cls(recipe, data, device)
+
+    @classmethod
+    def remark(cls, metrics: Mapping[str, Any]) -> str:
+        """A sentence on a finished run for the line at the end of training; empty: nothing."""
+        return ""
 
     def unknown_words(self) -> str:
         """A sentence on what the run's files lack of this data; empty: nothing."""

@@ -38,7 +38,15 @@ def test_the_report_has_pictures_and_scores(made, tmp_path):
     result = report(tmp_path / "saved", "--out", tmp_path / "page")
     assert result.exit_code == 0, result.output
     text = (tmp_path / "page" / "index.html").read_text()
-    for words in ("Forecasts of north, south", "80% intervals hold", "of the variance", "Worst series", "all series"):
+    for words in (
+        "Forecasts of north, south",
+        "80% intervals cover",
+        "95% coverage",
+        "Future values of price are not known here",
+        "of the variance",
+        "Worst series",
+        "all series",
+    ):
         assert words in text
     names = {path.name for path in (tmp_path / "page").glob("*.png")}
     assert names == {"fan-north.png", "fan-south.png", "calibration.png", "doubt.png", "worst.png"}
@@ -84,6 +92,42 @@ def test_stamps_after_months_and_numbers():
 def test_short_series_are_not_walked_through(made):
     assert windows_of(made) == 3
     assert windows_of(Forecaster(7, members=0).fit(frame(rows=20))) == 0
+
+
+def test_series_without_values_and_of_different_size():
+    """A series that has no values in a backtest has no score, and a large one does not drown the others."""
+    table = pd.DataFrame({
+        "unique_id": np.repeat(["small", "large", "none"], 4), "ds": np.tile(np.arange(4), 3), "step": 1,
+        "y": [1.0, -1, 1, -1, 1e6, -1e6, 1e6, -1e6, *[np.nan] * 4], "crps": [0.5] * 4 + [1e5] * 4 + [np.nan] * 4,
+        "aleatoric_std": [0.5] * 4 + [1e5] * 4 + [1.0] * 4, "epistemic_std": [0.0] * 4 + [1e5] * 4 + [0.0] * 4,
+    })  # fmt: skip
+    assert plots.worst_first(table) == ["small", "large"]
+    mean = plots.doubt(table[table["unique_id"] != "none"], "ds")
+    np.testing.assert_allclose(mean["aleatoric_std"], 0.3)
+    np.testing.assert_allclose(mean["epistemic_std"], 0.05)
+
+
+def test_fan_charts_show_history_that_has_values(monkeypatch):
+    """Also where a series ends with more missing values than a picture shows."""
+    data = frame(("a",), rows=300).drop(columns="price")
+    data.loc[data.index[-100:], "y"] = np.nan
+    data = pd.concat([data[:-1], data[-1:].assign(y=np.nan)])
+    drawn = []
+    monkeypatch.setattr(plots, "_fan", lambda axes, past, found: drawn.append(past))
+    monkeypatch.setattr(plots, "_with_legend", lambda figure, axes, columns: b"")
+    one = Forecaster(7, members=0, context=150).fit(data)
+    plots.fan_charts(one, ["a"])
+    assert drawn[0]["y"].notna().all()
+    assert len(drawn[0]) == 60
+
+
+def test_labels_of_names_that_begin_alike_differ():
+    names = [f"a long name of a shop in the north, number {k}" for k in range(2)]
+    names += [f"{k}".join(["a" * 50] * 2) for k in range(2)]  # also in the middle
+    labels = plots.short_names(names)
+    assert len(set(labels.values())) == 4
+    assert max(map(len, labels.values())) < 46
+    assert plots.short_names(["a", "b"]) == {"a": "a", "b": "b"}
 
 
 def test_long_names_fit(tmp_path):

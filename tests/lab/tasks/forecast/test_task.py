@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pandas as pd
@@ -441,6 +442,28 @@ class TestCommand:
         ):
             status, text = run("forecast", *arguments)
             assert (status, words in text) == (2, True), text
+
+
+def test_the_line_at_the_end_names_units_and_a_run_without_networks(tmp_path):
+    short = csv_of(tmp_path / "short.csv", wave(30)[["step", "level"]])
+    status, text = run("train", "forecast", "--data", short, "--out", tmp_path / "run", "data.date=step", "horizon=3")
+    assert status == 0, text
+    last = text.strip().splitlines()[-1]
+    assert re.search(r"crps [\d.]+ scaled validation, [\d.]+ test", last)
+    assert "No network is used: the linear forecast is better without." in last
+
+
+def test_new_rows_of_a_run_with_numbered_rows(tmp_path):
+    """They go on with the numbers; text of dates is no covariate."""
+    frame = wave(40)[["level"]].assign(day=[f"day {k}" for k in range(40)])
+    old, new = (csv_of(tmp_path / f"{n}.csv", part) for n, part in (("old", frame[:35]), ("new", frame[35:])))
+    status, text = run("train", "forecast", "--data", old, "--out", tmp_path / "run", "data.date=none", "horizon=3")
+    assert status == 0, text
+    for options, first in (([], 35), (["--data", new], 40)):
+        status, text = run("forecast", tmp_path / "run", "--json", *options)
+        assert status == 0, text
+        assert json.loads(text)[0]["ds"] == first
+    assert "alarm" in run("forecast", tmp_path / "run", "--anomalies", new)[1]
 
 
 def test_a_finished_run_needs_no_data(series, tmp_path):

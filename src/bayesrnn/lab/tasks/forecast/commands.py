@@ -1,5 +1,6 @@
 """``bayesrnn forecast``: what comes after the end of a run's series, or of the series of a file, with intervals."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,45 +35,54 @@ def command(
         str | None, typer.Option(help="For a run or a saved forecaster: a file with newer rows of its series.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write .csv or .json. Default: stdout.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG with bands to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG with up to 6 fan charts to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of training and of draws.")] = 1,
-    horizon: Annotated[int, typer.Option(min=1, max=10_000, help="Steps ahead.", rich_help_panel=_FILE)] = 24,
-    minutes: Annotated[float | None, typer.Option(help="Time for training.", rich_help_panel=_FILE)] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of training and of draws.")] = 1,
+    horizon: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Steps ahead that the model forecasts.", rich_help_panel=_FILE)
+    ] = 24,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Most minutes of training. Default: 1.5; 3 for more than 20,000 rows.", rich_help_panel=_FILE
+        ),
+    ] = None,
     freq: Annotated[
-        str | None, typer.Option(help="Step of time, such as h, D or MS. Default: found.", rich_help_panel=_FILE)
+        str | None, typer.Option(help="Step between dates, such as h, D or MS. Default: found.", rich_help_panel=_FILE)
     ] = None,
     resample: Annotated[
         str | None,
-        typer.Option(help="Put uneven stamps on the grid by mean, sum or last.", rich_help_panel=_FILE),
+        typer.Option(help="Put uneven dates on an even grid by mean, sum or last.", rich_help_panel=_FILE),
     ] = None,
     timezone: Annotated[
         str | None,
-        typer.Option(help="Zone of the stamps' clock, such as Europe/Berlin. Default: theirs.", rich_help_panel=_FILE),
+        typer.Option(help="Time zone of the dates, such as Europe/Berlin.", rich_help_panel=_FILE),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Column to forecast. Default: y, or all with numbers.", rich_help_panel=_FILE),
+        typer.Option(help="Column to forecast. Default: y, or every column of numbers.", rich_help_panel=_FILE),
     ] = None,
     date: Annotated[
-        str | None, typer.Option(help="Column of stamps. Default: ds, or found.", rich_help_panel=_FILE)
+        str | None,
+        typer.Option(help="Column of dates; none numbers the rows. Default: ds, or found.", rich_help_panel=_FILE),
     ] = None,
     series: Annotated[
         str | None,
-        typer.Option(help="Column with names of series. Default: unique_id, or one series.", rich_help_panel=_FILE),
+        typer.Option(help="Column that names the series. Default: unique_id, or one series.", rich_help_panel=_FILE),
     ] = None,
     future: Annotated[
         Path | None,
-        typer.Option(help="File with stamps of the horizon and columns that are known ahead."),
+        typer.Option(help="File with the dates of the horizon and the columns known ahead."),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Keep the forecaster, for explore and report.", rich_help_panel=_FILE)
     ] = None,
     walk: Annotated[
-        int, typer.Option(min=0, max=1000, help="Walk forward through so many windows; scores.", rich_help_panel=_FILE)
+        int,
+        typer.Option(min=0, max=1000, help="Backtest on this many windows and print scores.", rich_help_panel=_FILE),
     ] = 0,
     table: Annotated[
-        Path | None, typer.Option(help="CSV file for the forecasts of --walk.", rich_help_panel=_FILE)
+        Path | None, typer.Option(help="Write the forecasts of --walk to this CSV file.", rich_help_panel=_FILE)
     ] = None,
     above: Annotated[
         float | None,
@@ -82,18 +92,21 @@ def command(
         float | None, typer.Option(help="Probability that a series falls below this.", rich_help_panel=_DECISION)
     ] = None,
     over: Annotated[
-        float | None, typer.Option(help="Cost per unit too many; with --under: best order.", rich_help_panel=_DECISION)
+        float | None,
+        typer.Option(
+            help="Cost of each unit too many. With --under, prints the best order.", rich_help_panel=_DECISION
+        ),
     ] = None,
-    under: Annotated[float | None, typer.Option(help="Cost per unit short.", rich_help_panel=_DECISION)] = None,
+    under: Annotated[float | None, typer.Option(help="Cost of each unit too few.", rich_help_panel=_DECISION)] = None,
     anomalies: Annotated[
-        Path | None, typer.Option(help="File whose rows follow: which are unusual.", rich_help_panel=_DECISION)
+        Path | None, typer.Option(help="Score the new rows in this file for anomalies.", rich_help_panel=_DECISION)
     ] = None,
     false_alarms: Annotated[
-        float, typer.Option(help="Share of usual rows that raise an alarm.", rich_help_panel=_DECISION)
+        float, typer.Option(help="Share of ordinary rows that raise an alarm.", rich_help_panel=_DECISION)
     ] = 0.01,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, max=10_000, help="Steps ahead, at most the horizon of the model. Default: all."),
+        typer.Option(min=1, max=10_000, help="Steps to print, at most the horizon. Default: all."),
     ] = None,
     samples: Annotated[
         int | None,
@@ -107,12 +120,15 @@ def command(
     kinds of uncertainty for each step."""
     from bayesrnn.lab.tasks.forecast import SAVED, tables
 
+    if not source.exists():
+        raise UserError(f"There is no file or folder {source}; check the path.")
     given = {name for name in context.params if _given(context, name)}
-    is_file = source.is_file() or source.suffix.lower() in (".csv", ".gz", ".parquet", ".pq")
+    is_file = not source.is_dir()
     is_run = not is_file and not any((source / name).is_file() for name in SAVED)
     if is_file:
-        _refuse(given & {*_FOR_RUNS, "data"}, "a file", "a run")
-        horizon = steps or horizon
+        other = "a run or a saved forecaster" if "data" in given else "a run"
+        _refuse(given & {*_FOR_RUNS, "data"}, "a file", other)
+        horizon = horizon if "horizon" in given else steps or horizon
     elif is_run:
         _refuse(given & {*_FOR_FILES, "walk", "table"}, "a run", "a file")
     else:
@@ -140,19 +156,16 @@ def _from_run(
     """Open the forecaster of a run, append newer rows, and answer."""
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.opening import check_task, open_run
-    from bayesrnn.lab.tasks.forecast.source import ahead_option
-    from bayesrnn.lab.tasks.forecast.task import opened, read_source
+    from bayesrnn.lab.tasks.forecast.tables import update
+    from bayesrnn.lab.tasks.forecast.task import opened
 
     check_task(folder, "forecast")
     run = open_run(folder, device_of(device))
     task = opened(run)
     made = task.finished(samples=samples, seed=seed).update(task.whole)
     if data is not None:
-        source = read_source(data, run.recipe.data)
-        with source.naming():
-            made.update(source.frame())
-    with ahead_option():
-        asked.write(made)
+        update(made, data, run.recipe.data.date)
+    replace(asked, date=run.recipe.data.date).write(made)
 
 
 def _given(context: typer.Context, name: str) -> bool:

@@ -1,4 +1,4 @@
-// Forecasts: a fan chart whose origin can be dragged, sampled paths, covariates that can be changed, walking forward.
+// Forecasts: a fan chart whose origin can be dragged, sampled paths, covariates that can be changed, a backtest.
 import { area, chart, h, later, line, numbers, percent, s, short, slider } from "/files/kit.js";
 
 const RECENT = 4; // steps before the origin whose covariates can be changed
@@ -123,7 +123,7 @@ export function mount(root, page) {
   };
 
   const walks = page.runs.map(() => h("div"));
-  const walk = h("button", { type: "button", text: "Walk forward", onclick: async () => {
+  const walk = h("button", { type: "button", text: "Backtest", onclick: async () => {
     walk.disabled = true;
     for (const [run, { name }] of page.runs.entries()) {
       const done = await page.ask(run, "walk", {}, (part) => {
@@ -159,8 +159,8 @@ function spread(into, { aleatoric_std: noise, epistemic_std: own }) {
       s("rect", { class: "own", x: x(k + 1), width: x(k + 1.3) - x(k + 1), y: y(own[k]), height: y(0) - y(own[k]) })]) }).box;
 }
 
-/** What walking forward showed. */
-function calibration(into, { rows, crps, edges, pit, coverage, times, aleatoric, epistemic, worst }) {
+/** What a backtest showed. */
+function calibration(into, { rows, crps, edges, pit, coverage, times, aleatoric, epistemic, relative, worst }) {
   const told = (text) => h("figcaption", { text });
   const put = (make, text) => {
     const figure = h("figure");
@@ -175,14 +175,14 @@ function calibration(into, { rows, crps, edges, pit, coverage, times, aleatoric,
   `Where ${rows} values fell in their forecasts. All bars at the orange line: calibrated. A hill: too unsure; a valley: too sure.`);
   const count = crps.length;
   put((figure) => chart({ into: figure, height: 190, xs: [1, Math.max(2, count)], ys: [0, 1], yText: (at) => percent(at), xText: String, xTicks: steps(count), across: "steps ahead",
-    label: coverage.map(({ level, shares }) => `${level}% intervals hold ${percent(mean(shares), 1)}`).join("; "),
+    label: coverage.map(({ level, shares }) => `${level}% intervals cover ${percent(mean(shares), 1)}`).join("; "),
     draw: ({ x, y }) => coverage.flatMap(({ level, shares }, k) => [s("line", { class: "aim", x1: x(1), x2: x(Math.max(2, count)), y1: y(level / 100), y2: y(level / 100) }),
-      s("path", { class: k ? "main" : "other", d: line(shares.map((share, i) => [x(i + 1), y(share)])) })]) }).box,
-  `Coverage by steps ahead: ${coverage.map(({ level, shares }, k) => `${level}% intervals (${k ? "blue" : "orange"}) hold ${percent(mean(shares), 1)}`).join(", ")}. Dashed: as it should be. CRPS: ${short(crps[0])} one step ahead, ${short(crps.at(-1))} at step ${count}.`);
+      s("path", { class: k ? "other" : "main", d: line(shares.map((share, i) => [x(i + 1), y(share)])) })]) }).box,
+  `Coverage by steps ahead: ${coverage.map(({ level, shares }, k) => `${level}% intervals (${k ? "orange" : "blue"}) cover ${percent(mean(shares), 1)}`).join(", ")}. Dashed: ideal. CRPS: ${short(crps[0])} one step ahead, ${short(crps.at(-1))} at step ${count}.`);
   put((figure) => chart({ into: figure, height: 170, xs: [0, Math.max(1, times.length - 1)], ys: [0, 1.05 * Math.max(...aleatoric, ...epistemic) || 1], xText: (k) => times[k] ?? "",
     xTicks: labelled([0, times.length - 1], figure.clientWidth, times), label: `Both standard deviations from ${times[0]} to ${times.at(-1)}.`,
     draw: ({ x, y }) => [s("path", { class: "main", d: line(aleatoric.map((v, k) => [x(k), y(v)])) }), s("path", { class: "other", d: line(epistemic.map((v, k) => [x(k), y(v)])) })] }).box,
-  "Standard deviations over time: noise in the data (blue, aleatoric) and the model's own doubt (orange, epistemic).");
+  `Standard deviations over time${relative ? ", each series divided by its mean absolute value" : ""}: noise in the data (blue, aleatoric) and the model's own doubt (orange, epistemic).`);
   for (const { name, labels, values, median, low, high, crps: score } of worst) {
     const all = [...values, ...low, ...high].filter(Number.isFinite);
     put((figure) => chart({ into: figure, height: 170, xs: [0, Math.max(1, labels.length - 1)], ys: [Math.min(...all), Math.max(...all)], xText: (k) => labels[k] ?? "",

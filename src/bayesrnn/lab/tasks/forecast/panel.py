@@ -16,7 +16,7 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster
-from bayesrnn.forecasting.plots import worst_first
+from bayesrnn.forecasting.plots import doubt, short_names, worst_first
 from bayesrnn.forecasting.scores import pit, scores
 from bayesrnn.forecasting.training import minutes_of
 from bayesrnn.lab.explore.panel import Handler, Options, Panel, Part, Request
@@ -65,8 +65,8 @@ class ForecasterPanel(Panel):
         self.history = lru_cache(64)(made.history)
         self.minutes = minutes_of(made.settings["minutes"], sum(made.rows.values()))
         self.note = (
-            "The model was trained on these rows, so a forecast at an earlier origin is no test of it. Walking forward "
-            f"is: a copy is trained on earlier rows, which takes up to {self.minutes:g} minutes."
+            "The model was trained on these rows, so forecasts at earlier origins do not test it. A backtest "
+            f"does: training a copy on earlier rows takes up to {self.minutes:g} minutes."
         )
 
     @classmethod
@@ -123,7 +123,7 @@ class ForecasterPanel(Panel):
         return {**{key: listed(found[column]) for key, column in named.items()}, "paths": [listed(p) for p in paths]}
 
     def table(self) -> Any:
-        """Forecasts beside what came."""
+        """Forecasts beside observed values."""
         count = windows_of(self.made)
         if not count:
             raise UserError("The series are too short to train a copy on their earlier rows; give them more rows.")
@@ -138,7 +138,7 @@ class ForecasterPanel(Panel):
         count = len(self.names)
         few = f" Of {count:,} series the first {_NAMES:,} can be chosen." if count > _NAMES else ""
         return {
-            "names": [str(name)[:80] for name in self.names[:_NAMES]], "horizon": self.horizon,
+            "names": list(short_names(self.names[:_NAMES], 80).values()), "horizon": self.horizon,
             "note": self.note + few, "shown": self.shown(0),
         }  # fmt: skip
 
@@ -198,21 +198,21 @@ def summary(table: Any) -> dict[str, Any]:
     by_step, times = scores(table, by="step"), table["ds"]
     order = np.sort(times.unique())
     group = np.searchsorted(order, times.to_numpy()) // -(-len(order) // _TIMES)
-    over = table.groupby(group)[["aleatoric_std", "epistemic_std"]].mean()
+    over = doubt(table, group)
     edges, shares = pit(table)
     levels = sorted((c[9:] for c in by_step if c.startswith("coverage-")), key=float)
     worst = []
-    for name in worst_first(table)[:_WORST]:
+    for name, label in short_names(worst_first(table)[:_WORST], 80).items():
         rows = table[table["unique_id"] == name].drop_duplicates("ds", keep="last").sort_values("ds").tail(SHOWN)
         ends = {"low": rows[f"lo-{levels[-1]}"], "high": rows[f"hi-{levels[-1]}"]}
         columns = {"values": rows["y"], "median": rows["median"], **ends}
-        about = {"name": str(name)[:80], "labels": labels(rows["ds"]), "crps": float(rows["crps"].mean())}
+        about = {"name": label, "labels": labels(rows["ds"]), "crps": float(rows["crps"].mean())}
         worst.append({**about, **{key: listed(column) for key, column in columns.items()}})
     return {
         "rows": int(table["y"].notna().sum()), "crps": listed(by_step["crps"]), "edges": edges, "pit": shares,
         "coverage": [{"level": float(level), "shares": listed(by_step[f"coverage-{level}"])} for level in levels],
         "times": labels(times.groupby(group).first()), "aleatoric": listed(over["aleatoric_std"]),
-        "epistemic": listed(over["epistemic_std"]), "worst": worst,
+        "epistemic": listed(over["epistemic_std"]), "relative": table["unique_id"].nunique() > 1, "worst": worst,
     }  # fmt: skip
 
 
@@ -231,7 +231,7 @@ class ForecastPanel(ForecasterPanel):
         self.run, self.options = run, options
         self.own = opened(run)
         super().__init__(self.own.finished().update(self.own.whole))
-        self.note = "Walking forward goes through the test part, which the model has not seen."
+        self.note = "The backtest goes through the test part, which the model has not seen."
 
     @property
     def why_no_data(self) -> str:

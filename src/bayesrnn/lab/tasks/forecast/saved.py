@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesrnn.forecasting import Forecaster, plots, scores
+from bayesrnn.forecasting.training import minutes_of
 from bayesrnn.lab.explore.panel import Panel
 from bayesrnn.lab.reading import counted
 from bayesrnn.lab.report import html
@@ -13,6 +14,7 @@ from bayesrnn.lab.report.labels import number
 from bayesrnn.lab.report.parts import Page, file_name
 from bayesrnn.lab.runs.collection import SeedGroup
 from bayesrnn.lab.tasks.base import Say
+from bayesrnn.lab.tasks.forecast.heading import duration
 from bayesrnn.lab.tasks.forecast.panel import LEVEL, ForecasterPanel, future_of, walk_forward, windows_of
 from bayesrnn.lab.tasks.forecast.source import labels
 
@@ -35,11 +37,12 @@ class Saved:
         return {"task": ForecasterPanel(self.forecaster)}
 
     def report(self, page: Page, *, fast: bool, say: Say) -> None:
-        """Fan charts; and, unless ``fast``, calibration, doubt over time and the worst series of a walk forward."""
+        """Fan charts; and, unless ``fast``, calibration, doubt over time and the worst series of a backtest."""
         made = self.forecaster
         table = None
         if not fast and (count := windows_of(made)):
-            say(f"walking forward through {counted(count, 'window')}; a copy is trained on the rows before them")
+            time = duration(minutes_of(made.settings["minutes"], sum(made.rows.values())))
+            say(f"backtest on {counted(count, 'window')}: training a copy on the rows before them takes up to {time}")
             table = walk_forward(made, count)
         add_sections(page, made, table, "a copy that was trained on earlier rows")
 
@@ -54,17 +57,25 @@ def section(page: Page, groups: Sequence[SeedGroup], analyses: Mapping[str, Anal
 
 
 def add_sections(page: Page, made: Forecaster, table: Any, who: str, name: str = "") -> None:
-    """Fan charts, and what a walk forward by ``who`` shows. ``name``: the run, where there are several."""
+    """Fan charts, and what a backtest of ``who`` shows. ``name``: the run, where there are several."""
     names = plots.worst_first(table, made.columns.id)[:_FANS] if table is not None else made.ids[:_FANS]
     prefix, key = (f"{name}: ", f"-{file_name(name)}") if name else ("", "")
-    page.add(f"ahead{key}", f"{prefix}Forecasts", html.paragraphs(
-        "What comes after the end of the series. Orange: how much of the interval comes from not knowing the "
-        "model's weights."), html.pictures([_fan(page, made, each, key) for each in names]))  # fmt: skip
+    said = (
+        "Forecasts after the end of the series. Orange: the part of the interval from not knowing the model's weights."
+    )
+    if made.columns.future:
+        names_ahead = ", ".join(made.columns.future)
+        said += f" Future values of {names_ahead} are not known here: the pictures repeat those of the last season."
+    shown = plots.short_names(names, 60)
+    files = [f"fan-{file_name(each)[:60]}" for each in names]
+    files = [file if file not in files[:k] else f"{file}-{k + 1}" for k, file in enumerate(files)]
+    pictures = [_fan(page, made, each, shown[each], f"{file}{key}") for each, file in zip(names, files, strict=True)]
+    page.add(f"ahead{key}", f"{prefix}Forecasts", html.paragraphs(said), html.pictures(pictures))
     if table is not None:
         _walk_sections(page, table, made, who, prefix, key)
 
 
-def _fan(page: Page, made: Forecaster, name: str, key: str) -> Any:
+def _fan(page: Page, made: Forecaster, name: str, shown: str, file: str) -> Any:
     history = made.history(name)
     future = future_of(made, history)
     found = made.predict(history, level=LEVEL, future=future)
@@ -73,39 +84,42 @@ def _fan(page: Page, made: Forecaster, name: str, key: str) -> Any:
     said = f"{end}: {number(float(found['median'].iloc[-1]))} ({number(float(low))} to {number(float(high))})"
     png = plots.fan_chart(made, name, level=LEVEL, future=future, width=_WIDTH)
     alt = f"The end of {name} and its forecast. {said}."
-    return page.figure(f"fan-{file_name(name)[:60]}{key}", png, alt=alt, caption=f"{name[:60]}. {said}.")
+    return page.figure(file, png, alt=alt, caption=f"{shown}. {said}.")
 
 
 def _walk_sections(page: Page, table: Any, made: Forecaster, who: str, prefix: str, key: str) -> None:
     """Calibration, both uncertainties over time, the worst series, and scores by series."""
     whole, columns = scores(table).iloc[0], made.columns
-    said = ", ".join(f"{level}% intervals hold {whole[f'coverage-{level}']:.1%}" for level in LEVEL)
+    said = ", ".join(f"{level}% intervals cover {whole[f'coverage-{level}']:.1%}" for level in LEVEL)
     about = f"{counted(int(table['y'].notna().sum()), 'value')} were forecast by {who}"
     page.add_figure(
         f"calibration{key}", f"{prefix}Calibration", plots.calibration(table, width=_WIDTH), text=f"{about}.",
         alt=f"Where values fell in their forecasts, and coverage by steps ahead. {said}.",
-        caption=f"Above: where values fell in their forecasts; flat is right. Below: {said}, by steps ahead.",
+        caption=f"Above: where values fell in their forecasts; flat means calibrated. Below: {said}, by steps ahead.",
     )  # fmt: skip
-    share = float(
-        (table["epistemic_std"] ** 2).mean() / (table[["aleatoric_std", "epistemic_std"]] ** 2).sum(axis=1).mean()
-    )
+    variances = plots.relative(table, columns.id) ** 2
+    share = float(variances["epistemic_std"].sum() / variances.to_numpy().sum())
+    several = ", each series divided by its mean absolute value" if len(made.ids) > 1 else ""
+    png = plots.epistemic_share(table, columns.time, id_col=columns.id, width=_WIDTH)
     page.add_figure(
-        f"doubt{key}", f"{prefix}Doubt over time", plots.epistemic_share(table, columns.time, width=_WIDTH),
+        f"doubt{key}", f"{prefix}Doubt over time", png,
         alt=f"Standard deviations of both kinds over time; {share:.1%} of the variance is epistemic.",
-        caption=f"Noise in the data, and the model's own doubt: {share:.1%} of the variance.",
+        caption=f"Noise in the data, and the model's own doubt ({share:.1%} of the variance){several}.",
     )  # fmt: skip
-    if len(made.ids) > 1:
+    worst = plots.worst_first(table, columns.id)
+    if len(worst) > 1:
         png = plots.worst_series(table, 4, columns.id, columns.time, width=_WIDTH)
         page.add_figure(
             f"worst{key}", f"{prefix}Worst series", png,
-            alt="The series with the largest CRPS relative to their size: what came, medians and intervals.",
-            caption="Largest CRPS relative to the size of the series. Black: what came.",
+            alt="The series with the largest CRPS relative to their size: observed values, medians and intervals.",
+            caption="Largest CRPS relative to the size of the series. Black: observed.",
         )  # fmt: skip
-    by_series = scores(table, by=columns.id).loc[plots.worst_first(table, columns.id)[:20]]
+    by_series = scores(table, by=columns.id).loc[worst[:20]]
+    shown = plots.short_names(worst[:20], 60)
     rows = [
-        [str(name)[:60], *(number(float(row[key])) for key in ("crps", "mae")),
+        [shown.get(name, name), *(number(float(row[key])) for key in ("crps", "mae")),
          *(f"{row[f'coverage-{level}']:.1%}" for level in LEVEL)]
         for name, row in [*by_series.iterrows(), ("all series", whole)]
     ]  # fmt: skip
-    head = ["series", "CRPS", "MAE", *(f"{level}% holds" for level in LEVEL)]
+    head = ["series", "CRPS", "MAE", *(f"{level}% coverage" for level in LEVEL)]
     page.add(f"scores{key}", f"{prefix}Scores", html.wide(html.table(head, rows)))

@@ -40,6 +40,7 @@ from bayesrnn.lab.tasks.forecast.plan import (
 from bayesrnn.lab.tasks.forecast.settings import SECTIONS, Data, Evaluate
 from bayesrnn.lab.tasks.forecast.source import Source, labels
 from bayesrnn.lab.tasks.forecast.tables import check_file, percentages
+from bayesrnn.lab.tasks.forecast.words import Words
 from bayesrnn.lab.tasks.signature import ROWS, Signature
 
 if TYPE_CHECKING:
@@ -51,10 +52,8 @@ QUANTILES = [k / 10 for k in range(1, 10)]
 
 def read_source(data: str | None, settings: Data) -> Source:
     """The file of a recipe's data; None: the library's own series."""
-    path = None if data is None else Path(data)
-    if path is not None and path.is_dir():
-        raise UserError(f"{path} is a folder; --data names a CSV, CSV.gz or Parquet file.")
-    return Source.of(path, settings.target, settings.date, spelling="data.{}", sets="=")
+    words = Words(spelling="data.{}", sets="=", option="--data")
+    return Source.of(None if data is None else Path(data), settings.target, settings.date, words=words)
 
 
 class Forecast(Task):
@@ -71,6 +70,7 @@ class Forecast(Task):
     command = "forecast"
     unit, source, default_data = "values", "series", "mauna_loa"
     limit = 50.0
+    scaled = ("valid_crps",)
     metrics, details, conditions = METRICS, DETAILS, ("level", "samples", "draws_seed")
     commands = COMMANDS
     panel = "bayesrnn.lab.tasks.forecast.panel:ForecastPanel"
@@ -246,8 +246,8 @@ class Forecast(Task):
             raise UserError("--samples is 0; a forecast is a mixture over draws, so at least 1. Default: the recipe's.")
         check_file(Path(table) if table else None, (".csv",), "--table")
         made = self.finished(samples=samples, seed=seed, say=say)
-        say("walking forward through the test part")
-        with bar("walking forward") as progress:
+        say("backtest on the test part")
+        with bar("backtest") as progress:
             walk = self.walk(made, level, progress)
         if table:
             write_file(Path(table), walk.to_csv(index=False).encode())
@@ -286,11 +286,19 @@ class Forecast(Task):
         return [*(f"base {k + 1}" for k in range(len(model.bases))),
                 *(f"network {k + 1} ({m.likelihood})" for k, m in enumerate(model.members))]  # fmt: skip
 
+    @classmethod
+    def remark(cls, metrics: Mapping[str, Any]) -> str:
+        weights = metrics.get("weights", {})
+        used = any(weight for name, weight in weights.items() if name.startswith("network"))
+        return "" if used or not weights else "No network is used: the linear forecast is better without."
+
     @staticmethod
     def exported(model: nn.Module) -> nn.Module:
         networks = model.networks if isinstance(model, Parts) else nn.ModuleList([model])
         if not len(networks):
-            raise UserError("This run has no network: its series is too short for one; there is nothing to export.")
+            raise UserError(
+                "This run has no network, because its series is too short for one; there is nothing to export."
+            )
         return networks[0] if len(networks) == 1 else networks
 
     @staticmethod
@@ -312,7 +320,7 @@ class Forecast(Task):
         """The forecaster with all rows, and the walk through the test part."""
         task = opened(run)
         made = task.finished()
-        say("walking forward through the test part")
+        say("backtest on the test part")
         table = task.walk(made, 95.0)
         return {"forecaster": made.update(task.whole), "table": table}
 
