@@ -17,6 +17,7 @@ from bayesrnn.forecasting.empirical import Empirical, empirical
 from bayesrnn.forecasting.network import tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
+from bayesrnn.forecasting.still import with_stops
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine
 from bayesrnn.forecasting.trees import Trees
@@ -53,13 +54,14 @@ class Model:
         """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         used = np.flatnonzero(self.weights).tolist()
         parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
-        floor = self.floor(cuts[0].batch(series, ends))
+        batch = cuts[0].batch(series, ends)
+        floor = self.floor(batch)
         grid: Array = self.calibration.apply(sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used))  # type: ignore[arg-type]
         share = sum(self.weights[k] * parts[k][1] for k in used)
         for (rows, calibration), (stop, _) in pairwise([*self.cold, (_WARM, self.calibration)]):
             these = (ends >= rows) & (ends < min(stop, self.shape.context))
             grid[these] = calibration.apply(grid[these])
-        return np.maximum(grid, floor), share  # type: ignore[return-value]
+        return with_stops(np.maximum(grid, floor), cuts[0].panel, batch), share  # type: ignore[return-value]
 
     def bounded(self, grid: Array) -> Array:
         return np.maximum(np.rint(grid) if self.whole else grid, self.lower)
