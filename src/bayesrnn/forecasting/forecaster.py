@@ -11,6 +11,7 @@ import numpy as np
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError, needed_by
 from bayesrnn.forecasting import checks, decisions, grids, paths
+from bayesrnn.forecasting.bounds import Bounds
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
 from bayesrnn.forecasting.growth import joined
@@ -178,7 +179,9 @@ class Forecaster:
             A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
         """
         level, quantiles = checks.check_levels(level, quantiles)
-        return self._table(lambda grid, share: self._summary(grid, share, level, quantiles), data, future)
+        return self._table(
+            lambda grid, share, bounds: grids.summary(grid, share, level, quantiles, bounds), data, future
+        )
 
     @property
     def ids(self) -> list[str]:
@@ -211,8 +214,8 @@ class Forecaster:
         check_choice("method", method, ("copula", "autoregressive"))
         rng, names = np.random.default_rng(seed), np.arange(n)
 
-        def rows(grid: Array, share: Array) -> dict[str, Array]:
-            made = self.fitted.bounded(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
+        def rows(grid: Array, share: Array, bounds: Bounds) -> dict[str, Array]:
+            made = bounds(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
             return {"path": np.broadcast_to(names[:, None], made.shape), "y": made}
 
         table = self._table(rows, data, future, copies=n)
@@ -257,7 +260,7 @@ class Forecaster:
         with Progress(self.settings["verbose"]) as progress:
             return decisions.walk_forward(
                 self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
-                summary=lambda grid, share: self._summary(grid, share, level, quantiles),
+                summary=lambda grid, share, bounds: grids.summary(grid, share, level, quantiles, bounds),
                 progress=lambda done, of: progress.update(f"walking forward: window {done} of {of}", done / of),
             )  # fmt: skip
 
@@ -297,7 +300,7 @@ class Forecaster:
         ordering the mean.
         """
         decisions.check_costs(over, under)
-        return self._table(lambda grid, share: decisions.orders(grid, over, under, self.fitted.bounded), data, future)
+        return self._table(lambda grid, share, bounds: decisions.orders(grid, over, under, bounds), data, future)
 
     def crossing(self, threshold: float | Mapping[Any, float], *, above: bool = True, n: int = 1000, seed: int = 0,
                  data: Any = None, future: Any = None) -> Any:  # fmt: skip
@@ -370,14 +373,11 @@ class Forecaster:
         for i in range(0, len(series), _SERIES):
             some, until = series[i : i + _SERIES], ends[i : i + _SERIES]
             grid, share = model.grid(cuts, some, until, seed=self.settings["seed"])
-            parts.append((model.bounded(self._widths.apply(grid)) if bounded else self._widths.apply(grid), share))
+            grid = self._widths.apply(grid)
+            parts.append((model.bounds(cuts[0], some, until)(grid) if bounded else grid, share))
         return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])
 
-    def _summary(self, grid: Array, share: Array, level: Sequence[float],
-                 quantiles: Sequence[float]) -> dict[str, Array]:  # fmt: skip
-        return grids.summary(grid, share, level, quantiles, self.fitted.bounded)
-
-    def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,
+    def _table(self, columns: Callable[[Array, Array, Bounds], dict[str, Array]], data: Any, future: Any,
                copies: int = 0) -> Any:  # fmt: skip
         """A frame of unique_id, ds and the columns made of each chunk's quantiles."""
         import pandas as pd
@@ -388,7 +388,7 @@ class Forecaster:
         for i in range(0, len(panel), _SERIES):
             series = np.arange(i, min(i + _SERIES, len(panel)))
             grid, share = self._grid(windows, series, panel.lengths[series])
-            made = columns(grid, share)
+            made = columns(grid, share, self.fitted.bounds(windows[0], series, panel.lengths[series]))
             numbers = panel.numbers(series[:, None], panel.lengths[series][:, None] + np.arange(self.horizon))
             rows = np.repeat(series, self.horizon * max(copies, 1))
             if copies:

@@ -22,11 +22,11 @@ _USUAL = np.diff(2 * normal_cdf(Z[_HIGH] * np.concatenate([[0], _EDGES[1:-1], [n
 _OUTER = np.minimum(np.abs(Z) / Z[_HIGH], 1)  # how far a level is from the median, up to the 90% interval
 
 
-def scores(grid: Array, y: Array, *, whole: bool) -> Array:
+def scores(grid: Array, y: Array, *, whole: bool | Array) -> Array:
     """The least factor (...) with which the 90% interval of a grid (..., Q) contains y (...); NaN where y is.
     ``whole``: quantiles are rounded."""
     middle = grid[..., MEDIAN]
-    off = np.maximum(np.abs(y - middle) - (0.5 if whole else 0), 0)
+    off = np.maximum(np.abs(y - middle) - np.where(whole, 0.5, 0.0), 0)
     side = np.where(y > middle, grid[..., _HIGH] - middle, middle - grid[..., _LOW])
     return np.where(off > 0, off / np.maximum(side, 1e-300), np.where(np.isnan(y), np.nan, 0.0))
 

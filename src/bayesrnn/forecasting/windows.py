@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from bayesrnn.forecasting.bounds import Past
 from bayesrnn.forecasting.panel import Panel
 
 Array = np.ndarray
@@ -25,7 +27,8 @@ class Shape:
         seasons: in steps, the strongest first; empty: none.
         scaling: "mean_abs", "standard" or "robust"; "series": by ``fixed`` (centre, scale) of the only series, so that
             level and columns mean the same at all times. Windows far from it or mostly still are scaled by themselves.
-        log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
+        log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms;
+            only while they have not been negative.
         lowest: what shift + y counts as where it is not positive: new rows may hold such values, training did not.
             A window where most do is not modelled as logarithms.
         usual: for plain values and for logarithms, what is usual of a window at its level x (the mean of absolute
@@ -119,8 +122,13 @@ class Windows:
             self._start -= self._start % clock.every
         count = (int(last.max()) - self._start) // clock.every + 1
         self.logs = _logs(panel, shape)
+        self._signed = bool((panel.y < 0).any())
         self._past = np.nan_to_num(panel.past)
         self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays, year=shape.year)
+
+    @cached_property
+    def before(self) -> Past:
+        return Past(self.panel)
 
     def batch(self, series: Array, ends: Array, lags: int | None = None) -> Batch:
         """Windows that end before row ``ends`` of their series, with the last ``lags`` rows of past columns, or all."""
@@ -131,7 +139,10 @@ class Windows:
         inside = (rows >= 0) & (rows < panel.lengths[series][:, None])
         at = np.where(inside, at, 0)
         y = np.where(inside, panel.y[at], np.nan)
-        log, values = self.logs[series] & (_typical(y[:, :size] + shape.shift) > 0), y.copy()
+        log, values = self.logs[series], y.copy()
+        if log.any():
+            log = log & (_typical(y[:, :size] + shape.shift) > 0)
+            log = log & self.before(series, ends)[1] if self._signed else log
         if log.any():
             shifted = y[log] + shape.shift
             values[log] = np.log(np.where(shifted > 0, shifted, np.where(np.isnan(shifted), np.nan, shape.lowest)))
