@@ -176,7 +176,8 @@ class Forecaster:
             future: a frame with the future-known columns of the horizon: unique_id, ds and the columns.
 
         Returns:
-            A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
+            A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std; the
+            last two are scaled with the widths that `update` adapts.
         """
         level, quantiles = checks.check_levels(level, quantiles)
         return self._table(
