@@ -80,15 +80,15 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     new, old = new.part(some), forecaster._panel
     both = joined(old, new)
     place = {name: i for i, name in enumerate(both.ids)}
-    known = dict(zip(old.ids, old.lengths.tolist(), strict=True))
-    frames = []
-    clock, horizon = both.clock, forecaster.horizon
+    clock, horizon, frames = both.clock, forecaster.horizon, []
+    earlier = (old.first - both.first[[place[name] for name in old.ids]]) // clock.every
+    known = dict(zip(old.ids, (earlier + old.lengths).tolist(), strict=True))  # rows that are not new
     windows = forecaster._windows(both, seen=np.array([known.get(name, 0) for name in both.ids]))
     for i, name in enumerate(new.ids):
         series = place[name]
         begin = (int(new.first[i]) - int(both.first[series])) // clock.every
         end = min(begin + int(new.lengths[i]), int(both.lengths[series]))  # rows without values may come last
-        if begin == 0 and name in known:  # rows of fit, repeated
+        if begin < known.get(name, 0):  # rows of fit, repeated
             begin = known[name]
             if begin >= end:
                 raise UserError(f"Series {name!r} has no rows after those of fit; give newer ones.")
