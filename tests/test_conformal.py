@@ -256,3 +256,49 @@ def test_targets_as_people_have_them():
         torch.testing.assert_close(br.Conformal(half_right).calibrate(x, same).interval(x), (low, high))
     low, high = br.Conformal(Constant, method="cqr").calibrate(x, y).interval(x[:3])
     assert low.shape == high.shape == (3,)
+
+
+@pytest.mark.parametrize("form", [torch.as_tensor, np.asarray])
+@pytest.mark.parametrize("method", ["split", "adaptive", "cqr"])
+def test_plain_functions(form, method):
+    """A point forecast, or a pair (low, high), as a tensor or an array: the same as from an object."""
+
+    def plain(x):
+        said = half_right(x)
+        return said.interval(0.9) if method == "cqr" else said.mean
+
+    x, y = (form(part.numpy()) for part in data(60, 0))
+    expected, found = (br.Conformal(f, method=method).calibrate(x[:50], y[:50]).interval(x[50:])
+                       for f in (half_right, plain))  # fmt: skip
+    for a, b in zip(expected, found, strict=True):
+        assert type(b) is type(x)
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_interval_alone_has_its_middle_as_mean():
+    x, y = data(60, 0)
+    c = br.Conformal(lambda x: (x - 1, x + 3)).calibrate(x[:50], y[:50])
+    low, high = c.interval(x[50:])
+    torch.testing.assert_close((low + high) / 2, x[50:] + 1)
+
+
+def test_missing_values_of_an_update_are_skipped():
+    x, y = (part.reshape(-1, 2) for part in data(400, 0))
+    whole, holed = (br.Conformal(half_right, method="adaptive").calibrate(x[:100], y[:100]) for _ in range(2))
+    some = torch.arange(100) % 3 > 0
+    for c, rows, values in ((whole, x[100:][some], y[100:][some]),
+                            (holed, x[100:], torch.where(some[:, None], y[100:], math.nan))):  # fmt: skip
+        c.interval(rows)
+        c.update(values)
+    assert not some.all()
+    torch.testing.assert_close(whole._alpha, holed._alpha)
+    for a, b in zip(whole.interval(x[:5]), holed.interval(x[:5]), strict=True):
+        torch.testing.assert_close(a, b)
+    values = y[100:101].clone()
+    values[0, 0] = math.nan  # one column alone
+    before = holed.interval(x[100:101])
+    holed.update(values)
+    after = holed.interval(x[100:101])
+    torch.testing.assert_close(after[0][:, 0], before[0][:, 0])
+    with pytest.raises(ValueError, match="infinite"):
+        holed.update(torch.full((1, 2), math.inf).double())

@@ -34,7 +34,9 @@ class Conformal:
       et al., arXiv 1609.00451).
 
     Args:
-        predict_fn: from x to a `br.Prediction`, or to anything with `.mean` and (cqr) `.interval(level)`.
+        predict_fn: from x to a `br.Prediction`, or to anything with `.mean` and (cqr) `.interval(level)`. It may also
+            return the point forecast as a tensor or an array, or an interval as a pair (low, high), whose middle is the
+            mean then.
         level: the share of new values that the intervals or sets contain.
         method: "split", "cqr" or "adaptive" for regression, "lac" for classification.
         gamma: step size of "adaptive".
@@ -109,25 +111,39 @@ class Conformal:
         return inside.cpu().numpy() if isinstance(x, np.ndarray) else inside
 
     def update(self, y: Any) -> None:
-        """Report the observed values (N, ...) of the rows of the last call of `interval`, in their order."""
+        """Report the observed values (N, ...) of the rows of the last call of `interval`, in their order. Values that
+        are NaN are missing, and skipped."""
         if self.method != "adaptive":
             raise RuntimeError(f'update is for method="adaptive"; with {self.method!r} calibrate again')
         if self._asked is None or self._alpha is None:
             raise RuntimeError("there is no interval to compare with: call interval(x), then update(y), once each")
         centre, low, high = self._asked
-        for value, middle, a, b in zip(self._target(y, centre), centre, low, high, strict=True):
+        for value, middle, a, b in zip(self._target(y, centre, missing=True), centre, low, high, strict=True):
+            known = ~value.isnan()
             missed = ((value < a) | (value > b)).to(self._alpha)
-            self._alpha = self._alpha + self.gamma * (1 - self.level - missed)
-            self._scores.append((value - middle).abs())
+            self._alpha = self._alpha + self.gamma * (1 - self.level - missed) * known
+            self._append((value - middle).abs(), known)
         self._asked = None
+
+    def _append(self, score: Tensor, known: Tensor) -> None:
+        """Add the newest scores; a column whose value is missing keeps those it has, the oldest as the newest."""
+        if bool(known.any()):
+            self._scores.append(torch.where(known, score, self._scores[0]))
 
     def _predicted(self, x: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, and for "cqr" the ends of the predictor's own interval, in float64."""
         found = self.predict_fn(x)
-        mean = getattr(found, "mean", None)
+        mean, pair = getattr(found, "mean", None), None
+        if isinstance(found, tuple) and len(found) == 2 and all(isinstance(end, (Tensor, np.ndarray)) for end in found):
+            pair = _tensor(found[0]), _tensor(found[1])
+            mean = (pair[0] + pair[1]) / 2
+        elif isinstance(found, (Tensor, np.ndarray)):
+            mean = found
         if mean is None or callable(mean):
-            kind = type(found).__name__
-            raise TypeError(f"predict_fn must return a br.Prediction or an object with .mean, got {kind}")
+            raise TypeError(
+                "predict_fn must return a br.Prediction, an object with .mean, a tensor or an array, or a pair (low, "
+                f"high), got {type(found).__name__}"
+            )
         centre = _tensor(mean)
         if self.method == "lac" and not _probabilities(centre):
             raise ValueError(
@@ -136,14 +152,18 @@ class Conformal:
         low, high = centre, centre
         if self.method == "cqr":
             interval = getattr(found, "interval", None)
-            if not callable(interval):
-                raise TypeError(f'method="cqr" needs .interval(level), which {type(found).__name__} lacks: use "split"')
-            low, high = (_tensor(end).to(centre.device).expand_as(centre) for end in interval(self.level))
+            if pair is None and not callable(interval):
+                raise TypeError(
+                    f'method="cqr" needs .interval(level), which {type(found).__name__} lacks: use "split", or return '
+                    "a pair (low, high)"
+                )
+            ends = pair or interval(self.level)  # type: ignore[misc]
+            low, high = (_tensor(end).to(centre.device).expand_as(centre) for end in ends)
         if bool((centre.isnan() | low.isnan() | high.isnan()).any()):
             raise ValueError("predict_fn returned NaN: leave out the rows of x for which it cannot predict")
         return centre, low, high
 
-    def _target(self, y: Any, centre: Tensor) -> Tensor:
+    def _target(self, y: Any, centre: Tensor, *, missing: bool = False) -> Tensor:
         target = _tensor(y).to(centre.device)
         if centre.ndim and target.shape == centre.shape[:-1]:
             raise ValueError(
@@ -152,7 +172,7 @@ class Conformal:
             )
         if target.shape != centre.shape:
             raise ValueError(f"y must have the predicted mean's shape {tuple(centre.shape)}, got {tuple(target.shape)}")
-        if not bool(torch.isfinite(target).all()):
+        if not bool((torch.isfinite(target) | (target.isnan() & missing)).all()):
             raise ValueError("y has NaN or infinite values: leave these rows out")
         return target
 

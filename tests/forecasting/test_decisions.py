@@ -68,6 +68,8 @@ def test_anomalies_at_a_stated_rate(fitted):
     assert len(found) == 400
     assert found["alarm"].mean() == pytest.approx(0.05, abs=0.035)
     pd.testing.assert_frame_equal(model.anomalies(frame, false_alarms=0.05), found)  # with the rows of fit before
+    overlapping = model.anomalies(frame[480:], false_alarms=0.05)
+    pd.testing.assert_frame_equal(overlapping, found)  # with some of them
     with pytest.raises(UserError, match="Series 'series' has no rows after those of fit; give newer ones"):
         model.anomalies(frame[:500])
     new.loc[700, "y"] = 30.0

@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
         (("columns", "means"), {}),
         (("ids",), ["a", "a"]),
         (("ids",), ["a"]),
-        (("lower",), "soon"),
+        (("positive",), "soon"),
     ],
 )
 def test_damage(folder, tmp_path, place, value):

@@ -91,3 +91,31 @@ def test_state_goes_on_where_it_was_and_rows_without_values_do_not_count():
     before = whole.outer
     whole.after(np.full(3, np.nan), np.arange(3))
     np.testing.assert_array_equal(whole.outer, before)
+
+
+def blocks(size, seed):
+    """Coverage (8,) and widths (8,) of 80% intervals of twelve series: each block of 24 steps is forecast from its
+    first row, with errors of these sizes (8,)."""
+    rng, widths, grid, found = np.random.default_rng(seed), Widths(24), grids.Z[None, None].repeat(24, 1), []
+    low, high = np.searchsorted(grids.LEVELS, [0.1, 0.9])
+    for s in size:
+        errors = s * (0.3 * rng.normal(size=(12, 1)) + 0.95 * rng.normal(size=(12, 24)))
+        now = widths.apply(grid)[0]
+        found.append((((errors > now[:, low]) & (errors < now[:, high])).mean(), (now[:, high] - now[:, low]).mean()))
+        for step in range(24):
+            widths.after(np.abs(errors[:, step]) / 1.645, np.full(12, step))
+    return np.array(found).T
+
+
+def test_calibrated_forecasts_stay_so_from_the_first_block_on():
+    """One block of 288 alike errors used to move widths by a seventh."""
+    coverage, width = np.mean([blocks(np.ones(8), seed) for seed in range(30)], axis=0)
+    np.testing.assert_allclose(coverage, 0.8, atol=0.015)
+    assert np.std([blocks(np.ones(2), seed)[1, 1] for seed in range(30)]) < 0.08 * width[0]
+
+
+def test_widths_follow_errors_that_double():
+    coverage, _ = np.mean([blocks([1, 1, 1, 2, 2, 2, 2, 2], seed) for seed in range(10)], axis=0)
+    assert coverage[3] < 0.55
+    assert coverage[5] > 0.65
+    assert coverage[7] > 0.7

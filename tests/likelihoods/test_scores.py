@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import integrate, stats
 
 import bayesrnn as br
 
@@ -52,3 +52,28 @@ def test_quantiles_are_scored_exactly():
     low, high = ends[:-1] - step, ends[1:] - step
     expected = (np.diff(x) * (low * low + low * high + high * high) / 3).sum()
     assert float(likelihood.crps(output[None], torch.tensor([y]).double())) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("df", [0.505, 0.51, 0.55, 0.6, 0.8, 1.0, 2.0, 5.0, 50.0])
+def test_heavy_tails_count_to_the_end(df):
+    """By quadrature in log t, where tails that fall as a power are exponentials."""
+    t, far = stats.t(df), 30 * math.exp(30)
+    near = [(t.cdf, -30, 0), (t.cdf, 0, 0.7), (t.sf, 0.7, 30)]
+    expected = sum(integrate.quad(lambda x, f=f: f(x) ** 2, a, b, limit=200)[0] for f, a, b in near)
+    tail = integrate.quad(lambda u: t.cdf(-30 * math.exp(u)) ** 2 * 30 * math.exp(u), 0, 30)[0]
+    expected += 2 * (tail + t.cdf(-far) ** 2 * far / (2 * df - 1))
+    found = br.StudentT(df=df).crps(torch.zeros(1, 1, 2).double(), torch.tensor([0.7]).double())
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
+def test_heavy_tails_of_draws():
+    """The score of draws of one distribution is its own; it is infinite where a draw's is."""
+    output = torch.tensor([[[0.0, 0.0, math.log(df)]] for df in (0.55, 0.55, 3.0)]).double()
+    y = torch.zeros(1).double()
+    one = br.StudentT(df=0.55).crps(output[:1, :, :2], y)
+    torch.testing.assert_close(br.StudentT().crps(output[:2], y), one, rtol=1e-5, atol=0)
+    # The heavy tails of two thirds of the mass, and little beside them.
+    assert 4 / 9 * one < br.StudentT().crps(output, y) < one
+    output[2, 0, 2] = math.log(0.4)
+    assert torch.isinf(br.StudentT().crps(output, y)).all()
+    assert torch.isinf(br.StudentT(df=0.3).crps(output[..., :2], y)).all()

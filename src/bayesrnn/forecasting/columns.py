@@ -33,6 +33,11 @@ class Columns:
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
     zone: str = ""
 
+    @property
+    def further(self) -> list[str]:
+        """Names of covariates."""
+        return [*self.past, *self.future, *self.static]
+
     def width(self, names: Sequence[str]) -> int:
         return sum(len(self.codes[name]) if name in self.codes else 1 for name in names)
 

@@ -10,6 +10,7 @@ import numpy as np
 from bayesrnn.checks import is_number
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids
+from bayesrnn.forecasting.bounds import Bounds
 from bayesrnn.forecasting.checks import check_threshold
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.panel import Panel
@@ -79,15 +80,15 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     new, old = new.part(some), forecaster._panel
     both = joined(old, new)
     place = {name: i for i, name in enumerate(both.ids)}
-    known = dict(zip(old.ids, old.lengths.tolist(), strict=True))
-    frames = []
-    clock, horizon = both.clock, forecaster.horizon
+    clock, horizon, frames = both.clock, forecaster.horizon, []
+    earlier = (old.first - both.first[[place[name] for name in old.ids]]) // clock.every
+    known = dict(zip(old.ids, (earlier + old.lengths).tolist(), strict=True))  # rows that are not new
     windows = forecaster._windows(both, seen=np.array([known.get(name, 0) for name in both.ids]))
     for i, name in enumerate(new.ids):
         series = place[name]
         begin = (int(new.first[i]) - int(both.first[series])) // clock.every
         end = min(begin + int(new.lengths[i]), int(both.lengths[series]))  # rows without values may come last
-        if begin == 0 and name in known:  # rows of fit, repeated
+        if begin < known.get(name, 0):  # rows of fit, repeated
             begin = known[name]
             if begin >= end:
                 raise UserError(f"Series {name!r} has no rows after those of fit; give newer ones.")
@@ -102,7 +103,8 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
         rows = (ends[:, None] + np.arange(horizon)).reshape(-1)
         inside = rows < end
         y = both.y[both.offsets[series] + rows[inside]]
-        p = grids.p_values(grid.reshape(-1, grid.shape[-1])[inside], y, whole=forecaster.fitted.whole)
+        whole = np.repeat(forecaster.fitted.bounds(windows[0], np.full(len(ends), series), ends).whole, horizon)[inside]
+        p = grids.p_values(grid.reshape(-1, grid.shape[-1])[inside], y, whole=whole)
         stamps = clock.stamps(both.first[series] + rows[inside] * clock.every)
         key, time = forecaster.columns.id, forecaster.columns.time
         label = new.labels.take(np.full(len(y), i))
@@ -135,7 +137,8 @@ def adapt(forecaster: Forecaster, panel: Panel, series: Array, old: Array) -> No
     if not len(ends):
         return
     grid, _ = forecaster._grid(windows, series, ends, bounded=False)
-    found = scores(grid, _actual(windows[0], series, ends), whole=forecaster.fitted.whole) * widths.outer
+    whole = forecaster.fitted.bounds(windows[0], series, ends).whole[:, None]
+    found = scores(grid, _actual(windows[0], series, ends), whole=whole) * widths.outer
     for row in range(int((panel.lengths[series] - start).max())):
         steps = start + row - ends
         some = np.flatnonzero((steps >= 0) & (steps < horizon))
@@ -150,7 +153,8 @@ def _actual(windows: Windows, series: Array, ends: Array) -> Array:
 
 def walk_forward(
     forecaster: Forecaster, panel: Panel, first: Array, count: int, apart: int, *, adaptive: bool,
-    summary: Callable[[Array, Array], dict[str, Array]], progress: Callable[[int, int], None] = lambda done, of: None,
+    summary: Callable[[Array, Array, Bounds], dict[str, Array]],
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Any:  # fmt: skip
     """The table of `Forecaster.backtest`. ``progress`` is told how many of how many cutoffs are done."""
     import pandas as pd
@@ -175,7 +179,8 @@ def walk_forward(
         grid, share = np.zeros(shape), np.zeros(shape[:2])
         if known.any():
             grid[known], share[known] = forecaster._grid(windows, series[known], ends[known], bounded=False)
-        judged = scores(grid, actual, whole=forecaster.fitted.whole)
+        bounds = forecaster.fitted.bounds(windows[0], series, ends)
+        judged = scores(grid, actual, whole=bounds.whole[:, None])
         for j, k in enumerate(block.tolist()):
             rows = slice(j * total, (j + 1) * total)
             while adaptive and row < k * apart:
@@ -186,13 +191,14 @@ def walk_forward(
             made[k * apart] = judged[rows]
             if k < 0:
                 continue
-            found = forecaster.fitted.bounded(widths.apply(grid[rows]))
+            own = bounds.part(rows)
+            found = own(widths.apply(grid[rows]))
             at = (first + k * apart)[:, None] + np.arange(horizon)
             cutoff = np.repeat(panel.numbers(every, first + k * apart - 1), horizon)
             about = {names.id: panel.labels.take(np.repeat(every, horizon)), "cutoff": panel.clock.stamps(cutoff)}
             about |= {"step": np.tile(np.arange(1, horizon + 1), total)}
             about[names.time] = panel.clock.stamps(panel.numbers(every[:, None], at).reshape(-1))
-            about |= {"y": actual[rows], **summary(found, share[rows]), "crps": grids.crps(found, actual[rows])}
+            about |= {"y": actual[rows], **summary(found, share[rows], own), "crps": grids.crps(found, actual[rows])}
             frame = pd.DataFrame({key: v.reshape(-1) if isinstance(v, np.ndarray) else v for key, v in about.items()})
             frames.append(frame[np.repeat(known[rows], horizon)])
         progress(max(int(block[-1]) + 1, 0), count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 from bayesrnn.checks import check_choice, check_whole
 from bayesrnn.errors import UserError, needed_by
 from bayesrnn.forecasting import checks, decisions, grids, paths
+from bayesrnn.forecasting.bounds import Bounds
 from bayesrnn.forecasting.columns import Columns
-from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, standardised
+from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, used
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.model import Model, fit_model
 from bayesrnn.forecasting.panel import Panel, panel_of
@@ -115,12 +117,15 @@ class Forecaster:
         self.columns = Columns(id_col, time_col, target_col, zone=timezone or "")
         self.model: Model | None = None
         self.panel: Panel | None = None
+        self._frame: Any = None  # what `fit` was given, where there are covariates
         self._widths = Widths(self.horizon)
         self._trained: dict[str, int] = {}
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        return self._fit(self.panel_of(data))
+        self._fit(self.panel_of(data))
+        self._frame = used(data, self.columns).copy() if self.columns.further else None
+        return self
 
     def panel_of(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
         """The series of a frame; covariates are chosen and scaled by rows before ``ends``, None: by all."""
@@ -177,10 +182,11 @@ class Forecaster:
             future: a frame with the future-known columns of the horizon: unique_id, ds and the columns.
 
         Returns:
-            A DataFrame with unique_id, ds, mean, median, intervals, quantiles, aleatoric_std and epistemic_std.
+            A DataFrame with unique_id, ds, mean, median, intervals, quantiles, and (scaled with adapted widths)
+            aleatoric_std and epistemic_std.
         """
         level, quantiles = checks.check_levels(level, quantiles)
-        return self._table(lambda grid, share: self._summary(grid, share, level, quantiles), data, future)
+        return self._table(lambda grid, share, b: grids.summary(grid, share, level, quantiles, b), data, future)
 
     @property
     def ids(self) -> list[str]:
@@ -213,15 +219,15 @@ class Forecaster:
         check_choice("method", method, ("copula", "autoregressive"))
         rng, names = np.random.default_rng(seed), np.arange(n)
 
-        def rows(grid: Array, share: Array) -> dict[str, Array]:
-            made = self.fitted.bounded(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
+        def rows(grid: Array, share: Array, bounds: Bounds) -> dict[str, Array]:
+            made = bounds(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
             return {"path": np.broadcast_to(names[:, None], made.shape), "y": made}
 
         table = self._table(rows, data, future, copies=n)
         if method == "autoregressive":
             panel = self._data(data)
-            drawn = paths.autoregressive(self, panel, checks.check_future(panel, future, self.horizon), n, rng)
-            table["y"] = drawn.reshape(-1)
+            ahead = checks.check_future(panel, future, self.horizon)
+            table["y"] = paths.autoregressive(self, panel, ahead, n, rng).reshape(-1)
         return table
 
     def backtest(
@@ -246,20 +252,24 @@ class Forecaster:
             A DataFrame like that of `predict` with cutoff, step (1 to H), y and crps, as `scores` takes it.
         """
         level, quantiles = checks.check_levels(level, quantiles)
-        count, apart = check_whole("windows", windows, least=1, what="cutoffs"), check_whole(
-            "step", self.horizon if step is None else step, least=1, what="steps")  # fmt: skip
+        count = check_whole("windows", windows, least=1, what="cutoffs")
+        apart = check_whole("step", self.horizon if step is None else step, least=1, what="steps")
         panel = self._data(data)
-        first = checks.check_windows(panel, self.horizon, count, apart)
+        first_of = partial(checks.check_windows, horizon=self.horizon, count=count, apart=apart)
+        first = first_of(panel)
         cutoffs = panel.first + (first - 1) * panel.clock.every
         seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
         if refit or (refit is None and seen):
-            other, panel = type(self)(**self.settings), standardised(panel, first)
-            other._fit(panel.until(first))
+            other = type(self)(**self.settings)
+            given = self._frame if data is None else data
+            if panel.columns.further:  # their roles and scales must not be those of later rows
+                panel = other.panel_of(used(panel if given is None else given, self.columns), first_of)
+            other._fit(panel.until(first_of(panel)))
             return other.backtest(panel, count, apart, level=level, quantiles=quantiles, refit=False, adaptive=adaptive)
         with Progress(self.settings["verbose"]) as progress:
             return decisions.walk_forward(
                 self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
-                summary=lambda grid, share: self._summary(grid, share, level, quantiles),
+                summary=lambda grid, share, bounds: grids.summary(grid, share, level, quantiles, bounds),
                 progress=lambda done, of: progress.update(f"walking forward: window {done} of {of}", done / of),
             )  # fmt: skip
 
@@ -276,7 +286,7 @@ class Forecaster:
         later = both.lengths[series] > old.lengths
         if later.any() and len(old) <= _POOLED:
             decisions.adapt(self, both, series[later], old.lengths[later])
-        self.panel = both
+        self.panel, self._frame = both, None
         return self
 
     def save(self, folder: str | Path) -> Path:
@@ -299,7 +309,7 @@ class Forecaster:
         ordering the mean.
         """
         decisions.check_costs(over, under)
-        return self._table(lambda grid, share: decisions.orders(grid, over, under, self.fitted.bounded), data, future)
+        return self._table(lambda grid, share, bounds: decisions.orders(grid, over, under, bounds), data, future)
 
     def crossing(self, threshold: float | Mapping[Any, float], *, above: bool = True, n: int = 1000, seed: int = 0,
                  data: Any = None, future: Any = None) -> Any:  # fmt: skip
@@ -372,25 +382,21 @@ class Forecaster:
         for i in range(0, len(series), _SERIES):
             some, until = series[i : i + _SERIES], ends[i : i + _SERIES]
             grid, share = model.grid(cuts, some, until, seed=self.settings["seed"])
-            parts.append((model.bounded(self._widths.apply(grid)) if bounded else self._widths.apply(grid), share))
+            grid = self._widths.apply(grid)
+            parts.append((model.bounds(cuts[0], some, until)(grid) if bounded else grid, share))
         return np.concatenate([g for g, _ in parts]), np.concatenate([s for _, s in parts])
 
-    def _summary(self, grid: Array, share: Array, level: Sequence[float],
-                 quantiles: Sequence[float]) -> dict[str, Array]:  # fmt: skip
-        return grids.summary(grid, share, level, quantiles, self.fitted.bounded)
-
-    def _table(self, columns: Callable[[Array, Array], dict[str, Array]], data: Any, future: Any,
+    def _table(self, columns: Callable[[Array, Array, Bounds], dict[str, Array]], data: Any, future: Any,
                copies: int = 0) -> Any:  # fmt: skip
         """A frame of unique_id, ds and the columns made of each chunk's quantiles."""
         import pandas as pd
 
-        panel = self._data(data)
-        ahead = checks.check_future(panel, future, self.horizon)
+        ahead = checks.check_future(panel := self._data(data), future, self.horizon)
         windows, found = self._windows(panel, ahead), []
         for i in range(0, len(panel), _SERIES):
             series = np.arange(i, min(i + _SERIES, len(panel)))
             grid, share = self._grid(windows, series, panel.lengths[series])
-            made = columns(grid, share)
+            made = columns(grid, share, self.fitted.bounds(windows[0], series, panel.lengths[series]))
             numbers = panel.numbers(series[:, None], panel.lengths[series][:, None] + np.arange(self.horizon))
             rows = np.repeat(series, self.horizon * max(copies, 1))
             if copies:

@@ -12,7 +12,7 @@ from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import snapped
 from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.tables import stamps_of
+from bayesrnn.forecasting.tables import long_frame, stamps_of
 
 Array = np.ndarray
 
@@ -44,23 +44,10 @@ def rows_before(frame: Any, panel: Panel, ends: Array, *, freq: Any, resample: s
     return found
 
 
-def standardised(panel: Panel, ends: Array) -> Panel:
-    """The panel with its numeric covariates scaled by their values before these rows (S,) alone."""
-    each = np.repeat(np.arange(len(panel)), panel.lengths)
-    before = np.arange(len(panel.y)) - panel.offsets[each] < ends[each]
-    columns, means, scaled = panel.columns, dict(panel.columns.means), {}
-    for part, names in (("past", columns.past), ("future", columns.future)):
-        values, k = getattr(panel, part).astype(float), 0
-        for name in names:
-            known = values[before, k][~np.isnan(values[before, k])]
-            if name in means and len(known):
-                centre, spread = known.mean(), known.std() or 1.0
-                mean, scale = means[name]
-                means[name] = float(mean + scale * centre), float(scale * spread)
-                values[:, k] = np.clip((values[:, k] - centre) / spread, -20, 20)
-            k += columns.width([name])
-        scaled[part] = values.astype(np.float32)
-    return replace(panel, columns=replace(columns, means=means), **scaled)
+def used(data: Any, columns: Columns) -> Any:
+    """A long frame of anything, or of a panel, with the columns that a model uses."""
+    frame = frame_of(data) if isinstance(data, Panel) else long_frame(data, columns)
+    return frame[[columns.id, columns.time, columns.target, *columns.further]]
 
 
 def frame_of(panel: Panel, series: object = None) -> Any:

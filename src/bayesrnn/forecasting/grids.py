@@ -52,12 +52,12 @@ def quantile(grid: Array, q: float) -> Array:
     return at(grid, z)[..., 0]
 
 
-def p_values(grid: Array, y: Array, *, whole: bool) -> Array:
+def p_values(grid: Array, y: Array, *, whole: bool | Array) -> Array:
     """Two-sided: twice the smaller of P(Y <= y) and P(Y >= y), so that p < a happens with a probability of at most a.
 
     Where several levels have the same quantile (counts, a lower end), both include all of it.
     """
-    half = 0.5 if whole else 0.0
+    half = np.where(whole, 0.5, 0.0)
     above, below = _outer(grid, y - half), _outer(-grid[..., ::-1], -y - half)
     return np.minimum(2 * normal_cdf(-np.maximum(above, below)), 1)
 

@@ -107,6 +107,8 @@ def check_fit(made: Forecaster) -> None:
         or (len(panel.labels) != count)
     ):
         raise ValueError("stamps, values or names of the series are out of range")
+    if not all(0 <= share <= 1 for share in (model.share, model.positive, model.counts)):
+        raise ValueError("a share is not between 0 and 1")
     if not all(0 <= member.base < len(model.bases) for member in model.members):
         raise ValueError("a network belongs to no base")
     clock.stamps(panel.first)

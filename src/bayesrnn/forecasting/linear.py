@@ -69,8 +69,8 @@ class Linear:
 
     def __call__(self, batch: Batch, shape: Shape) -> Array:
         """Scaled forecasts (B, H)."""
-        learnt = features(batch) @ self.weights
-        return anchors(batch, shape)[self.anchor] + np.where(moving(batch)[:, None], learnt, 0.0)
+        found = anchors(batch, shape)[self.anchor] + features(batch) @ self.weights
+        return np.where(moving(batch)[:, None], found, batch.context[:, -1:])
 
     def doubt(self, batch: Batch) -> Array:
         """Epistemic share of the variance, (B,)."""

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from bayesrnn.forecasting import grids, trees
+from bayesrnn.forecasting.bounds import Bounds, bounds, kinds
 from bayesrnn.forecasting.empirical import Empirical, empirical
 from bayesrnn.forecasting.network import tensors
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, Fold, apart, choose, few, folds, score, structured, validation
+from bayesrnn.forecasting.still import with_stops
 from bayesrnn.forecasting.structure import Structure
 from bayesrnn.forecasting.training import Member, Settings, combine, with_share
 from bayesrnn.forecasting.trees import Trees
@@ -24,7 +26,6 @@ from bayesrnn.forecasting.windows import Batch, Shape, Windows, origins
 
 Array = np.ndarray
 Part = Base | Structure | Empirical | Trees
-_SMALL_COUNTS = 30.0  # counts with a mean below are forecast as counts
 _VALID, _COLD = 2_000, 256  # windows
 _POWER = 4.0  # of scores, in the weights of forecasts of few rows
 _WARM = 64  # rows with which a series needs no calibration of its own
@@ -40,9 +41,9 @@ class Model:
     weights: Array
     calibration: grids.Calibration
     correlation: Array
-    lower: float
     share: float
-    whole: bool  # counts: forecasts are whole numbers
+    positive: float  # share of the series of fit that are never negative
+    counts: float  # and of those that are small counts, with forecasts that are whole numbers
     cold: list[tuple[int, grids.Calibration]] = field(default_factory=list)
 
     @property
@@ -53,25 +54,30 @@ class Model:
         """Calibrated quantiles (B, H, Q) in the unit of the series, and the epistemic share of the variance (B, H)."""
         used = np.flatnonzero(self.weights).tolist()
         parts = _parts(self.bases, self.members, cuts, series, ends, seed, used)
-        floor = self.floor(cuts[0].batch(series, ends))
+        batch = cuts[0].batch(series, ends)
+        floor = self.floor(cuts[0], batch)
         grid: Array = self.calibration.apply(sum(self.weights[k] * np.maximum(parts[k][0], floor) for k in used))  # type: ignore[arg-type]
         share = sum(self.weights[k] * parts[k][1] for k in used)
         for (rows, calibration), (stop, _) in pairwise([*self.cold, (_WARM, self.calibration)]):
             these = (ends >= rows) & (ends < min(stop, self.shape.context))
             grid[these] = calibration.apply(grid[these])
-        return np.maximum(grid, floor), share  # type: ignore[return-value]
+        return with_stops(np.maximum(grid, floor), cuts[0].panel, batch), share  # type: ignore[return-value]
 
-    def bounded(self, grid: Array) -> Array:
-        return np.maximum(np.rint(grid) if self.whole else grid, self.lower)
+    @property
+    def lower(self) -> float:
+        """The lower end of all series."""
+        return 0.0 if self.positive == 1 else -math.inf
 
-    def floor(self, batch: Batch) -> Array:
+    def bounds(self, windows: Windows, series: Array, ends: Array) -> Bounds:
+        return bounds(lambda: windows.before, series, ends, self.positive, self.counts)
+
+    def floor(self, windows: Windows, batch: Batch) -> Array:
         """What forecasts (B, H, Q) of quantities that are never negative do not fall below: near the lowest value of
         the context, since a sum of errors of both signs does not know that such quantities have a lower end."""
-        if not math.isfinite(self.lower):
-            return np.full((len(batch.ends), 1, 1), -math.inf)
+        lower = self.bounds(windows, batch.series, batch.ends).lower
         levels = np.where(batch.known, batch.levels(self.shape, batch.context), math.inf)
         share = np.where(batch.cold, 0, self.share)
-        return np.maximum(share * levels.min(1), self.lower)[:, None, None]
+        return np.where(lower == 0, np.maximum(share * levels.min(1), 0), lower)[:, None, None]  # type: ignore[no-any-return]
 
 
 def _parts(
@@ -145,8 +151,9 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
         f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
         f"{shapes[0].context}"
     )
-    whole = likelihood == "negative_binomial" or (likelihood == "auto" and _small_counts(panel))
-    bounds = (*_bounds(panel, shapes[0], np.random.default_rng(seed)), whole)
+    never, small = kinds(panel)
+    counts = {"negative_binomial": 1.0, "auto": float(small.mean())}.get(likelihood, 0.0)
+    ends = _share(panel, shapes[0], never, np.random.default_rng(seed)), float(never.mean()), counts
     blank = grids.Calibration.identity(shapes[0].horizon)
     short = few(panel, shapes[0])
     found: list[Structure] = []
@@ -155,7 +162,7 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
         found = [one]
         if not panel.past.shape[1] or not folds(panel, shapes[0]):
             every: list[Part] = [one, *empirical(panel, one.shape)]
-            model = Model(every, [], np.eye(len(every))[0], blank, one.correlation(), *bounds)
+            model = Model(every, [], np.eye(len(every))[0], blank, one.correlation(), *ends)
             if earlier:
                 model.weights = _shares(model, panel, earlier, holidays=holidays)
                 say(f"weights of structure and past values: {model.weights.round(2).tolist()}")
@@ -164,11 +171,11 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
         panel, shapes, holidays=holidays, rng=rng, seconds=seconds, say=say, progress=progress
     )  # fmt: skip
     if short:  # a linear forecast knows the past columns
-        both = Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *bounds)
+        both = Model([*found, bases[0]], [], np.full(2, 0.5), blank, found[0].correlation(), *ends)
         return Prepared(panel, both, holidays)
     past: list[Part] = [*empirical(panel, bases[0].shape)]
     every = [*bases, *past]
-    model = Model(every, [], np.eye(len(every))[0], blank, np.eye(len(blank.centre)), *bounds)
+    model = Model(every, [], np.eye(len(every))[0], blank, np.eye(len(blank.centre)), *ends)
     prepared = Prepared(panel, model, holidays, before, past, fold)
     if prepared.held is None:
         say("no values in the last rows to choose on: the first base alone")
@@ -199,12 +206,7 @@ def likelihoods_of(panel: Panel, likelihood: str) -> list[str]:
     """Those of the networks, in turn."""
     if likelihood != "auto":
         return [likelihood]
-    return [*(["negative_binomial"] if _small_counts(panel) else []), "student", "quantiles"]
-
-
-def _small_counts(panel: Panel) -> bool:
-    known = panel.y[~np.isnan(panel.y)]
-    return bool((known >= 0).all() and (known == np.floor(known)).all() and known.mean() < _SMALL_COUNTS)
+    return [*(["negative_binomial"] if kinds(panel)[1].all() else []), "student", "quantiles"]
 
 
 def member_of(prepared: Prepared, names: Sequence[str], settings: Settings, k: int) -> Member:
@@ -236,7 +238,7 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
     bases, count = len(model.bases), len(model.bases) + len(members)
     parts = _parts([*prepared.before, *past], members, prepared.cuts, held.series, held.ends, seed, list(range(count)))
 
-    floor = model.floor(held)
+    floor = model.floor(prepared.cuts[0], held)
 
     def mixed(weights: Array) -> Array:
         return sum(weights[k] * np.maximum(parts[k][0], floor) for k in np.flatnonzero(weights).tolist())  # type: ignore[return-value]
@@ -272,23 +274,22 @@ def _shares(model: Model, panel: Panel, earlier: list[tuple[Structure, Batch]], 
     for before, held in earlier:
         for k, (base, windows) in enumerate(zip([before, *model.bases[1:]], cuts, strict=True)):
             grid = base.levels(windows, windows.batch(held.series, held.ends))[0]
-            total[k] += len(held.ends) * score(np.maximum(grid, model.lower), held, model.shape)
+            lower = model.bounds(windows, held.series, held.ends).lower[:, None, None]
+            total[k] += len(held.ends) * score(np.maximum(grid, lower), held, model.shape)
     found: Array = (total / total.min()) ** -_POWER if total.min() > 0 else 1.0 * (total == 0)
     return found / found.sum()
 
 
-def _bounds(panel: Panel, shape: Shape, rng: np.random.Generator) -> tuple[float, float]:
-    """The lower end of quantities that are never negative, and the share of the lowest value of a context that values
-    after it do not fall below: 0 where they do, as in a decline."""
-    if np.nanmin(panel.y) < 0:
-        return -math.inf, 0.0
-    low, high = np.full(len(panel), shape.least), panel.lengths - shape.horizon
+def _share(panel: Panel, shape: Shape, never: Array, rng: np.random.Generator) -> float:
+    """The share of the lowest value of a context that values after it do not fall below, of series that are ``never``
+    (S,) negative: 0 where they do, as in a decline."""
+    low, high = np.full(len(panel), shape.least), np.where(never, panel.lengths - shape.horizon, -1)
     batch = Windows(panel, shape).batch(*origins(panel, shape, low, high, _VALID, rng))
     if np.isnan(batch.actual).all():
-        return 0.0, 0.0
+        return 0.0
     lowest = np.where(batch.known, batch.levels(shape, batch.context), math.inf).min(1)
     below = np.nanmean(np.where(np.isnan(batch.actual), np.nan, batch.actual < _FLOOR * lowest[:, None]))
-    return 0.0, _FLOOR if below < _RARELY else 0.0
+    return _FLOOR if below < _RARELY else 0.0
 
 
 def fit_model(panel: Panel, shapes: list[Shape], settings: Settings, *, likelihood: str, members: int | None,

@@ -38,6 +38,7 @@ def autoregressive(
     """
     horizon, found, copied = forecaster.horizon, [], max(n, _LEAST)
     own = forecaster._windows(panel, ahead)
+    bounds = forecaster.fitted.bounds(own[0], np.arange(len(panel)), panel.lengths)
     for part in np.array_split(np.arange(len(panel)), -(-len(panel) * copied // _COPIES)):
         if not len(part):
             continue
@@ -52,7 +53,7 @@ def autoregressive(
             drawn = grids.at(grid[:, 0], rng.standard_normal((len(series), 1)))
             rank = drawn.reshape(-1, copied).argsort(1).argsort(1).reshape(-1, 1)
             z = grids.normal_quantile(np.clip((rank + rng.random(rank.shape)) / copied, 1e-6, 1 - 1e-6))
-            copies.y[copies.offsets[:-1] + ends + step] = forecaster.fitted.bounded(grids.at(whole[:, step], z))[:, 0]
+            copies.y[copies.offsets[:-1] + ends + step] = bounds.part(series)(grids.at(whole[:, step], z))[:, 0]
         rows = (copies.offsets[:-1] + ends)[:, None] + np.arange(horizon)
         found.append(copies.y[rows].reshape(len(part), copied, horizon)[:, :n])
     return np.concatenate(found)

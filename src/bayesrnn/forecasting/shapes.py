@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from bayesrnn.errors import UserError
+from bayesrnn.forecasting.bounds import kinds
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.windows import Shape, of_series, with_usual
 
@@ -15,7 +17,8 @@ _YEAR, _YEARS = 365, 3 * 365  # days from which the place in the year may tell s
 def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: int | None, scaling: str,
               transform: str) -> list[Shape]:  # fmt: skip
     """What is tried on validation: with and without logarithms, scaled in two ways, with and without the year."""
-    known = panel.y[~np.isnan(panel.y)]
+    never = kinds(panel)[0]
+    known = panel.y[~np.isnan(panel.y) & np.repeat(never, panel.lengths)]  # of series that are never negative
     longest = int(np.quantile(panel.lengths, 0.75))
     fitting = tuple(s for s in seasons if 2.2 * s + horizon <= longest) or seasons[:1]
     size = context or context_of(longest, horizon, fitting)
@@ -24,11 +27,14 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
     logs = ["none"] if transform == "none" else ["all"] if transform == "log" else ["none", "all"]
     if transform == "auto" and len(panel) > 1:
         logs.append("skewed")
-    if known.min() < 0 or (transform == "auto" and np.quantile(known, 0.05) <= 0):
+    if transform == "log":
+        _check_logs(panel)
+    if not len(known) or (transform == "auto" and np.quantile(known, 0.05) <= 0):
         logs = ["none"]
-    shift = 0.0 if known.min() > 0 else 1.0
+    least = float(known.min(initial=np.inf))
+    shift = 0.0 if least > 0 else 1.0
     made = [(log, scalings[0]) for log in logs] + [("none", s) for s in scalings[1:] if "none" in logs]
-    lowest = max(float(known.min() + shift) / 2, 1e-300)
+    lowest = max((least + shift) / 2, 1e-300) if len(known) else 1e-300
     shapes = [
         Shape(size, horizon, fitting, s, log, shift if log != "none" else 0.0, lowest, year=year)
         for log, s in made
@@ -38,6 +44,15 @@ def shapes_of(panel: Panel, horizon: int, *, seasons: tuple[int, ...], context: 
         shapes = [s for s in shapes if s.scaling == "standard"]
         shapes = [*(scaled for shape in shapes for scaled in of_series(panel, shape)), *shapes]
     return [with_usual(panel, shape) for shape in shapes]
+
+
+def _check_logs(panel: Panel) -> None:
+    for row in np.flatnonzero(panel.y < 0)[:1]:
+        i = int(np.searchsorted(panel.offsets, row, side="right")) - 1
+        raise UserError(
+            f'Series {panel.ids[i]!r}: row {row - panel.offsets[i]} is {panel.y[row]:g}, and transform="log" is for '
+            'values from 0; correct it, or set transform="auto" or "none".'
+        )
 
 
 def context_of(longest: int, horizon: int, seasons: tuple[int, ...]) -> int:

@@ -104,9 +104,9 @@ def described(forecaster: Forecaster, arrays: Mapping[str, Array]) -> dict[str, 
         "clock": asdict(panel.clock),
         "columns": asdict(panel.columns),
         "bases": [_about(base) for base in model.bases],
-        "lower": str(model.lower),
         "share": model.share,
-        "whole": model.whole,
+        "positive": model.positive,
+        "counts": model.counts,
         "cold": [rows for rows, _ in model.cold],
         "members": [{"likelihood": m.likelihood, "sizes": m.sizes, "settings": asdict(m.settings), "base": m.base}
                     for m in model.members],
@@ -196,8 +196,8 @@ def assembled(
     forecaster.panel = panel_from(about, found)
     forecaster.columns = forecaster.panel.columns
     forecaster.model = Model(
-        bases, members, found["weights"], calibration("model"), found["correlation"], float(about["lower"]),
-        float(about["share"]), bool(about["whole"]),
+        bases, members, found["weights"], calibration("model"), found["correlation"], float(about["share"]),
+        float(about["positive"]), float(about["counts"]),
         [(int(rows), calibration(f"cold{int(rows)}")) for rows in about["cold"]],
     )  # fmt: skip
     forecaster._widths = Widths(forecaster.horizon, found.get("widths"))

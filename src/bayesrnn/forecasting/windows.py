@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from bayesrnn.forecasting.bounds import Past
 from bayesrnn.forecasting.panel import Panel
 
 Array = np.ndarray
@@ -24,9 +26,11 @@ class Shape:
         context: steps T that are looked back on. horizon: steps H ahead.
         seasons: in steps, the strongest first; empty: none.
         scaling: "mean_abs", "standard" or "robust"; "series": by ``fixed`` (centre, scale) of the only series, so that
-            level and columns mean the same at all times. Windows far from it are scaled by themselves.
-        log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms.
+            level and columns mean the same at all times. Windows far from it or mostly still are scaled by themselves.
+        log: which series are modelled as log(shift + y): "none", "all", or "skewed", those less skewed as logarithms;
+            only while they have not been negative.
         lowest: what shift + y counts as where it is not positive: new rows may hold such values, training did not.
+            A window where most do is not modelled as logarithms.
         usual: for plain values and for logarithms, what is usual of a window at its level x (the mean of absolute
             values): the change to the season before, exp(a + b log x), and the scale, exp(c + d log x), as a, b, c, d;
             and the usual log x.
@@ -118,8 +122,13 @@ class Windows:
             self._start -= self._start % clock.every
         count = (int(last.max()) - self._start) // clock.every + 1
         self.logs = _logs(panel, shape)
+        self._signed = bool((panel.y < 0).any())
         self._past = np.nan_to_num(panel.past)
         self._table = clock.calendar(self._start + np.arange(count) * clock.every, holidays, year=shape.year)
+
+    @cached_property
+    def before(self) -> Past:
+        return Past(self.panel)
 
     def batch(self, series: Array, ends: Array, lags: int | None = None) -> Batch:
         """Windows that end before row ``ends`` of their series, with the last ``lags`` rows of past columns, or all."""
@@ -130,14 +139,16 @@ class Windows:
         inside = (rows >= 0) & (rows < panel.lengths[series][:, None])
         at = np.where(inside, at, 0)
         y = np.where(inside, panel.y[at], np.nan)
-        log = self.logs[series]
-        values = y.copy()
+        log, values = self.logs[series], y.copy()
+        if log.any():
+            log = log & (_typical(y[:, :size] + shape.shift) > 0)
+            log = log & self.before(series, ends)[1] if self._signed else log
         if log.any():
             shifted = y[log] + shape.shift
             values[log] = np.log(np.where(shifted > 0, shifted, np.where(np.isnan(shifted), np.nan, shape.lowest)))
         context, target = values[:, :size], values[:, size:]
         known = ~np.isnan(context)
-        centre, scale = _scales(context, known, shape)
+        centre, scale = _scales(context, known, shape, self.logs[series] & ~log)
         change, cold = None, (known.sum(1) < min(shape.least, _FEW)) & bool(shape.usual)
         if cold.any():
             scale, change = _usual(context, known, cold, log, scale, shape)
@@ -183,7 +194,23 @@ def _skew(y: Array) -> float:
     return float((apart**3).mean() / size**3) if size > 0 else 0.0
 
 
-def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:
+def _typical(values: Array) -> Array:
+    """(B,): the median of what is known, 1 where nothing is."""
+    some = ~np.isnan(values).all(1)
+    return np.nanmedian(np.where(some[:, None], values, 1.0), axis=1)  # type: ignore[no-any-return]
+
+
+def _still(context: Array, known: Array) -> Array:
+    """(B,): whether the latest value has been the same for more than half of the known rows."""
+    size = context.shape[1]
+    last = np.take_along_axis(context, size - 1 - known[:, ::-1].argmax(1)[:, None], 1)
+    differs = known & (context != last)
+    changed = np.where(differs.any(1), size - 1 - differs[:, ::-1].argmax(1), -1)
+    return (known & (np.arange(size) > changed[:, None])).sum(1) > known.sum(1) / 2  # type: ignore[no-any-return]
+
+
+def _scales(context: Array, known: Array, shape: Shape, plain: Array) -> tuple[Array, Array]:
+    """Centres and scales (B,). ``plain`` (B,): windows that are no logarithms, though their series is."""
     count = known.sum(1)
     some = np.maximum(count, 1)
     zeroed = np.where(known, context, 0.0)
@@ -201,7 +228,7 @@ def _scales(context: Array, known: Array, shape: Shape) -> tuple[Array, Array]:
         centre = mean
         scale = np.sqrt((np.where(known, context - mean[:, None], 0.0) ** 2).sum(1) / some)
     if shape.scaling == "series":
-        near = np.abs(mean - shape.fixed[0]) < _NEAR * shape.fixed[1]
+        near = ~plain & (np.abs(mean - shape.fixed[0]) < _NEAR * shape.fixed[1]) & ~_still(context, known)
         centre, scale = np.where(near, shape.fixed[0], centre), np.where(near, shape.fixed[1], scale)
     least = np.maximum(_LEAST * np.maximum(size, np.abs(mean)), 1e-12)
     flat = scale <= least

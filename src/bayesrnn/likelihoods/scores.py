@@ -12,6 +12,8 @@ from torch import Tensor
 
 _PANELS, _NODES = 96, 256  # most panels; points of all panels together, at least
 _SPACING, _REACH = 0.08, 4.0  # of the points of the double exponential rule
+FAR = math.exp(0.5 * math.pi * math.sinh(_REACH - _SPACING / 2)) / 8
+"""How far beyond the bends the double exponential rule reaches, over the distance between the outermost."""
 _STRIDES = 1024  # on each side of y; beyond that many counts, they are integrated
 
 

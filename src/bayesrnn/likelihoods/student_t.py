@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bayesrnn.checks import is_number
 from bayesrnn.likelihoods.base import Distribution
 from bayesrnn.likelihoods.quantiles import betainc, lgamma_difference
+from bayesrnn.likelihoods.scores import FAR
 
 
 class StudentT(Distribution):
@@ -63,6 +65,19 @@ class StudentT(Distribution):
         square = z.square()
         tail = 0.5 * betainc(df / 2, df.new_tensor(0.5), df / (df + square), square / (df + square))
         return torch.where(z > 0, 1 - tail, tail)
+
+    def crps(self, parameters: Tensor, y: Tensor) -> Tensor:
+        """Infinite where a draw has 1/2 degree of freedom or fewer."""
+        wide, y = parameters.double(), y.double()
+        df = self._parts(wide)[2]
+        least = df.amin(0)
+        bends = torch.cat([self.bends(wide).movedim(-1, 0).flatten(0, 1), y[None]])
+        far = FAR * (bends.amax(0) - bends.amin(0))
+        # Beyond, a tail falls as a power: with t = far exp(u), the rest is an integral over exp(-rate u).
+        rate, tail, total = (2 * least - 1).clamp_min(1e-12), self.cdf(wide, -far.expand(df.shape)), torch.zeros_like(y)
+        for v, weight in zip(*np.polynomial.laguerre.laggauss(32), strict=True):
+            total += weight * (tail * torch.exp(-(df - least) * float(v) / rate)).mean(0).square()
+        return torch.where(least > 0.5, super().crps(parameters, y) + 2 * far * total / rate, math.inf)
 
     def reach(self, output: Tensor) -> tuple[Tensor, Tensor]:
         width = 4 * torch.exp(output[..., 1])

@@ -276,7 +276,7 @@ class Forecast(Task):
         try:
             return decisions.walk_forward(
                 made, panel, first, count, step, adaptive=True, progress=progress,
-                summary=lambda grid, share: grids.summary(grid, share, levels, QUANTILES, made.fitted.bounded),
+                summary=lambda grid, share, ends: grids.summary(grid, share, levels, QUANTILES, ends),
             )  # fmt: skip
         finally:
             made.model = own
