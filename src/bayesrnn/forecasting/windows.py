@@ -141,7 +141,7 @@ class Windows:
         y = np.where(inside, panel.y[at], np.nan)
         log, values = self.logs[series], y.copy()
         if log.any():
-            log = log & (_typical(y[:, :size] + shape.shift) > 0)
+            log = log & _mostly_positive(y[:, :size] + shape.shift)
             log = log & self.before(series, ends)[1] if self._signed else log
         if log.any():
             shifted = y[log] + shape.shift
@@ -194,10 +194,10 @@ def _skew(y: Array) -> float:
     return float((apart**3).mean() / size**3) if size > 0 else 0.0
 
 
-def _typical(values: Array) -> Array:
-    """(B,): the median of what is known, 1 where nothing is."""
-    some = ~np.isnan(values).all(1)
-    return np.nanmedian(np.where(some[:, None], values, 1.0), axis=1)  # type: ignore[no-any-return]
+def _mostly_positive(values: Array) -> Array:
+    """(B,): whether at least half of what is known is above 0."""
+    known = ~np.isnan(values)
+    return 2 * (values > 0).sum(1) >= known.sum(1)  # type: ignore[no-any-return]
 
 
 def _still(context: Array, known: Array) -> Array:
