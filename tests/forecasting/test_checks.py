@@ -43,7 +43,7 @@ def changed(row, **values):
         (frame().drop(columns="ds"), {}, r"no column 'ds' and no DatetimeIndex; its columns are .*: name the column"),
         (frame().astype({"ds": str}).assign(ds="1/2/3/4"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
         (frame().assign(ds="Jan-05"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
-        (changed(6, ds=pd.NaT), {}, r"Row 6 has no stamp in column 'ds'; fill it or drop the row"),
+        (changed(6, ds=pd.NaT), {}, r"Series 'a': row 6 has no stamp in column 'ds'; fill it or drop the row"),
         (frame(0), {}, r"The frame has no rows; give at least one series"),
         ([1, 2, 3], {}, r"The data must be a DataFrame, a Series or a path, got list"),
         ("no/such.csv", {}, r"There is no file no/such.csv; give the path"),

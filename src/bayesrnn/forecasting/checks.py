@@ -16,7 +16,7 @@ from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.integrity import CONTEXT, SAMPLES
 from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.tables import long_frame, stamps_of, unnamed
+from bayesrnn.forecasting.tables import long_frame, named_as, stamps_of
 
 Array = np.ndarray
 _CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -238,13 +238,11 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
             f"The model knows {names} ahead; give predict(future=...) a frame with {columns.id}, {columns.time} and "
             f"these columns for {horizon} steps after each series."
         )
-    frame = long_frame(future, columns, target=False)
-    if len(panel) == 1 and (frame[columns.id] == unnamed(columns)).all():
-        frame = frame.assign(**{columns.id: panel.ids[0]})
+    frame = named_as(long_frame(future, columns, target=False), columns, panel.ids)
     missing = [c for c in columns.future if c not in frame]
     if missing:
         raise UserError(f"future has no column {missing[0]!r}, which the model knows ahead; add it.")
-    stamps = stamps_of(frame, columns, panel.clock)
+    stamps = stamps_of(frame, columns, panel.clock, after=panel)
     numbers, place = same_kind(panel.clock, stamps).numbers(stamps), {name: i for i, name in enumerate(panel.ids)}
     series = np.array([place.get(str(name), -1) for name in frame[columns.id]])
     for i in np.flatnonzero(~np.isin(np.arange(len(panel)), series))[:1]:

@@ -19,7 +19,7 @@ from bayesrnn.forecasting.panel import Panel, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
 from bayesrnn.forecasting.shapes import shapes_of
-from bayesrnn.forecasting.tables import long_frame
+from bayesrnn.forecasting.tables import long_frame, named_as
 from bayesrnn.forecasting.training import NETWORK, Settings, minutes_of
 from bayesrnn.forecasting.widths import Widths
 from bayesrnn.forecasting.windows import Shape, Windows
@@ -267,7 +267,7 @@ class Forecaster:
         Widths adapt to how the new values of known series fell in what was forecast for them. Rows that are known
         already may be repeated with equal values; others are refused, because the model was trained on the old ones.
         """
-        new = self._data(data)
+        new = self._data(data, follows=True)
         both = joined(old := self._panel, new)
         place = {name: i for i, name in enumerate(both.ids)}
         series = np.array([place[name] for name in old.ids])
@@ -337,12 +337,14 @@ class Forecaster:
             raise UserError("The forecaster is not fitted; call fit(df) first.")
         return self.panel
 
-    def _data(self, data: Any) -> Panel:
-        """A panel on the clock of `fit`."""
+    def _data(self, data: Any, *, follows: bool = False) -> Panel:
+        """A panel on the clock of `fit`; ``follows``: its rows come after those that are known."""
         own, s = self._panel, self.settings
         if data is None or isinstance(data, Panel):
             return own if data is None else data
-        panel = panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
+        frame = named_as(long_frame(data, self.columns), self.columns, own.ids)
+        options, after = {key: s[key] for key in ("freq", "resample")}, own if follows else None
+        panel = panel_of(frame, self.columns, clock=own.clock, after=after, **options)
         checks.check_values(panel, self.fitted.lower, counts=s["likelihood"] == "negative_binomial")
         return panel
 

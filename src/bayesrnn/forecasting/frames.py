@@ -36,7 +36,7 @@ def choose_columns(frame: Any, columns: Columns, settings: Mapping[str, Any]) ->
 def rows_before(frame: Any, panel: Panel, ends: Array, *, freq: Any, resample: str | None) -> Array:
     """Which rows of a long frame lie before these rows (S,) of the panel that was made of it."""
     names, clock = panel.columns, panel.clock
-    stamps = stamps_of(frame, names, clock)
+    stamps = stamps_of(frame, names, clock, freq=freq)
     numbers = clock.numbers(stamps if resample is None else snapped(freq, stamps))
     place = {name: k for k, name in enumerate(panel.ids)}
     series = np.array([place[str(name)] for name in frame[names.id]])

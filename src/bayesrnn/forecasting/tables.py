@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.columns import Columns
-from bayesrnn.forecasting.dates import date_column, forms_of, of_numbers, parse
+from bayesrnn.forecasting.dates import check_counts, date_column, of_numbers, parse
+from bayesrnn.forecasting.zones import localized
+
+if TYPE_CHECKING:
+    from bayesrnn.forecasting.panel import Panel
 
 Array = np.ndarray
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*")
@@ -50,7 +55,9 @@ def read(path: Path) -> Any:
             f"The first line of {path} has values ({_listed(names)}); put a line with names of the columns before it."
         )
     numbered = len(names) > 2 and names[0] == "Unnamed: 0" and (frame.iloc[:, 0] == np.arange(len(frame))).all()
-    return _with_stamps(frame.iloc[:, 1:] if numbered else frame)  # without the index that pandas wrote
+    frame = _with_stamps(frame.iloc[:, 1:] if numbered else frame)  # without the index that pandas wrote
+    frame.attrs["header"] = list(map(str, frame))
+    return frame
 
 
 def _with_stamps(frame: Any) -> Any:
@@ -88,6 +95,8 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
     import pandas as pd
 
     frame = _framed(data, columns)
+    if len(header := frame.attrs.get("header", ())) == len(frame.columns) and columns.time in frame:
+        frame.attrs["stamps"] = header[frame.columns.get_loc(columns.time)]
     if columns.time not in frame:
         dated = isinstance(frame.index, (pd.DatetimeIndex, pd.PeriodIndex)) or frame.index.name == columns.time
         if not dated:
@@ -156,10 +165,9 @@ def _melted(frame: Any, columns: Columns) -> Any:
             f"numbers ({str(frame[name].iloc[0])[:60]!r} in row 0); correct or drop it, or name the columns of values "
             "and of series with target_col and id_col."
         )
-    rows = len(frame)
-    frame = frame.melt([columns.time], values, columns.id, columns.target)
-    frame.attrs["rows"] = rows  # of the wide frame: messages count these
-    return frame
+    made = frame.melt([columns.time], values, columns.id, columns.target)
+    made.attrs = {**frame.attrs, "rows": len(frame)}  # messages count rows of the wide frame
+    return made
 
 
 def _has_numbers(cells: Any) -> bool:
@@ -168,6 +176,13 @@ def _has_numbers(cells: Any) -> bool:
     if pd.api.types.is_numeric_dtype(cells) or cells.isna().all():
         return True
     return cells.dtype.kind not in "mM" and bool(pd.to_numeric(cells.astype(str), errors="coerce").notna().any())
+
+
+def named_as(frame: Any, columns: Columns, ids: Sequence[str]) -> Any:
+    """Rows of a long frame that name no series are those of the only one."""
+    if len(ids) == 1 and (frame[columns.id] == unnamed(columns)).all():
+        return frame.assign(**{columns.id: ids[0]})
+    return frame
 
 
 def unnamed(columns: Columns) -> str:
@@ -187,62 +202,85 @@ def _listed(names: Any) -> str:
     return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def stamps_of(frame: Any, columns: Columns, clock: Clock | None = None) -> Any:
-    """A DatetimeIndex, or whole numbers; ``clock``: that of the fitted model, which says how numbers are meant."""
+def stamps_of(
+    frame: Any,
+    columns: Columns,
+    clock: Clock | None = None,
+    *,
+    freq: str | int | None = None,
+    after: Panel | None = None,
+) -> Any:
+    """A DatetimeIndex, or whole numbers.
+
+    ``clock``: that of the fitted model, or else ``freq``, says how numbers are meant. ``after``: series that the rows
+    follow.
+    """
     import pandas as pd
 
-    cells, name = frame[columns.time], columns.time
+    cells, name = frame[columns.time], frame.attrs.get("stamps", columns.time)
+    for row in np.flatnonzero(cells.isna() | (cells == ""))[:1]:
+        raise UserError(
+            f"Series {str(frame[columns.id].iloc[row])!r}: row {row} has no stamp in column {name!r}; fill it or drop "
+            "the row."
+        )
     if isinstance(cells.dtype, pd.PeriodDtype):
         cells = cells.dt.to_timestamp()
-    kind = pd.api.types.infer_dtype(cells)
-    if kind == "integer" or (kind == "floating" and (cells % 1 == 0).all()):
-        if not cells.isna().any():
-            whole = cells.to_numpy(dtype=np.int64)
-            counts = clock is not None and clock.unit == "number"
-            cells = None if counts else of_numbers(whole, sure=clock is not None)
-            if cells is None:
-                return whole
+    digits, text = _digits(cells)
+    counts = clock.unit == "number" if clock is not None else not isinstance(freq, (str, type(None)))
+    found = None if counts or digits is None else of_numbers(digits, columns.zone)
+    if found is not None:
+        cells = found
+    elif text and digits.str.fullmatch(r"[12]\d{3}").all() and not counts:
+        cells = pd.to_datetime(digits, format="%Y")
+    elif digits is not None:
+        numbers = _counts(digits, name, columns.zone)
+        if clock is None and not counts:
+            check_counts(digits, name, text=text)
+        return numbers
     elif not pd.api.types.is_datetime64_any_dtype(cells):
         if pd.api.types.is_float_dtype(cells) or pd.api.types.is_bool_dtype(cells):
             raise UserError(f"The column {name!r} holds {cells.dtype} values, not stamps; use dates or whole numbers.")
-        cells = _dates(cells, columns)
-        if pd.api.types.is_integer_dtype(cells):
-            return cells.to_numpy()
-    missing = cells.isna().to_numpy().nonzero()[0]
-    if len(missing):
-        raise UserError(f"Row {missing[0]} has no stamp in column {name!r}; fill it or drop the row.")
+        cells = _dates(cells, name, columns.zone)
     index = pd.DatetimeIndex(cells)
     if not columns.zone:
         return index
-    return _localized(index, frame[columns.id], columns.zone) if index.tz is None else index.tz_convert(columns.zone)
+    if index.tz is not None:
+        return index.tz_convert(columns.zone)
+    return localized(index, frame[columns.id].to_numpy(), columns.zone, after)
 
 
-def _dates(text: Any, columns: Columns) -> Any:
-    """Text as dates: ISO, else in any form that `dates.parse` knows and that can be read in one way only. Text of whole
-    numbers that are no dates: those numbers."""
+def _digits(cells: Any) -> tuple[Any, bool]:
+    """Whole numbers as text of digits, and whether they were text; None: there are others."""
+    import pandas as pd
+
+    kind = pd.api.types.infer_dtype(cells)
+    if kind == "integer" or (kind == "floating" and np.isfinite(cells).all() and (cells % 1 == 0).all()):
+        whole = cells if kind == "integer" else cells.astype(np.int64)
+        return whole.astype(str).reset_index(drop=True), False
+    if kind not in ("string", "mixed", "categorical"):
+        return None, False
+    text = cells.astype(str).str.strip()
+    return (text.reset_index(drop=True), True) if text.str.fullmatch(r"-?\d{1,19}").all() else (None, False)
+
+
+def _counts(digits: Any, name: str, zone: str) -> Array:
+    if zone:
+        raise UserError(
+            f"timezone is {zone!r}, and the whole numbers in column {name!r} have no time zone; omit it, or give dates."
+        )
+    for row in np.flatnonzero(digits.str.len() > 15)[:1]:
+        raise UserError(
+            f"The whole number {digits.iloc[row]} in row {row} of column {name!r} is too large for a stamp; give dates "
+            "or numbers of up to 15 digits."
+        )
+    return np.asarray(digits.astype(np.int64))
+
+
+def _dates(text: Any, name: str, zone: str) -> Any:
+    """Text as dates: ISO, else in any form that `dates.parse` knows and that can be read in one way only."""
     import pandas as pd
 
     try:
         return pd.Series(pd.to_datetime(text, format="ISO8601"))
     except (ValueError, TypeError, OverflowError):
-        cells = text.fillna("").astype(str)
-        if cells.str.fullmatch(r"-?\d{1,15}").all() and not forms_of(cells.tolist()):
-            return cells.astype(np.int64)
-        return pd.Series(parse(cells.tolist(), columns.time, columns.zone))
-
-
-def _localized(index: Any, ids: Any, zone: str) -> Any:
-    """Local times in their zone. Of two equal ones, when clocks go back, the one that comes first is summer time."""
-    import pandas as pd
-
-    order = np.arange(len(index))
-    if index[0] > index[-1]:
-        order = order[::-1]  # newest first
-    seen = pd.DataFrame({"id": ids.to_numpy(), "at": index}).iloc[order].groupby(["id", "at"], observed=True).cumcount()
-    found = index.tz_localize(zone, ambiguous=(seen.sort_index() == 0).to_numpy(), nonexistent="NaT")
-    for row in np.flatnonzero(found.isna())[:1]:
-        raise UserError(
-            f"Row {row}: {index[row]} does not exist in {zone}, because clocks go forward; correct it, or omit "
-            "timezone if the clock of these stamps never changes."
-        )
-    return found
+        return pd.Series(parse(text.fillna("").astype(str).tolist(), name, zone))
