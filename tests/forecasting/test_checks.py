@@ -52,6 +52,7 @@ def changed(row, **values):
         (frame(), {"future": ["p"]}, r"The frame has no column 'p', which future= names; add it"),
         (frame().assign(p=range(60)), {"static": ["p"]}, r"Series 'a': column 'p' is static and changes in row 1; "),
         (changed(4, p=np.inf), {}, r"Series 'a': column 'p' is infinite at 2024-01-05.*; correct it"),
+        (changed(4, p=1e300), {}, r"Series 'a': column 'p' is too large at 2024-01-05.*; correct it"),
         (frame().assign(p=1.0), {"past": "p", "future": "p"}, r"Column 'p' is named by past and by future"),
         (frame(), {"past": ["y"]}, r"Column 'y' is named by target_col and by past; name it once"),
         (frame().assign(y=lambda f: f["y"] > 3), {}, r"Column 'y' of series 'a' holds True and False from row 0"),
@@ -97,6 +98,9 @@ def test_arguments():
     for threshold in (np.nan, "x", {"a": np.nan}, {"a": "x"}):
         with pytest.raises(UserError, match=r"threshold is ('x'|nan).*; give one number, or one per series"):
             model.crossing(threshold)
+    for seed in (-1, 2**32, 2**63, 1.5):
+        with pytest.raises(UserError, match=rf"seed is {seed}; it is a whole number from 0 and below 2\*\*32"):
+            model.sample_paths(2, seed=seed)
     with pytest.raises(UserError, match="quantiles has 2; a quantile is a probability"):
         model.predict(quantiles=[2])
     with pytest.raises(UserError, match=r"Series 'a' has 60 rows, and 9 windows of 7 steps, 7 apart, need 64"):
@@ -122,6 +126,7 @@ def test_scores_name_what_a_table_lacks():
         ("minutes", np.nan, "from 0"), ("context", 0, "steps, at least 1"), ("context", -3, "steps, at least 1"),
         ("samples", 0, "draws, at least 1"), ("hidden", 0, "units, at least 1"), ("dropout", 1, "number in"),
         ("season", "day", "steps from 1"), ("season", 2.5, "steps from 1"), ("seed", None, "whole number from 0"),
+        ("seed", 2**32, "whole number from 0"),
         ("context", 10**6, "at most 20,000"), ("timezone", "Berlin", "such as 'Europe/Berlin'"),
         ("past", 5, "list of names"), ("id_col", "mean", "column of forecasts"), ("time_col", "q-0.1", "rename yours"),
         ("past", {"p"}, "list of names"),
@@ -249,6 +254,9 @@ def test_cells_that_are_no_values(column, value, message):
     frame = pd.DataFrame({"ds": pd.date_range("2024-01-01", periods=30), "y": 1.0 * np.arange(30)})
     with pytest.raises(UserError, match=message):
         Forecaster(2, members=0).fit(frame.assign(**{column: [value] * 30}))
+    if column == "extra":
+        with pytest.raises(UserError, match=message + " numbers nor text in row 7"):
+            Forecaster(2, members=0).fit(frame.assign(extra=[1.0] * 7 + [value] * 23))
 
 
 def _daily(count, level=20.0, freq="D", seed=0, **columns):

@@ -86,7 +86,8 @@ def test_other_frames():
 
     frame = hours("2024-01-01")
     indexed = frame.set_index(["unique_id", "ds"])
-    for data in (Polars(), indexed, indexed["y"]):
+    both = frame.set_index(["unique_id", "ds"], drop=False)
+    for data in (Polars(), indexed, indexed["y"], both, both.drop(columns="ds")):
         pd.testing.assert_frame_equal(long_frame(data, Columns())[list(frame)], frame)
 
 

@@ -16,7 +16,7 @@ from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.integrity import CONTEXT, SAMPLES
 from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.tables import long_frame, named_as, stamps_of
+from bayesrnn.forecasting.tables import further_frame, stamps_of
 
 Array = np.ndarray
 _CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -47,14 +47,19 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     check_probability("dropout", given["dropout"])
     if given["minutes"] is not None and not (is_number(given["minutes"]) and 0 <= given["minutes"] < np.inf):
         raise UserError(f"minutes is {given['minutes']!r}; it is a number from 0, such as 1.5.")
-    if not is_whole(given["seed"]) or given["seed"] < 0:
-        raise UserError(f"seed is {given['seed']!r}; it is a whole number from 0.")
+    check_seed(given["seed"])
     _check_zone(given["timezone"])
     named = {name: _listed(given[name]) for name in ("past", "future", "static")}
     named |= {name: named[name] or [] for name in ("future", "static")}
     made = {name: list(v) if isinstance(v, tuple) else v for name, v in (given | named).items()}
     _check_names(made)
     return made
+
+
+def check_seed(seed: Any) -> int:
+    if not is_whole(seed) or not 0 <= seed < 2**32:
+        raise UserError(f"seed is {seed!r}; it is a whole number from 0 and below 2**32.")
+    return int(seed)
 
 
 def _freq(freq: Any) -> Any:
@@ -238,7 +243,7 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
             f"The model knows {names} ahead; give predict(future=...) a frame with {columns.id}, {columns.time} and "
             f"these columns for {horizon} steps after each series."
         )
-    frame = named_as(long_frame(future, columns, target=False), columns, panel.ids)
+    frame = further_frame(future, columns, panel.ids, target=False)
     missing = [c for c in columns.future if c not in frame]
     if missing:
         raise UserError(f"future has no column {missing[0]!r}, which the model knows ahead; add it.")

@@ -9,11 +9,10 @@ import numpy as np
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock, clock_of, same_kind, snapped
-from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.columns import LARGEST, Columns
 from bayesrnn.forecasting.tables import long_frame, stamps_of
 
 Array = np.ndarray
-_LARGEST = 1e18  # of a value
 
 
 @dataclass
@@ -96,7 +95,7 @@ def _values(frame: Any, ids: Array, columns: Columns) -> Array:
         "no number; correct it or leave it empty": text,
         "infinite; correct it or leave it empty": np.isinf(values),
     }
-    wrong["too large; give the series in a larger unit"] = np.abs(values) > _LARGEST
+    wrong["too large; give the series in a larger unit"] = np.abs(values) > LARGEST
     for what, rows in wrong.items():
         for row in np.flatnonzero(rows)[:1]:
             raise UserError(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*")
 _PARTS = ("year", "month", "day", "hour", "minute")
+_NUMBERED = {"no", "no.", "nr", "nr.", "id", "index", "row", "rownum", "rownames", "obs", "#", "unnamed: 0", ""}
 _OTHER = (".xlsx", ".xls", ".json", ".feather", ".h5", ".pkl")
 
 
@@ -115,8 +116,13 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
     for row in np.flatnonzero(frame[columns.id].isna())[:1]:
         raise UserError(f"Row {row} has no name of a series in column {columns.id!r}; fill it or drop the row.")
     for name in frame:
-        if np.iscomplexobj(frame[name]) or isinstance(frame[name].iloc[0], (list, dict, set, np.ndarray)):
-            raise UserError(f"Column {name!r} holds neither numbers nor text; drop it, or make it one value per row.")
+        cells = frame[name] if frame[name].dtype == object else ()
+        several = [isinstance(cell, (list, dict, set, tuple, np.ndarray)) for cell in cells]
+        if np.iscomplexobj(frame[name]) or any(several):
+            raise UserError(
+                f"Column {name!r} holds neither numbers nor text in row {several.index(True) if several else 0}; drop "
+                "it, or make it one value per row."
+            )
     return frame
 
 
@@ -142,7 +148,10 @@ def _framed(data: Any, columns: Columns) -> Any:
         raise UserError("The frame has no rows; give at least one series with values.")
     _check_names(data)
     several = data.index.nlevels > 1 and {columns.id, columns.time} & set(data.index.names)
-    return data.reset_index() if several else data
+    if not several:
+        return data
+    fresh = [name for name in data.index.names if name not in data]
+    return (data.reset_index(fresh) if fresh else data).reset_index(drop=True)
 
 
 def _melted(frame: Any, columns: Columns) -> Any:
@@ -153,6 +162,8 @@ def _melted(frame: Any, columns: Columns) -> Any:
             "name it with target_col."
         )
     values = [c for c in frame if c != columns.time]
+    counts = {c: "row numbers" for c in values if str(c).lower() in _NUMBERED and _counts_rows(frame[c])}
+    values = [c for c in values if c not in counts] or values
     text = [c for c in values if not _has_numbers(frame[c])]
     if len(text) == len(values):
         raise UserError(
@@ -166,8 +177,13 @@ def _melted(frame: Any, columns: Columns) -> Any:
             "and of series with target_col and id_col."
         )
     made = frame.melt([columns.time], values, columns.id, columns.target)
-    made.attrs = {**frame.attrs, "rows": len(frame)}  # messages count rows of the wide frame
+    made.attrs = {**frame.attrs, "rows": len(frame), "unused": counts}  # messages count rows of the wide frame
     return made
+
+
+def _counts_rows(cells: Any) -> bool:
+    steps = np.diff(cells) if cells.dtype.kind in "iu" else np.zeros(1)
+    return len(steps) > 0 and bool((steps == 1).all() or (steps == -1).all())
 
 
 def _has_numbers(cells: Any) -> bool:
@@ -178,8 +194,9 @@ def _has_numbers(cells: Any) -> bool:
     return cells.dtype.kind not in "mM" and bool(pd.to_numeric(cells.astype(str), errors="coerce").notna().any())
 
 
-def named_as(frame: Any, columns: Columns, ids: Sequence[str]) -> Any:
-    """Rows of a long frame that name no series are those of the only one."""
+def further_frame(data: Any, columns: Columns, ids: Sequence[str], *, target: bool = True) -> Any:
+    """A long frame of further rows of these series; rows that name none are those of the only one."""
+    frame = long_frame(data, columns, target=target)
     if len(ids) == 1 and (frame[columns.id] == unnamed(columns)).all():
         return frame.assign(**{columns.id: ids[0]})
     return frame
