@@ -10,7 +10,7 @@ import numpy as np
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock, clock_of, same_kind, snapped
 from bayesrnn.forecasting.columns import LARGEST, Columns
-from bayesrnn.forecasting.tables import long_frame, stamps_of
+from bayesrnn.forecasting.tables import CLOCKS, long_frame, stamps_of
 
 Array = np.ndarray
 
@@ -145,6 +145,9 @@ def panel_of(
     twice = np.flatnonzero((np.diff(numbers) == 0) & (np.diff(codes) == 0))
     if len(twice) and resample is None:
         i = twice[0]
+        for name in (n for n in (*frame, *ids) if str(n).lower() in CLOCKS - {columns.time}):
+            day = frame.attrs.get("stamps", columns.time)
+            raise UserError(f"Columns {day!r} and {name!r} look like one stamp; join them in one column.")
         raise UserError(
             f"Series {ids[codes[i]]!r}: rows {min(rows[i], rows[i + 1])} and {max(rows[i], rows[i + 1])} are both at "
             f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, set resample='mean', "

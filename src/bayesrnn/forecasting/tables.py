@@ -12,7 +12,7 @@ import numpy as np
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock
 from bayesrnn.forecasting.columns import Columns
-from bayesrnn.forecasting.dates import check_counts, date_column, of_numbers, parse
+from bayesrnn.forecasting.dates import LOOK, check_counts, date_column, forms_of, of_numbers, parse
 from bayesrnn.forecasting.zones import localized
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b.*")
 _PARTS = ("year", "month", "day", "hour", "minute")
+CLOCKS = {"hour", "hours", "hr", "time", "he", "hourending", "hour ending", "hour_ending"}
 _NUMBERED = {"no", "no.", "nr", "nr.", "id", "index", "row", "rownum", "rownames", "obs", "#", "unnamed: 0", ""}
 _OTHER = (".xlsx", ".xls", ".json", ".feather", ".h5", ".pkl")
 
@@ -34,11 +35,10 @@ def read(path: Path) -> Any:
             return pd.read_parquet(path)
         if path.suffix.lower() in _OTHER and path.is_file():
             raise UserError(f"{path} is a {path.suffix} file; give a CSV, CSV.gz or Parquet file, or a DataFrame.")
-        frame = pd.read_csv(path)
+        frame = _csv(path, ",")
         for separator in ";\t|":
             if len(frame.columns) == 1 and separator in str(frame.columns[0]):
-                frame = pd.read_csv(path, sep=separator)
-                frame = frame.apply(_decimal_commas) if separator == ";" else frame
+                frame = _csv(path, separator)
     except FileNotFoundError:
         raise UserError(f"There is no file {path}; give the path of a CSV, CSV.gz or Parquet file.") from None
     except ImportError:
@@ -56,7 +56,7 @@ def read(path: Path) -> Any:
             f"The first line of {path} has values ({_listed(names)}); put a line with names of the columns before it."
         )
     numbered = len(names) > 2 and names[0] == "Unnamed: 0" and (frame.iloc[:, 0] == np.arange(len(frame))).all()
-    frame = _with_stamps(frame.iloc[:, 1:] if numbered else frame)  # without the index that pandas wrote
+    frame = _with_stamps(_joined(frame.iloc[:, 1:] if numbered else frame))  # without the index that pandas wrote
     frame.attrs["header"] = list(map(str, frame))
     return frame
 
@@ -74,14 +74,75 @@ def _with_stamps(frame: Any) -> Any:
     return frame if stamps.isna().any() else rest.assign(**{Columns.time: stamps})
 
 
-def _decimal_commas(cells: Any) -> Any:
-    """A column of text with decimal commas as numbers; any other as it is."""
+def _csv(path: Path, separator: str) -> Any:
+    """A table of text with numbers as people write them; its index counts all lines below the header."""
     import pandas as pd
 
-    text = cells.dropna()
-    if pd.api.types.is_numeric_dtype(cells) or not text.astype(str).str.fullmatch(r"\s*[+-]?\d+(,\d+)?\s*").all():
+    try:
+        frame = pd.read_csv(path, sep=separator, skip_blank_lines=False)
+    except pd.errors.EmptyDataError:  # perhaps empty lines before the header
+        frame = pd.read_csv(path, sep=separator)
+    if not isinstance(frame.index, pd.RangeIndex) and frame.iloc[:, -1].isna().all():  # lines end with a separator
+        frame = pd.read_csv(path, sep=separator, skip_blank_lines=False, index_col=False)
+    header = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    for name in header[header.duplicated()][:1]:
+        raise UserError(f"Two columns of {path} are called {name!r}; rename one.")
+    empty = frame.isna().all(axis=1)
+    if empty.any() and not empty.all():
+        whole = {n: "int64" for n, c in frame[~empty].items() if c.dtype.kind == "f" and (c % 1 == 0).all()}
+        frame = frame[~empty].astype(whole)
+    frame = frame.drop(columns=[n for n in frame if str(n).startswith("Unnamed: ") and frame[n].isna().all()])
+    return frame.apply(_numbers, path=path, separator=separator)
+
+
+def _numbers(cells: Any, path: Path, separator: str) -> Any:
+    """Text with groups of thousands, decimal commas, or one sign of a currency or percent, as numbers."""
+    import pandas as pd
+
+    text = cells.dropna().astype(str).str.strip() if pd.api.types.infer_dtype(cells) == "string" else cells[:0]
+    signs = text.str.extract(r"([$\u20ac\u00a3\u00a5%])", expand=False) if len(text) else text
+    if not len(text) or signs.nunique() > 1 or 0 < signs.isna().sum() < len(signs):
         return cells
-    return pd.to_numeric(cells.str.replace(",", "."))
+    bare = text.str.replace(r"^([+-]?)[$\u20ac\u00a3\u00a5]\s*|\s*[$\u20ac\u00a3\u00a5%]$", r"\1", regex=True)
+    bare = bare.str.replace(r"(?<=\d)[ \u00a0\u202f'](?=\d{3}(?!\d))", "", regex=True)
+    way = r"[+-]?(\d+|\d{{1,3}}({}\d{{3}})+)({}\d+)?"
+    groups, decimals = (bare.str.fullmatch(way.format(*marks)).all() for marks in ((",", r"\."), (r"\.", ",")))
+    if groups and decimals and bare.str.contains(",").any() and separator != ";":
+        raise UserError(
+            f"The commas of column {cells.name!r} of {path} ({text.iloc[0]!r}) separate thousands or decimals; write "
+            "thousands without a separator, and decimals with a point."
+        )
+    if not groups and not decimals:
+        return cells
+    mark, point = (".", ",") if decimals else (",", ".")
+    if groups and decimals and not bare.str.contains(",").any():
+        mark = ","  # points are decimal
+    plain = bare.str.replace(mark, "", regex=False).str.replace(point, ".", regex=False)
+    return pd.to_numeric(plain).reindex(cells.index)
+
+
+def _joined(frame: Any) -> Any:
+    """Days and times of day in two columns as one column of stamps."""
+    import pandas as pd
+
+    names = {str(name).lower(): name for name in frame}
+    date, clocks = names.get("date"), [names[name] for name in names if name in CLOCKS]
+    if date is None or len(clocks) != 1 or {Columns.time, "datetime", "timestamp"} & set(names):
+        return frame
+    days, cells = frame[date].astype(str), frame[clocks[0]]
+    if not forms_of(days.iloc[:LOOK].tolist()) or days.str.contains(":").any() or cells.isna().any():
+        return frame
+    if cells.groupby(days).nunique().median() < 2:  # one row a day
+        return frame
+    text = cells.astype(str).str.strip().str.replace(".", ":")
+    if pd.api.types.is_integer_dtype(cells) and cells.min() == 0 and cells.max() == 23:
+        text = text.str.zfill(2) + ":00"
+    if not text.str.fullmatch(r"\d{1,2}(:\d{2}){1,2}").all():
+        raise UserError(
+            f"Columns {date!r} and {clocks[0]!r} look like one stamp; join them in one column, such as "
+            "'2026-01-31 05:00'."
+        )
+    return frame.assign(**{date: days + " " + text}).drop(columns=clocks)
 
 
 def time_column(frame: Any, name: str) -> str:
