@@ -26,11 +26,11 @@ def changed(row, **values):
     ("data", "settings", "words"),
     [
         (changed(5, ds=pd.Timestamp("2024-01-05")), {}, r"Series 'a': rows 4 and 5 are both at 2024-01-05.*; drop one"),
-        (frame(1), {}, r"Series 'a' has 1 value \(row 0\); fit needs series with more"),
+        (frame(1), {}, r"Series 'a' has 1 value \(at 2024-01-01.*\); fit needs series with more"),
         (frame().assign(y=3.0), {}, r"Series 'a' is constant \(rows 0 to 59 are 3\); .* or use the constant"),
         (pd.concat([frame(), frame(9, "b").assign(y=np.nan)]), {}, r"Series 'b' has no value in any of its 9 rows; "),
         (changed(7, y=-1.0).assign(y=lambda f: f["y"].round()), {"likelihood": "negative_binomial"},
-         r"Series 'a': row 7 is -1, and negative_binomial is for counts .*; correct it, or set likelihood"),
+         r"Series 'a' is -1 at 2024-01-08.*, and negative_binomial is for counts .*; correct it, or set likelihood"),
         (frame(10), {"horizon": 24}, r"Series 'a' has 10 rows \(0 to 9\), and a horizon of 24 needs at least 28; use"),
         (frame(), {"freq": "h"}, r"Series 'a' has 60 rows on 1,417 steps of one hour; set freq to the step"),
         (frame(), {"freq": "W"}, r"Series 'a': the stamp 2024-01-02.* in row 1 is off the grid of one week; set freq"),
@@ -312,3 +312,16 @@ def test_windows_of_a_backtest_may_be_further_apart_than_the_horizon():
     table = Forecaster(3, members=0).fit(_daily(120)).backtest(windows=3, step=10)
     assert table["cutoff"].drop_duplicates().diff().dropna().eq(pd.Timedelta("10D")).all()
     assert len(table) == 9
+
+
+def test_values_too_far_apart_name_the_gap():
+    late = frame(100)
+    late.loc[99, "ds"] += pd.Timedelta(days=300)
+    words = r"Series 'a' has 100 values in 400 steps, and none between 2024-04-08.* and 2025-02-03.*mistyped stamp"
+    with pytest.raises(UserError, match=words):
+        Forecaster(7, members=0).fit(late)
+    for some, where in ((slice(5, None), "after 2024-01-05"), (slice(395), "before 2025-01-30")):
+        short = frame(400)
+        short.loc[short.index[some], "y"] = np.nan
+        with pytest.raises(UserError, match=rf"Series 'a' has 5 values in 400 steps, and none {where}.*; leave out"):
+            Forecaster(20, members=0).fit(short)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -174,9 +174,10 @@ def check_trainable(panel: Panel, horizon: int) -> None:
     longest = int(panel.lengths.argmax())
     rows = int(panel.lengths[longest])
     if counts.max() == 1:
+        at = _stamp(panel, longest, int(np.argmax(known[panel.offsets[longest] :])))
         raise UserError(
-            f"Series {panel.ids[longest]!r} has 1 value (row {int(np.argmax(known))}); fit needs series with more, and "
-            "predict(df) then takes short ones."
+            f"Series {panel.ids[longest]!r} has 1 value (at {at}); fit needs series with more, and predict(df) then "
+            "takes short ones."
         )
     if rows < horizon + 4:
         raise UserError(
@@ -198,9 +199,29 @@ def check_counts(panel: Panel) -> None:
     for row in np.flatnonzero((panel.y < 0) | (panel.y != np.floor(panel.y)) & ~np.isnan(panel.y))[:1]:
         i = int(np.searchsorted(panel.offsets, row, side="right")) - 1
         raise UserError(
-            f"Series {panel.ids[i]!r}: row {row - panel.offsets[i]} is {panel.y[row]:g}, and negative_binomial is for "
-            'counts (0, 1, 2, ...); correct it, or set likelihood="student".'
+            f"Series {panel.ids[i]!r} is {panel.y[row]:g} at {_stamp(panel, i, row - panel.offsets[i])}, and "
+            'negative_binomial is for counts (0, 1, 2, ...); correct it, or set likelihood="student".'
         )
+
+
+def _stamp(panel: Panel, i: int, row: int) -> Any:
+    return panel.clock.stamps(panel.numbers(np.array([i]), np.array([row])))[0]
+
+
+def refuse_gaps(panel: Panel) -> NoReturn:
+    """Refuse series whose values are too far apart to choose a model on: name the longest gap."""
+    each = np.split(~np.isnan(panel.y), panel.offsets[1:-1])
+    places = [np.concatenate([[-1], np.flatnonzero(known), [len(known)]]) for known in each]
+    i = int(np.argmax([np.diff(rows).max() for rows in places]))
+    k = int(np.diff(places[i]).argmax())
+    before, behind = (_stamp(panel, i, row) for row in places[i][k : k + 2])
+    where, remedy = f"between {before} and {behind}", "correct a mistyped stamp, or leave out the rows on one side"
+    if k == 0 or k + 2 == len(places[i]):
+        where, remedy = f"before {behind}" if k == 0 else f"after {before}", "leave out the rows there"
+    raise UserError(
+        f"Series {panel.ids[i]!r} has {len(places[i]) - 2} values in {panel.lengths[i]} steps, and none {where}, which "
+        f"is too few to choose a model; {remedy}."
+    )
 
 
 def check_values(panel: Panel, lower: float, *, counts: bool) -> None:
