@@ -72,24 +72,21 @@ def of_numbers(cells: pd.Series, zone: str = "") -> pd.Series | None:
     Seconds since 1970, or parts of them, are instants: in UTC if the stamps have a time zone."""
     import pandas as pd
 
-    codes, found = pd.factorize(cells)
-    text, size = pd.Series(found, dtype=str), len(found[0])
-    if (text.str.len() != size).any():
+    size = len(cells.iloc[0])
+    if (cells.str.len() != size).any():
         return None
     for form in (_DIGITS.get(size), EPOCH):
-        days = _read(text, form) if form else pd.Series([pd.NaT])
+        days = _read(cells, form) if form else pd.Series([pd.NaT])
         if not days.isna().any():
-            days = days.dt.tz_localize("UTC") if form == EPOCH and zone else days
-            return days.take(codes).reset_index(drop=True)
+            return days.dt.tz_localize("UTC") if form == EPOCH and zone else days
     return None
 
 
-def check_counts(cells: pd.Series, column: str, *, text: bool) -> None:
+def check_counts(whole: pd.Series, column: str, *, text: bool) -> None:
     """Refuse whole numbers that are dates in no form of `of_numbers` and look like some; ``text``: they are no numbers
     in the data. Numbers that rise by one step count."""
     import pandas as pd
 
-    whole = pd.Series(pd.unique(cells), dtype=str)
     if whole.str.startswith("-").any():
         return
     numbers, size = np.sort(whole.astype(np.int64).to_numpy()), whole.str.len()
@@ -107,7 +104,7 @@ def check_counts(cells: pd.Series, column: str, *, text: bool) -> None:
     looks = compact or zero or (named and numbers[-1] >= 10_000) or (text and size.between(6, 8).all())
     if (looks and not even) or (text and compact):
         raise UserError(
-            f"Column {column!r} holds whole numbers that look like dates in no known form ({cells.iloc[0]!r}); write "
+            f"Column {column!r} holds whole numbers that look like dates in no known form ({whole.iloc[0]!r}); write "
             f"them as YYYY-MM-DD, {remedy}."
         )
 

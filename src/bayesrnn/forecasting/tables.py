@@ -177,8 +177,8 @@ def long_frame(data: Any, columns: Columns, *, target: bool = True) -> Any:
     for row in np.flatnonzero(frame[columns.id].isna())[:1]:
         raise UserError(f"Row {row} has no name of a series in column {columns.id!r}; fill it or drop the row.")
     for name in frame:
-        cells = frame[name] if frame[name].dtype == object else ()
-        several = [isinstance(cell, (list, dict, set, tuple, np.ndarray)) for cell in cells]
+        mixed = pd.api.types.infer_dtype(frame[name]).startswith("mixed")
+        several = [isinstance(cell, (list, dict, set, tuple, np.ndarray)) for cell in (frame[name] if mixed else ())]
         if np.iscomplexobj(frame[name]) or any(several):
             raise UserError(
                 f"Column {name!r} holds neither numbers nor text in row {several.index(True) if several else 0}; drop "
@@ -303,15 +303,15 @@ def stamps_of(
         )
     if isinstance(cells.dtype, pd.PeriodDtype):
         cells = cells.dt.to_timestamp()
-    digits, text = _digits(cells)
+    rows, digits, text = _digits(cells)  # each different number once
     counts = clock.unit == "number" if clock is not None else not isinstance(freq, (str, type(None)))
     found = None if counts or digits is None else of_numbers(digits, columns.zone)
+    if text and found is None and digits.str.fullmatch(r"[12]\d{3}").all() and not counts:
+        found = pd.to_datetime(digits, format="%Y")
     if found is not None:
-        cells = found
-    elif text and digits.str.fullmatch(r"[12]\d{3}").all() and not counts:
-        cells = pd.to_datetime(digits, format="%Y")
+        cells = found.take(rows)
     elif digits is not None:
-        numbers = _counts(digits, name, columns.zone)
+        numbers = _counts(rows, digits, name, columns.zone)
         if clock is None and not counts:
             check_counts(digits, name, text=text)
         return numbers
@@ -327,31 +327,34 @@ def stamps_of(
     return localized(index, frame[columns.id].to_numpy(), columns.zone, after)
 
 
-def _digits(cells: Any) -> tuple[Any, bool]:
-    """Whole numbers as text of digits, and whether they were text; None: there are others."""
+def _digits(cells: Any) -> tuple[Array, Any, bool]:
+    """Whole numbers as codes of rows and text of digits, and whether they were text; no digits: there are others."""
     import pandas as pd
 
-    kind = pd.api.types.infer_dtype(cells)
-    if kind == "integer" or (kind == "floating" and np.isfinite(cells).all() and (cells % 1 == 0).all()):
-        whole = cells if kind == "integer" else cells.astype(np.int64)
-        return whole.astype(str).reset_index(drop=True), False
-    if kind not in ("string", "mixed", "categorical"):
-        return None, False
-    text = cells.astype(str).str.strip()
-    return (text.reset_index(drop=True), True) if text.str.fullmatch(r"-?\d{1,19}").all() else (None, False)
+    kind, none = pd.api.types.infer_dtype(cells), (np.zeros(0, int), None, False)
+    if kind == "floating" and (np.abs(cells) < 2**63).all() and (cells % 1 == 0).all():
+        kind, cells = "integer", cells.astype(np.int64)
+    if kind not in ("integer", "string", "mixed", "categorical"):
+        return none
+    codes, found = pd.factorize(cells)
+    digits = pd.Series(found).astype(str).str.strip()
+    if kind != "integer" and not digits.str.fullmatch(r"-?\d{1,19}").all():
+        return none
+    return codes, digits, kind != "integer"
 
 
-def _counts(digits: Any, name: str, zone: str) -> Array:
+def _counts(rows: Array, digits: Any, name: str, zone: str) -> Array:
     if zone:
         raise UserError(
             f"timezone is {zone!r}, and the whole numbers in column {name!r} have no time zone; omit it, or give dates."
         )
-    for row in np.flatnonzero(digits.str.len() > 15)[:1]:
+    for code in np.flatnonzero(digits.str.len() > 15)[:1]:
         raise UserError(
-            f"The whole number {digits.iloc[row]} in row {row} of column {name!r} is too large for a stamp; give dates "
-            "or numbers of up to 15 digits."
+            f"The whole number {digits[code]} in row {int(np.argmax(rows == code))} of column {name!r} is too large "
+            "for a stamp; give dates or numbers of up to 15 digits."
         )
-    return np.asarray(digits.astype(np.int64))
+    found: Array = digits.to_numpy(dtype=object).astype(np.int64)[rows]
+    return found
 
 
 def _dates(text: Any, name: str, zone: str) -> Any:
