@@ -182,6 +182,9 @@ def test_days_and_times_of_day_in_two_columns(tmp_path, name, form):
         read(tmp_path / "b.csv")
     with pytest.raises(UserError, match=f"Columns 'Date' and '{name}' look like one stamp; join them in one column"):
         Forecaster(3, members=0, time_col="Date", target_col="load").fit(frame.assign(Date=stamps.normalize()))
+    twice = pd.concat([frame, frame]).assign(Date=stamps.append(stamps).normalize())  # of two series without names
+    with pytest.raises(UserError, match=r"drop one, correct freq, .*or name the column of series with id_col"):
+        Forecaster(3, members=0, time_col="Date", target_col="load").fit(twice)
     daily = pd.DataFrame({"Date": stamps[::24], "Hour": np.arange(15) % 3, "load": 1.0})
     daily.to_csv(tmp_path / "c.csv", index=False)
     assert list(read(tmp_path / "c.csv")) == ["Date", "Hour", "load"]

@@ -146,8 +146,9 @@ def panel_of(
     if len(twice) and resample is None:
         i = twice[0]
         for name in (n for n in (*frame, *ids) if str(n).lower() in CLOCKS - {columns.time}):
-            day = frame.attrs.get("stamps", columns.time)
-            raise UserError(f"Columns {day!r} and {name!r} look like one stamp; join them in one column.")
+            if name not in frame or not frame.duplicated([columns.id, columns.time, name]).any():
+                day = frame.attrs.get("stamps", columns.time)
+                raise UserError(f"Columns {day!r} and {name!r} look like one stamp; join them in one column.")
         raise UserError(
             f"Series {ids[codes[i]]!r}: rows {min(rows[i], rows[i + 1])} and {max(rows[i], rows[i + 1])} are both at "
             f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, set resample='mean', "
