@@ -215,6 +215,11 @@ def test_whole_numbers_have_no_time_zone_and_an_end():
             stamps(cells)
 
 
+def test_numbers_among_dates_are_refused():
+    with pytest.raises(UserError, match=r"7 is no date|'ds' holds no dates that are understood"):
+        stamps(["2020-01-01", 7, "2020-01-03"])
+
+
 def test_messages_name_the_column_of_the_file(tmp_path):
     days = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=30).astype(str), "sales": 1.0 * np.arange(30)})
     days.loc[29, "day"] = "soon"

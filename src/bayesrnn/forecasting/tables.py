@@ -318,7 +318,8 @@ def stamps_of(
     elif not pd.api.types.is_datetime64_any_dtype(cells):
         if pd.api.types.is_float_dtype(cells) or pd.api.types.is_bool_dtype(cells):
             raise UserError(f"The column {name!r} holds {cells.dtype} values, not stamps; use dates or whole numbers.")
-        cells = _dates(cells, name, columns.zone)
+        mixed = pd.api.types.infer_dtype(cells).startswith("mixed-integer")
+        cells = _dates(cells.astype(str) if mixed else cells, name, columns.zone)
     index = pd.DatetimeIndex(cells)
     if not columns.zone:
         return index
