@@ -26,11 +26,11 @@ def changed(row, **values):
     ("data", "settings", "words"),
     [
         (changed(5, ds=pd.Timestamp("2024-01-05")), {}, r"Series 'a': rows 4 and 5 are both at 2024-01-05.*; drop one"),
-        (frame(1), {}, r"Series 'a' has 1 value \(row 0\); fit needs series with more"),
+        (frame(1), {}, r"Series 'a' has 1 value \(at 2024-01-01.*\); fit needs series with more"),
         (frame().assign(y=3.0), {}, r"Series 'a' is constant \(rows 0 to 59 are 3\); .* or use the constant"),
         (pd.concat([frame(), frame(9, "b").assign(y=np.nan)]), {}, r"Series 'b' has no value in any of its 9 rows; "),
         (changed(7, y=-1.0).assign(y=lambda f: f["y"].round()), {"likelihood": "negative_binomial"},
-         r"Series 'a': row 7 is -1, and negative_binomial is for counts .*; correct it, or set likelihood"),
+         r"Series 'a' is -1 at 2024-01-08.*, and negative_binomial is for counts .*; correct it, or set likelihood"),
         (frame(10), {"horizon": 24}, r"Series 'a' has 10 rows \(0 to 9\), and a horizon of 24 needs at least 28; use"),
         (frame(), {"freq": "h"}, r"Series 'a' has 60 rows on 1,417 steps of one hour; set freq to the step"),
         (frame(), {"freq": "W"}, r"Series 'a': the stamp 2024-01-02.* in row 1 is off the grid of one week; set freq"),
@@ -43,7 +43,7 @@ def changed(row, **values):
         (frame().drop(columns="ds"), {}, r"no column 'ds' and no DatetimeIndex; its columns are .*: name the column"),
         (frame().astype({"ds": str}).assign(ds="1/2/3/4"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
         (frame().assign(ds="Jan-05"), {}, r"; write the dates of column 'ds' as YYYY-MM-DD"),
-        (changed(6, ds=pd.NaT), {}, r"Row 6 has no stamp in column 'ds'; fill it or drop the row"),
+        (changed(6, ds=pd.NaT), {}, r"Series 'a': row 6 has no stamp in column 'ds'; fill it or drop the row"),
         (frame(0), {}, r"The frame has no rows; give at least one series"),
         ([1, 2, 3], {}, r"The data must be a DataFrame, a Series or a path, got list"),
         ("no/such.csv", {}, r"There is no file no/such.csv; give the path"),
@@ -52,6 +52,7 @@ def changed(row, **values):
         (frame(), {"future": ["p"]}, r"The frame has no column 'p', which future= names; add it"),
         (frame().assign(p=range(60)), {"static": ["p"]}, r"Series 'a': column 'p' is static and changes in row 1; "),
         (changed(4, p=np.inf), {}, r"Series 'a': column 'p' is infinite at 2024-01-05.*; correct it"),
+        (changed(4, p=1e300), {}, r"Series 'a': column 'p' is too large at 2024-01-05.*; correct it"),
         (frame().assign(p=1.0), {"past": "p", "future": "p"}, r"Column 'p' is named by past and by future"),
         (frame(), {"past": ["y"]}, r"Column 'y' is named by target_col and by past; name it once"),
         (frame().assign(y=lambda f: f["y"] > 3), {}, r"Column 'y' of series 'a' holds True and False from row 0"),
@@ -97,6 +98,9 @@ def test_arguments():
     for threshold in (np.nan, "x", {"a": np.nan}, {"a": "x"}):
         with pytest.raises(UserError, match=r"threshold is ('x'|nan).*; give one number, or one per series"):
             model.crossing(threshold)
+    for seed in (-1, 2**32, 2**63, 1.5):
+        with pytest.raises(UserError, match=rf"seed is {seed}; it is a whole number from 0 and below 2\*\*32"):
+            model.sample_paths(2, seed=seed)
     with pytest.raises(UserError, match="quantiles has 2; a quantile is a probability"):
         model.predict(quantiles=[2])
     with pytest.raises(UserError, match=r"Series 'a' has 60 rows, and 9 windows of 7 steps, 7 apart, need 64"):
@@ -122,6 +126,7 @@ def test_scores_name_what_a_table_lacks():
         ("minutes", np.nan, "from 0"), ("context", 0, "steps, at least 1"), ("context", -3, "steps, at least 1"),
         ("samples", 0, "draws, at least 1"), ("hidden", 0, "units, at least 1"), ("dropout", 1, "number in"),
         ("season", "day", "steps from 1"), ("season", 2.5, "steps from 1"), ("seed", None, "whole number from 0"),
+        ("seed", 2**32, "whole number from 0"),
         ("context", 10**6, "at most 20,000"), ("timezone", "Berlin", "such as 'Europe/Berlin'"),
         ("past", 5, "list of names"), ("id_col", "mean", "column of forecasts"), ("time_col", "q-0.1", "rename yours"),
         ("past", {"p"}, "list of names"),
@@ -249,6 +254,9 @@ def test_cells_that_are_no_values(column, value, message):
     frame = pd.DataFrame({"ds": pd.date_range("2024-01-01", periods=30), "y": 1.0 * np.arange(30)})
     with pytest.raises(UserError, match=message):
         Forecaster(2, members=0).fit(frame.assign(**{column: [value] * 30}))
+    if column == "extra":
+        with pytest.raises(UserError, match=message + " numbers nor text in row 7"):
+            Forecaster(2, members=0).fit(frame.assign(extra=[1.0] * 7 + [value] * 23))
 
 
 def _daily(count, level=20.0, freq="D", seed=0, **columns):
@@ -304,3 +312,16 @@ def test_windows_of_a_backtest_may_be_further_apart_than_the_horizon():
     table = Forecaster(3, members=0).fit(_daily(120)).backtest(windows=3, step=10)
     assert table["cutoff"].drop_duplicates().diff().dropna().eq(pd.Timedelta("10D")).all()
     assert len(table) == 9
+
+
+def test_values_too_far_apart_name_the_gap():
+    late = frame(100)
+    late.loc[99, "ds"] += pd.Timedelta(days=300)
+    words = r"Series 'a' has 100 values in 400 steps, and none between 2024-04-08.* and 2025-02-03.*mistyped stamp"
+    with pytest.raises(UserError, match=words):
+        Forecaster(7, members=0).fit(late)
+    for some, where in ((slice(5, None), "after 2024-01-05"), (slice(395), "before 2025-01-30")):
+        short = frame(400)
+        short.loc[short.index[some], "y"] = np.nan
+        with pytest.raises(UserError, match=rf"Series 'a' has 5 values in 400 steps, and none {where}.*; leave out"):
+            Forecaster(20, members=0).fit(short)

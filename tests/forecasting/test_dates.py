@@ -1,10 +1,13 @@
 """Dates in whatever form files have them, and the column that holds them."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting import dates
+from bayesrnn.forecasting import Forecaster, dates
+from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.tables import stamps_of
 
 
 def parse(cells, zone=""):
@@ -133,3 +136,96 @@ def test_the_column_of_dates():
     assert dates.date_column(pd.DataFrame({"a": ["1", "2", "2"], "b": ["5.5", "6", "7"]})) == ""
     with pytest.raises(UserError, match=r"'when' was taken for the dates, and they are not understood .*YYYY-MM-DD"):
         dates.date_column(pd.DataFrame({"when": ["the 1st", "the 2nd", "the 3rd"], "v": ["1", "2", "3"]}))
+
+
+def stamps(cells, column="ds", zone="", freq=None):
+    frame = pd.DataFrame({"unique_id": "a", column: cells})
+    return stamps_of(frame, Columns(time=column, zone=zone), freq=freq)
+
+
+def numbered(form, freq="D", rows=60):
+    return pd.date_range("2020-01-01", periods=rows, freq=freq).strftime(form)
+
+
+DIGITS = {
+    "months of one year": ("%Y%m", "MS", 12), "months": ("%Y%m", "MS", 60), "days of one month": ("%Y%m%d", "D", 20),
+    "days of the year": ("%Y%j", "D", 400), "hours": ("%Y%m%d%H", "h", 60), "hours of a day": ("%Y%m%d%H", "h", 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["int64", "float64", object, str])
+@pytest.mark.parametrize("name", DIGITS)
+def test_whole_numbers_and_their_text_are_the_same_dates(name, kind):
+    form, freq, rows = DIGITS[name]
+    text = numbered(form, freq, rows)
+    found = stamps(text if kind is str else text.astype("int64").astype(kind))
+    assert (found == pd.date_range("2020-01-01", periods=rows, freq=freq)).all()
+
+
+@pytest.mark.parametrize("kind", ["int64", str])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_epochs(unit, kind):
+    index = pd.date_range("2020-01-01", periods=60, freq="h")
+    cells = index.as_unit(unit).asi8.astype(kind)
+    assert (stamps(cells) == index).all()
+    assert (stamps(cells, zone="Europe/Berlin") == index.tz_localize("UTC")).all()
+
+
+@pytest.mark.parametrize(
+    ("cells", "column"),
+    [
+        (numbered("%y%m%d", rows=80), "ds"), (numbered("%y%m%d", rows=20), "ds"), (numbered("%m%d%Y"), "ds"),
+        (numbered("%d%m%Y").astype("int64"), "ds"), (numbered("%y%m%d", "MS").astype("int64"), "ds"),
+        (numbered("%m%d%Y").astype("int64"), "ds"), (["0900", "1000", "1130"], "ds"), ([93000, 100000, 101500], "Time"),
+        (["1234567", "1234569", "1234588"], "ds"),
+    ],
+)  # fmt: skip
+def test_numbers_that_look_like_dates_are_refused(cells, column):
+    with pytest.raises(UserError, match=rf"Column '{column}' holds .* look like dates in no known form .*; write"):
+        stamps(cells, column)
+    assert (stamps(cells, column, freq=1) == np.asarray(cells).astype("int64")).all()
+
+
+def test_days_that_excel_counts_are_refused(tmp_path):
+    for cells in (43831 + np.arange(60), 43831 + 30 * np.arange(60)):
+        with pytest.raises(UserError, match=r"Column 'Date' holds whole numbers such as 43831, like the days"):
+            stamps(cells, "Date")
+        pd.DataFrame({"date": cells, "y": 1.0}).to_csv(tmp_path / "a.csv", index=False)
+        with pytest.raises(UserError, match="'date' was taken for the dates, and they are not understood"):
+            Forecaster(3, members=0).fit(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("cells", "column"),
+    [
+        (range(60), "time"), (range(0, 600, 10), "timestamp"), ([0, 1, 5, 6], "date"), (range(1960, 2020), "ds"),
+        (range(500_000, 500_060), "time"), ([199990, 200003, 200007], "ds"), (range(-5, 5), "date"),
+        ([str(k) for k in range(60)], "ds"),
+    ],
+)  # fmt: skip
+def test_counters_stay_whole_numbers(cells, column):
+    assert stamps(cells, column).tolist() == [int(cell) for cell in cells]
+
+
+def test_whole_numbers_have_no_time_zone_and_an_end():
+    with pytest.raises(UserError, match=r"timezone is 'UTC', and the whole numbers in column 'ds' have no time zone"):
+        stamps(range(9), zone="UTC")
+    for cells in (np.arange(3, dtype="uint64") + 2**63, [str(5 * 10**18 + k) for k in range(3)], [10**20, 10**20 + 1]):
+        with pytest.raises(UserError, match=r"The whole number \d+ in row 0 of column 'ds' is too large for a stamp"):
+            stamps(cells)
+
+
+def test_numbers_among_dates_are_refused():
+    with pytest.raises(UserError, match=r"7 is no date|'ds' holds no dates that are understood"):
+        stamps(["2020-01-01", 7, "2020-01-03"])
+
+
+def test_messages_name_the_column_of_the_file(tmp_path):
+    days = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=30).astype(str), "sales": 1.0 * np.arange(30)})
+    days.loc[29, "day"] = "soon"
+    days.to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(UserError, match=r"'soon' is no date of the form YYYY-MM-DD.* in row 29 of column 'day'"):
+        Forecaster(3, members=0, target_col="sales").fit(tmp_path / "a.csv")
+    days.replace("soon", "").to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(UserError, match="Series 'sales': row 29 has no stamp in column 'day'"):
+        Forecaster(3, members=0, target_col="sales").fit(tmp_path / "a.csv")

@@ -45,3 +45,35 @@ def test_covariates_that_are_missing_or_stored_as_objects():
     found = made.history()
     np.testing.assert_allclose(found["price"], frame["price"].astype(float), rtol=1e-5)
     assert found["kind"].isna().equals(frame["kind"].isna())
+
+
+def test_what_was_taken_from_the_data_is_said_in_a_line(tmp_path, capsys):
+    rng, days = np.random.default_rng(0), pd.date_range("2024-01-01", periods=120)
+    frame = pd.DataFrame({"No": np.arange(120), "day": days, "sales": 10 + rng.normal(size=120)})
+    frame = frame.assign(
+        heat=rng.normal(size=120), unit="kg", opened=days[::-1], shop=[f"s{k}" for k in [*range(70), *range(50)]]
+    )
+    frame.loc[110:, "sales"] = np.nan
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.assign(opened=frame["opened"].dt.strftime("%d.%m.%Y")).to_csv(tmp_path / "b.csv", index=False)
+    words = (
+        "1 series, values in 'sales'; stamps in 'day', 2024-01-01 to 2024-04-29 by day; past: heat, shop; "
+        "not used: No (row numbers), unit (constant), opened (dates); the 64 most frequent of 70 categories of shop; "
+        "10 of 120 values missing; series that end with missing values: 1 (sales)"
+    )
+    for data in (tmp_path / "a.csv", tmp_path / "b.csv", frame):
+        model = Forecaster(3, members=0, target_col="sales", time_col="day", verbose=data is frame).fit(data)
+        assert model.about == words
+    assert words in capsys.readouterr().err
+    named = Forecaster(3, members=0, target_col="sales", time_col="day", past="No").fit(frame)
+    assert named.columns.past == ("No",)
+    assert "heat (not named)" in named.about
+
+
+def test_row_numbers_are_no_series_of_a_wide_frame():
+    days = pd.date_range("2024-01-01", periods=60, name="ds")
+    frame = pd.DataFrame({"No": range(60), "a": np.sin(np.arange(60.0)), "b": range(60)}, index=days)
+    model = Forecaster(3, members=0).fit(frame)
+    assert model.ids == ["a", "b"]
+    assert "2 series, each column a series; " in model.about
+    assert "not used: No (row numbers)" in model.about

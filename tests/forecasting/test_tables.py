@@ -86,7 +86,8 @@ def test_other_frames():
 
     frame = hours("2024-01-01")
     indexed = frame.set_index(["unique_id", "ds"])
-    for data in (Polars(), indexed, indexed["y"]):
+    both = frame.set_index(["unique_id", "ds"], drop=False)
+    for data in (Polars(), indexed, indexed["y"], both, both.drop(columns="ds")):
         pd.testing.assert_frame_equal(long_frame(data, Columns())[list(frame)], frame)
 
 
@@ -113,3 +114,77 @@ def test_year_month_day_and_hour_in_columns_of_their_own(tmp_path):
     assert model.predict()["ds"].tolist() == list(pd.date_range("2024-01-03 12:00", periods=3, freq="h"))
     pd.DataFrame({**parts, "date": frame["ds"], "pm": frame["y"]}).to_csv(tmp_path / "b.csv", index=False)
     assert list(read(tmp_path / "b.csv")) == [*parts, "date", "pm"]
+
+
+def lines(tmp_path, header, *cells):
+    """A file of daily values."""
+    days = pd.date_range("2024-01-01", periods=len(cells))
+    path = tmp_path / "lines.csv"
+    path.write_text(
+        "\n".join([header, *(f"{day:%Y-%m-%d}{cell}" for day, cell in zip(days, cells, strict=True))]), "utf-8"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "values"),
+    [
+        ("date,y", [',"10,127.77"', ',"-9,000"', ",5"], [10127.77, -9000, 5]),
+        ("date,y", [',"1,000,000"', ',"1,000"'], [1e6, 1e3]),
+        ("date,y", [",10 127", ",1\u202f000.5", ",7"], [10127, 1000.5, 7]),
+        ("date,y", [',"10,5"', ",7"], [10.5, 7]),
+        ("date;y", [";10.127,77", ";1.000.000", ";0,5"], [10127.77, 1e6, 0.5]),
+        ("date;y", [";10,127", ";1,5"], [10.127, 1.5]),
+        ("date,y", [",$1.50", ",-$2"], [1.5, -2]),
+        ("date,y", [",50%", ",", ",7.5 %"], [50, np.nan, 7.5]),
+        ("date,y", [",50%", ",0.5"], ["50%", "0.5"]),
+        ("date,y", [",a 100", ",b 200"], ["a 100", "b 200"]),
+    ],
+)  # fmt: skip
+def test_numbers_as_people_write_them(tmp_path, header, cells, values):
+    assert read(lines(tmp_path, header, *cells))["y"].replace(np.nan, None).tolist() == [
+        None if value != value else value for value in values
+    ]
+
+
+def test_commas_with_two_meanings_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"The commas of column 'y' of .*lines.csv \('10,127'\) separate thousands or"):
+        read(lines(tmp_path, "date,y", ',"10,127"', ',"9,500"'))
+
+
+def test_empty_lines_and_columns_of_a_file(tmp_path):
+    for header, cells in (
+        ("date,y", [",1", ",2\n,", ",3\n\n,\n"]), ("date,y,", [",1,", ",2,\n,,", ",3,\n\n,,"]),
+        ("\n\ndate,y", [",1", ",2", ",3\n\n"]), ("date,y", [",1,", ",2,", ",3,"]),
+    ):  # fmt: skip
+        found = read(lines(tmp_path, header, *cells))
+        assert (list(found), found["y"].tolist(), found["y"].dtype) == (["date", "y"], [1, 2, 3], "int64")
+    found = read(lines(tmp_path, "date,y", ",1\n\n", ",2"))
+    assert (found.index + 2).tolist() == [2, 5]  # lines of the file
+    with pytest.raises(UserError, match=r"Two columns of .*lines.csv are called 'y'; rename one"):
+        read(lines(tmp_path, "date,y,y", ",1,2", ",3,4"))
+
+
+TIMES = {"Hour": lambda t: t.hour, "Time": lambda t: t.strftime("%H.%M.%S"), "hour": lambda t: t.strftime("%H:%M")}
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("form", ["%d/%m/%Y", "%Y-%m-%d", "%Y%m%d"])
+def test_days_and_times_of_day_in_two_columns(tmp_path, name, form):
+    stamps = pd.date_range("2024-01-10", periods=24 * 15, freq="h")
+    frame = pd.DataFrame({"Date": stamps.strftime(form), name: TIMES[name](stamps), "load": np.sin(np.arange(360.0))})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    text = long_frame(tmp_path / "a.csv", Columns(target="load"))
+    assert list(text) == ["ds", "load", "unique_id"]
+    assert (stamps_of(text, Columns()) == stamps).all()
+    frame.assign(**{name: frame[name].where(frame.index % 24 > 0, "24")}).to_csv(tmp_path / "b.csv", index=False)
+    with pytest.raises(UserError, match=f"Columns 'Date' and '{name}' look like one stamp; join them in one column"):
+        read(tmp_path / "b.csv")
+    with pytest.raises(UserError, match=f"Columns 'Date' and '{name}' look like one stamp; join them in one column"):
+        Forecaster(3, members=0, time_col="Date", target_col="load").fit(frame.assign(Date=stamps.normalize()))
+    twice = pd.concat([frame, frame]).assign(Date=stamps.append(stamps).normalize())  # of two series without names
+    with pytest.raises(UserError, match=r"drop one, correct freq, .*or name the column of series with id_col"):
+        Forecaster(3, members=0, time_col="Date", target_col="load").fit(twice)
+    daily = pd.DataFrame({"Date": stamps[::24], "Hour": np.arange(15) % 3, "load": 1.0})
+    daily.to_csv(tmp_path / "c.csv", index=False)
+    assert list(read(tmp_path / "c.csv")) == ["Date", "Hour", "load"]

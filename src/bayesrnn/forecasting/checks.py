@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from bayesrnn.forecasting.columns import Columns
 from bayesrnn.forecasting.integrity import CONTEXT, SAMPLES
 from bayesrnn.forecasting.network import LIKELIHOODS
 from bayesrnn.forecasting.panel import Panel
-from bayesrnn.forecasting.tables import long_frame, stamps_of, unnamed
+from bayesrnn.forecasting.tables import further_frame, stamps_of
 
 Array = np.ndarray
 _CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -47,14 +47,19 @@ def check_settings(given: dict[str, Any]) -> dict[str, Any]:
     check_probability("dropout", given["dropout"])
     if given["minutes"] is not None and not (is_number(given["minutes"]) and 0 <= given["minutes"] < np.inf):
         raise UserError(f"minutes is {given['minutes']!r}; it is a number from 0, such as 1.5.")
-    if not is_whole(given["seed"]) or given["seed"] < 0:
-        raise UserError(f"seed is {given['seed']!r}; it is a whole number from 0.")
+    check_seed(given["seed"])
     _check_zone(given["timezone"])
     named = {name: _listed(given[name]) for name in ("past", "future", "static")}
     named |= {name: named[name] or [] for name in ("future", "static")}
     made = {name: list(v) if isinstance(v, tuple) else v for name, v in (given | named).items()}
     _check_names(made)
     return made
+
+
+def check_seed(seed: Any) -> int:
+    if not is_whole(seed) or not 0 <= seed < 2**32:
+        raise UserError(f"seed is {seed!r}; it is a whole number from 0 and below 2**32.")
+    return int(seed)
 
 
 def _freq(freq: Any) -> Any:
@@ -169,9 +174,10 @@ def check_trainable(panel: Panel, horizon: int) -> None:
     longest = int(panel.lengths.argmax())
     rows = int(panel.lengths[longest])
     if counts.max() == 1:
+        at = _stamp(panel, longest, int(np.argmax(known[panel.offsets[longest] :])))
         raise UserError(
-            f"Series {panel.ids[longest]!r} has 1 value (row {int(np.argmax(known))}); fit needs series with more, and "
-            "predict(df) then takes short ones."
+            f"Series {panel.ids[longest]!r} has 1 value (at {at}); fit needs series with more, and predict(df) then "
+            "takes short ones."
         )
     if rows < horizon + 4:
         raise UserError(
@@ -193,9 +199,29 @@ def check_counts(panel: Panel) -> None:
     for row in np.flatnonzero((panel.y < 0) | (panel.y != np.floor(panel.y)) & ~np.isnan(panel.y))[:1]:
         i = int(np.searchsorted(panel.offsets, row, side="right")) - 1
         raise UserError(
-            f"Series {panel.ids[i]!r}: row {row - panel.offsets[i]} is {panel.y[row]:g}, and negative_binomial is for "
-            'counts (0, 1, 2, ...); correct it, or set likelihood="student".'
+            f"Series {panel.ids[i]!r} is {panel.y[row]:g} at {_stamp(panel, i, row - panel.offsets[i])}, and "
+            'negative_binomial is for counts (0, 1, 2, ...); correct it, or set likelihood="student".'
         )
+
+
+def _stamp(panel: Panel, i: int, row: int) -> Any:
+    return panel.clock.stamps(panel.numbers(np.array([i]), np.array([row])))[0]
+
+
+def refuse_gaps(panel: Panel) -> NoReturn:
+    """Refuse series whose values are too far apart to choose a model on: name the longest gap."""
+    each = np.split(~np.isnan(panel.y), panel.offsets[1:-1])
+    places = [np.concatenate([[-1], np.flatnonzero(known), [len(known)]]) for known in each]
+    i = int(np.argmax([np.diff(rows).max() for rows in places]))
+    k = int(np.diff(places[i]).argmax())
+    before, behind = (_stamp(panel, i, row) for row in places[i][k : k + 2])
+    where, remedy = f"between {before} and {behind}", "correct a mistyped stamp, or leave out the rows on one side"
+    if k == 0 or k + 2 == len(places[i]):
+        where, remedy = f"before {behind}" if k == 0 else f"after {before}", "leave out the rows there"
+    raise UserError(
+        f"Series {panel.ids[i]!r} has {len(places[i]) - 2} values in {panel.lengths[i]} steps, and none {where}, which "
+        f"is too few to choose a model; {remedy}."
+    )
 
 
 def check_values(panel: Panel, lower: float, *, counts: bool) -> None:
@@ -238,13 +264,11 @@ def check_future(panel: Panel, future: Any, horizon: int) -> Array | None:
             f"The model knows {names} ahead; give predict(future=...) a frame with {columns.id}, {columns.time} and "
             f"these columns for {horizon} steps after each series."
         )
-    frame = long_frame(future, columns, target=False)
-    if len(panel) == 1 and (frame[columns.id] == unnamed(columns)).all():
-        frame = frame.assign(**{columns.id: panel.ids[0]})
+    frame = further_frame(future, columns, panel.ids, target=False)
     missing = [c for c in columns.future if c not in frame]
     if missing:
         raise UserError(f"future has no column {missing[0]!r}, which the model knows ahead; add it.")
-    stamps = stamps_of(frame, columns, panel.clock)
+    stamps = stamps_of(frame, columns, panel.clock, after=panel)
     numbers, place = same_kind(panel.clock, stamps).numbers(stamps), {name: i for i, name in enumerate(panel.ids)}
     series = np.array([place.get(str(name), -1) for name in frame[columns.id]])
     for i in np.flatnonzero(~np.isin(np.arange(len(panel)), series))[:1]:

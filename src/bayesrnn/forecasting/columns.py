@@ -11,6 +11,7 @@ import numpy as np
 from bayesrnn.errors import UserError
 
 Array = np.ndarray
+LARGEST = 1e18  # of a value
 _CATEGORIES = 64  # the most frequent ones have a column each
 _NUMBERS = {"decimal", "floating", "integer", "mixed-integer-float", "boolean"}  # of a column of objects
 
@@ -51,7 +52,7 @@ class Columns:
             numbers = pd.api.types.is_numeric_dtype(cells) or pd.api.types.is_bool_dtype(cells)
             if numbers or cells.isna().all() or pd.api.types.infer_dtype(cells) in _NUMBERS:
                 values = cells.to_numpy(dtype=float, na_value=np.nan)
-                values = values[np.isfinite(values)]
+                values = values[np.abs(values) <= LARGEST]
                 spread = float(values.std()) if len(values) else 0.0
                 means[name] = (float(values.mean()) if len(values) else 0.0, spread if spread > 0 else 1.0)
             else:
@@ -78,9 +79,10 @@ class Columns:
                     f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} has {cell!r} at {at}, and the model "
                     "was fitted to numbers; correct it or leave it empty."
                 ) from None
-            for row in np.flatnonzero(np.isinf(values))[:1]:
+            for row in np.flatnonzero(np.abs(values) > LARGEST)[:1]:
+                what = "infinite" if np.isinf(values[row]) else "too large"
                 raise UserError(
-                    f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} is infinite at "
+                    f"Series {str(frame[self.id].iloc[row])!r}: column {name!r} is {what} at "
                     f"{frame[self.time].iloc[row]}; correct it or leave it empty."
                 )
             parts.append(np.clip((values - mean) / spread, -20, 20).astype(np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,11 @@ _MONTHS = r"(?i)\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 _FORMATS = (
     "%Y-%m-%d %Y-%m %d-%m-%Y %m-%d-%Y %m-%Y %b-%d-%Y %d-%b-%Y %Y-%b-%d %b-%Y %Y-%b "
     "%d-%m-%y %m-%d-%y %y-%m-%d %d-%b-%y %b-%d-%y %b-%y %b-%d %G-W%V-%u %Y%m%d %Y%m %Y "
-    "%Y%m%d%H %Y%m%d%H%M %Y%m%d%H%M%S"
+    "%Y%j %Y%m%d%H %Y%m%d%H%M %Y%m%d%H%M%S"
 ).split()
-_DIGITS = {6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_DIGITS = {6: "%Y%m", 7: "%Y%j", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_EPOCHS = {10: "s", 13: "ms", 16: "us", 19: "ns"}
+_COMPACT = {6: ("%y%m%d", "%d%m%y", "%m%d%y"), 8: ("%d%m%Y", "%m%d%Y")}  # nothing tells which one it is
 _NO_YEAR = "%b-%d"
 EPOCH = "seconds since 1970"
 LOOK = 200  # rows that decide on the delimiter, the header and the column of dates
@@ -64,19 +67,46 @@ def date_column(table: Table) -> str:
     return ""
 
 
-def of_numbers(numbers: np.ndarray, *, sure: bool) -> pd.Series | None:
-    """Whole numbers such as 20260131 as dates; None: they are counts. 202601 is a date if ``sure``, or if steps differ,
-    as from 202612 to 202701."""
+def of_numbers(cells: pd.Series, zone: str = "") -> pd.Series | None:
+    """Text of digits such as 202601, 20260131 or 1767225600 as dates; None: they are counts or dates in no such form.
+    Seconds since 1970, or parts of them, are instants: in UTC if the stamps have a time zone."""
     import pandas as pd
 
-    least, most = str(numbers.min()), str(numbers.max())
-    form = _DIGITS.get(len(least)) if len(least) == len(most) else None
-    if form is None or not 1900 <= int(least[:4]) <= int(most[:4]) <= 2100:
+    size = len(cells.iloc[0])
+    if (cells.str.len() != size).any():
         return None
-    if form == "%Y%m" and not sure and len(np.unique(np.diff(np.unique(numbers)))) < 2:
-        return None
-    days = pd.to_datetime(pd.Series(numbers).astype(str), format=form, errors="coerce")
-    return None if days.isna().any() else days
+    for form in (_DIGITS.get(size), EPOCH):
+        days = _read(cells, form) if form else pd.Series([pd.NaT])
+        if not days.isna().any():
+            return days.dt.tz_localize("UTC") if form == EPOCH and zone else days
+    return None
+
+
+def check_counts(whole: pd.Series, column: str, *, text: bool) -> None:
+    """Refuse whole numbers that are dates in no form of `of_numbers` and look like some; ``text``: they are no numbers
+    in the data. Numbers that rise by one step count."""
+    import pandas as pd
+
+    if whole.str.startswith("-").any():
+        return
+    numbers, size = np.sort(whole.astype(np.int64).to_numpy()), whole.str.len()
+    named, even = re.search("date|time|stamp", column.lower()), len(np.unique(np.diff(numbers))) < 2
+    remedy = "or set freq to their step as a whole number, such as 1, if they count"
+    if named and 20_000 <= numbers[0] <= numbers[-1] < 60_000:
+        raise UserError(
+            f"Column {column!r} holds whole numbers such as {numbers[0]}, like the days that Excel counts; make dates "
+            f"of them with pd.to_datetime(cells, unit='D', origin='1899-12-30'), {remedy}."
+        )
+    wide = whole.str.zfill(6 if size.max() < 7 else 8)
+    forms = _COMPACT.get(len(wide[0]), ()) if size.min() > 4 and size.max() < 9 else ()
+    compact = any(pd.to_datetime(wide, format=form, errors="coerce").notna().all() for form in forms)
+    zero = (whole.str.startswith("0") & (size > 1)).any()
+    looks = compact or zero or (named and numbers[-1] >= 10_000) or (text and size.between(6, 8).all())
+    if (looks and not even) or (text and compact):
+        raise UserError(
+            f"Column {column!r} holds whole numbers that look like dates in no known form ({whole.iloc[0]!r}); write "
+            f"them as YYYY-MM-DD, {remedy}."
+        )
 
 
 def _parts(cells: pd.Series) -> pd.DataFrame:
@@ -110,11 +140,13 @@ def _read(date: pd.Series, form: str) -> pd.Series:
     import pandas as pd
 
     if form == EPOCH:
-        whole = date.where(date.str.fullmatch(r"\d{10}|\d{13}", na=False))
-        seconds = pd.to_numeric(whole, errors="coerce")
-        return pd.to_datetime(seconds.where(seconds < 1e11, seconds / 1000), unit="s", errors="coerce").astype("M8[us]")
-    for size in [size for size, digits in _DIGITS.items() if digits == form and size > 8]:
-        date = date.where(date.str.fullmatch(rf"(19|20)\d{{{size - 2}}}", na=False))
+        days = pd.Series(pd.NaT, date.index, "M8[us]")
+        for size, unit in _EPOCHS.items():
+            whole = date.str.fullmatch(rf"[1-3]\d{{{size - 1}}}", na=False)
+            days[whole] = pd.to_datetime(date[whole].astype(np.int64), unit=unit).astype("M8[us]")
+        return days
+    for size in [size for size, digits in _DIGITS.items() if digits == form]:
+        date = date.where(date.str.fullmatch(rf"({'1[6-9]' if size == 8 else '19'}|20)\d{{{size - 2}}}", na=False))
     days = pd.to_datetime(date, format=form, errors="coerce").astype("M8[us]")
     if "%y" in form:
         days = days.mask(days > pd.Timestamp.now(), days - pd.DateOffset(years=100))

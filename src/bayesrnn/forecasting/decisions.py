@@ -73,7 +73,7 @@ def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:
     check_share(false_alarms)
     if forecaster.columns.target in ("p_value", "score", "alarm"):
         raise UserError(f"The target is called {forecaster.columns.target!r}, like a column of alarms; rename it.")
-    new = forecaster._data(data)
+    new = forecaster._data(data, after=forecaster._panel)
     some = np.flatnonzero(np.logical_or.reduceat(~np.isnan(new.y), new.offsets[:-1]))
     if not len(some):
         raise UserError(f"Series {new.ids[0]!r} has no value in its new rows; give rows with values.")

@@ -14,14 +14,14 @@ from bayesrnn.errors import UserError, needed_by
 from bayesrnn.forecasting import checks, decisions, grids, paths
 from bayesrnn.forecasting.bounds import Bounds
 from bayesrnn.forecasting.columns import Columns
-from bayesrnn.forecasting.frames import choose_columns, frame_of, rows_before, used
+from bayesrnn.forecasting.frames import choose_columns, described, frame_of, rows_before, used
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.model import Model, fit_model
 from bayesrnn.forecasting.panel import Panel, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
 from bayesrnn.forecasting.shapes import shapes_of
-from bayesrnn.forecasting.tables import long_frame
+from bayesrnn.forecasting.tables import further_frame, long_frame
 from bayesrnn.forecasting.training import NETWORK, Settings, minutes_of
 from bayesrnn.forecasting.widths import Widths
 from bayesrnn.forecasting.windows import Shape, Windows
@@ -65,7 +65,7 @@ class Forecaster:
         calibrate: recalibrate on validation where that helps.
         minutes: time for training; the best weights so far are used then. None: 1.5, with over 20,000 rows 3.
         seed: makes training and predictions repeatable, unless the time stops training.
-        verbose: progress and what was chosen, on stderr.
+        verbose: which columns were taken (``about``), progress and what was chosen, on stderr.
         id_col: name of the column of series in a long frame.
         time_col: name of its column of time stamps.
         target_col: name of its column of values.
@@ -117,9 +117,9 @@ class Forecaster:
         self.columns = Columns(id_col, time_col, target_col, zone=timezone or "")
         self.model: Model | None = None
         self.panel: Panel | None = None
+        self.about = ""  # one line: what was taken from the data, and as what
         self._frame: Any = None  # what `fit` was given, where there are covariates
-        self._widths = Widths(self.horizon)
-        self._trained: dict[str, int] = {}
+        self._widths, self._trained = Widths(self.horizon), dict[str, int]()
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
@@ -131,7 +131,8 @@ class Forecaster:
         """The series of a frame; covariates are chosen and scaled by rows before ``ends``, None: by all."""
         frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
         checks.check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
-        panel = panel_of(frame, columns.learnt(frame), **options)
+        self.about = described(frame, panel := panel_of(frame, columns.learnt(frame), **options))
+        Progress(self.settings["verbose"]).say(self.about)
         if ends is None:
             return panel
         before = frame[rows_before(frame, panel, ends(panel), **options)]
@@ -217,7 +218,7 @@ class Forecaster:
         """
         n = check_whole("n", n, least=1, what="paths")
         check_choice("method", method, ("copula", "autoregressive"))
-        rng, names = np.random.default_rng(seed), np.arange(n)
+        rng, names = np.random.default_rng(checks.check_seed(seed)), np.arange(n)
 
         def rows(grid: Array, share: Array, bounds: Bounds) -> dict[str, Array]:
             made = bounds(paths.copula(grid, self.fitted.correlation, n, rng))  # (B, n, H)
@@ -279,13 +280,10 @@ class Forecaster:
         Widths adapt to how the new values of known series fell in what was forecast for them. Rows that are known
         already may be repeated with equal values; others are refused, because the model was trained on the old ones.
         """
-        new = self._data(data)
-        both = joined(old := self._panel, new)
-        place = {name: i for i, name in enumerate(both.ids)}
-        series = np.array([place[name] for name in old.ids])
-        later = both.lengths[series] > old.lengths
+        both = joined(old := self._panel, self._data(data, after=old))
+        later = both.lengths[: len(old)] > old.lengths  # new series come last
         if later.any() and len(old) <= _POOLED:
-            decisions.adapt(self, both, series[later], old.lengths[later])
+            decisions.adapt(self, both, np.flatnonzero(later), old.lengths[later])
         self.panel, self._frame = both, None
         return self
 
@@ -349,12 +347,13 @@ class Forecaster:
             raise UserError("The forecaster is not fitted; call fit(df) first.")
         return self.panel
 
-    def _data(self, data: Any) -> Panel:
-        """A panel on the clock of `fit`."""
+    def _data(self, data: Any, *, after: Panel | None = None) -> Panel:
+        """A panel on the clock of `fit`; ``after``: series that its rows follow."""
         own, s = self._panel, self.settings
         if data is None or isinstance(data, Panel):
             return own if data is None else data
-        panel = panel_of(data, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"])
+        frame = further_frame(data, self.columns, own.ids)
+        panel = panel_of(frame, self.columns, freq=s["freq"], clock=own.clock, resample=s["resample"], after=after)
         checks.check_values(panel, self.fitted.lower, counts=s["likelihood"] == "negative_binomial")
         return panel
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bayesrnn.errors import UserError
-from bayesrnn.forecasting.panel import Panel, assembled
+from bayesrnn.forecasting.panel import Panel, assembled, too_long
 
 _PLAIN = re.compile(r"[uU]?[iI]nt\d+|[fF]loat\d+|bool|boolean|str|string|object|datetime64\[[\w, /+:-]+\]")
 
@@ -23,11 +23,11 @@ def joined(old: Panel, new: Panel) -> Panel:
         codes = np.repeat(np.array([place[name] for name in panel.ids]), panel.lengths)
         rows = np.arange(len(panel.y)) - np.repeat(panel.offsets[:-1], panel.lengths)
         numbers = np.repeat(panel.first, panel.lengths) + rows * panel.clock.every
-        some = ~np.isnan(panel.y) | (panel is old)
-        parts.append((codes[some], numbers[some], panel.y[some], panel.past[some], panel.future[some]))
+        parts.append((codes, numbers, panel.y, panel.past, panel.future))
     for i, name in enumerate(new.ids):
         if name in known and (new.first[i] - old.first[known[name]]) % old.clock.every:
             raise UserError(f"Series {name!r}: the new stamps are off the grid of the old ones; correct them.")
+        _check_distance(old, new, known.get(name, -1), i)
     fresh = np.array([i for i, name in enumerate(new.ids) if name not in known], dtype=int)
     static = np.concatenate([old.static, new.static[fresh]])
     codes, numbers, y, past, future = (np.concatenate(pair) for pair in zip(*parts, strict=True))
@@ -42,6 +42,7 @@ def joined(old: Panel, new: Panel) -> Panel:
         old.clock,
         old.columns,
         _together(old.labels, new.labels.take(fresh)),
+        "last",  # missing values replace none
     )
     codes, numbers, y = parts[0][:3]
     kept = both.y[both.offsets[codes] + (numbers - both.first[codes]) // old.clock.every]
@@ -51,6 +52,20 @@ def joined(old: Panel, new: Panel) -> Panel:
             f"{kept[row]:g}; pass only new rows, or fit again to correct old ones."
         )
     return both
+
+
+def _check_distance(old: Panel, new: Panel, k: int, i: int) -> None:
+    """Refuse rows so far from those of a series that one of their stamps must be wrong."""
+    if k < 0:
+        return
+    every, ends = old.clock.every, [p.first[j] + p.lengths[j] * p.clock.every for p, j in ((old, k), (new, i))]
+    length = (max(ends) - min(old.first[k], new.first[i])) // every
+    if too_long(length, old.lengths[k] + new.lengths[i]):
+        at = old.clock.stamps(new.first[[i]])[0]
+        raise UserError(
+            f"Series {new.ids[i]!r}: the new rows from {at} on are {abs(new.first[i] - ends[0]) // every:,} steps of "
+            f"one {old.clock.name} from those known; correct the stamps, or fit again."
+        )
 
 
 def _together(old: Any, new: Any) -> Any:

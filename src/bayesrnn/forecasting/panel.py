@@ -9,11 +9,10 @@ import numpy as np
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting.clock import Clock, clock_of, same_kind, snapped
-from bayesrnn.forecasting.columns import Columns
-from bayesrnn.forecasting.tables import long_frame, stamps_of
+from bayesrnn.forecasting.columns import LARGEST, Columns
+from bayesrnn.forecasting.tables import CLOCKS, long_frame, stamps_of
 
 Array = np.ndarray
-_LARGEST = 1e18  # of a value
 
 
 @dataclass
@@ -96,7 +95,7 @@ def _values(frame: Any, ids: Array, columns: Columns) -> Array:
         "no number; correct it or leave it empty": text,
         "infinite; correct it or leave it empty": np.isinf(values),
     }
-    wrong["too large; give the series in a larger unit"] = np.abs(values) > _LARGEST
+    wrong["too large; give the series in a larger unit"] = np.abs(values) > LARGEST
     for what, rows in wrong.items():
         for row in np.flatnonzero(rows)[:1]:
             raise UserError(
@@ -107,9 +106,11 @@ def _values(frame: Any, ids: Array, columns: Columns) -> Array:
 
 
 def panel_of(
-    data: Any, columns: Columns, *, freq: str | int | None, clock: Clock | None = None, resample: str | None = None
+    data: Any, columns: Columns, *, freq: str | int | None, clock: Clock | None = None, resample: str | None = None,
+    after: Panel | None = None,
 ) -> Panel:  # fmt: skip
-    """The series of a frame on the grid of their clock; see `long_frame` for what a frame may be."""
+    """The series of a frame on the grid of their clock; see `long_frame` for what a frame may be. ``after``: series
+    that they follow."""
     import pandas as pd
 
     frame = long_frame(data, columns)
@@ -119,7 +120,7 @@ def panel_of(
     codes, given = pd.factorize(frame[columns.id])
     alike, ids = pd.factorize(np.array([str(name) for name in given], dtype=object))
     codes = alike[codes]
-    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame, columns, clock)
+    values, stamps = _values(frame, ids[codes], columns), stamps_of(frame, columns, clock, freq=freq, after=after)
     labels = frame[columns.id].array.take(np.unique(codes, return_index=True)[1])
     rows = np.arange(len(frame)) % frame.attrs.get("rows", len(frame))
     if resample is not None:
@@ -144,14 +145,17 @@ def panel_of(
     twice = np.flatnonzero((np.diff(numbers) == 0) & (np.diff(codes) == 0))
     if len(twice) and resample is None:
         i = twice[0]
+        for name in (n for n in (*frame, *ids) if str(n).lower() in CLOCKS - {columns.time}):
+            if name not in frame or not frame.duplicated([columns.id, columns.time, name]).any():
+                day = frame.attrs.get("stamps", columns.time)
+                raise UserError(f"Columns {day!r} and {name!r} look like one stamp; join them in one column.")
         raise UserError(
             f"Series {ids[codes[i]]!r}: rows {min(rows[i], rows[i + 1])} and {max(rows[i], rows[i + 1])} are both at "
             f"{stamps[i]} (one step is one {clock.name}); drop one, correct freq, set resample='mean', "
             f"{'set timezone if clocks went back then, ' * (not clock.wall and not clock.zone)}or name the column of "
             "series with id_col."
         )
-    lengths = (numbers[ends] - numbers[starts]) // clock.every + 1
-    _check_density(ids, starts, ends, lengths, numbers, clock)
+    _check_density(ids, starts, ends, numbers, clock, rows)
     ordered = frame.iloc[order]
     return assembled(
         [str(i) for i in ids], codes, numbers, values, columns.matrix(ordered, columns.past),
@@ -164,7 +168,7 @@ def assembled(
     ids: list[str], codes: Array, numbers: Array, y: Array, past: Array, future: Array, static: Array, clock: Clock,
     columns: Columns, labels: Any, resample: str | None = None,
 ) -> Panel:  # fmt: skip
-    """A panel of rows in any order; of two at the same step the later one counts, unless they are resampled."""
+    """A panel of rows in any order. Of two at the same step the later one counts, or both as they are resampled."""
     first, last = np.full(len(ids), np.iinfo(np.int64).max), np.full(len(ids), np.iinfo(np.int64).min)
     np.minimum.at(first, codes, numbers)
     np.maximum.at(last, codes, numbers)
@@ -177,18 +181,32 @@ def assembled(
     )  # fmt: skip
 
 
-def _check_density(ids: Any, starts: Array, ends: Array, lengths: Array, numbers: Array, clock: Clock) -> None:
+def _check_density(ids: Any, starts: Array, ends: Array, numbers: Array, clock: Clock, rows: Array) -> None:
     """Refuse a grid that is much finer than the rows."""
-    counts = ends - starts + 1
-    thin = np.flatnonzero((lengths > 10 * counts) & (lengths > 1000))
+    counts, lengths = ends - starts + 1, (numbers[ends] - numbers[starts]) // clock.every + 1
+    thin = np.flatnonzero(too_long(lengths, counts))
     if not len(thin) and lengths.sum() > 1.9 * counts.sum():
         steps = np.diff(numbers)[np.isin(np.arange(1, len(numbers)), starts, invert=True)]
         thin = np.arange(1) if len(steps) > 2 and (steps >= 2 * clock.every).mean() > 0.95 else thin
     for i in thin[:1]:
+        gaps = np.diff(numbers[starts[i] : ends[i] + 1]) // clock.every
+        k = int(gaps.argmax())
+        if gaps[k] > 0.9 * lengths[i]:
+            before, behind = clock.stamps(numbers[starts[i] + k : starts[i] + k + 2])
+            raise UserError(
+                f"Series {ids[i]!r}: no row lies between {before} in row {rows[starts[i] + k]} and {behind} in row "
+                f"{rows[starts[i] + k + 1]}, {gaps[k]:,} steps of one {clock.name}; correct the stamp, or set freq to "
+                "the step of the stamps."
+            )
         raise UserError(
             f"Series {ids[i]!r} has {counts[i]:,} rows on {lengths[i]:,} steps of one {clock.name}; "
             "set freq to the step of the stamps."
         )
+
+
+def too_long(lengths: Array, counts: Array) -> Array:
+    """Which series have much more steps than rows."""
+    return (lengths > 10 * counts) & (lengths > 1000)
 
 
 def _placed(at: Array, values: Array, length: int, resample: str | None) -> Array:

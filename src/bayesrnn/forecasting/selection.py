@@ -11,6 +11,7 @@ import numpy as np
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import corrections, grids, structure
+from bayesrnn.forecasting.checks import refuse_gaps
 from bayesrnn.forecasting.linear import LAGS, PENALTIES, Linear, Regression, moving
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.structure import Structure
@@ -153,7 +154,7 @@ def choose(
             say(f"{named}, scaled validation CRPS {one[0]:.4f}")
             found.append(one)
     if not found:
-        raise UserError("The series have too few values in their last rows to choose on; leave out rows without any.")
+        refuse_gaps(panel)
     found.sort(key=lambda pair: pair[0])
     best = found[0][1].shape
 
