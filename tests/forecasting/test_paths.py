@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bayesrnn.forecasting import Forecaster, grids
-from bayesrnn.forecasting.model import correlation_of
+from bayesrnn.forecasting.calibration import correlation_of
 from bayesrnn.forecasting.paths import copula
 from bayesrnn.forecasting.selection import Base
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bayesrnn.forecasting import Forecaster
-from bayesrnn.forecasting.model import member_of, prepare
+from bayesrnn.forecasting.fitting import member_of, prepare
 from bayesrnn.forecasting.training import NETWORK, Settings, combine, with_share
 
 ALL = np.ones(4, bool)

@@ -132,7 +132,7 @@ def adapt(forecaster: Forecaster, panel: Panel, series: Array, old: Array) -> No
     ]
     count = [len(ends) for ends in made]
     start, series, ends = np.repeat(begin, count), np.repeat(series, count), np.concatenate(made)
-    known = forecaster._known(windows, series, ends)
+    known = windows[0].known(series, ends)
     start, series, ends = start[known], series[known], ends[known]
     if not len(ends):
         return
@@ -173,7 +173,7 @@ def walk_forward(
     for start in range(before, count, together):
         block = np.arange(start, min(start + together, count))
         series, ends = np.tile(every, len(block)), (first + block[:, None] * apart).reshape(-1)
-        actual, known = _actual(windows[0], series, ends), forecaster._known(windows, series, ends)
+        actual, known = _actual(windows[0], series, ends), windows[0].known(series, ends)
         actual[~known] = np.nan  # in a gap longer than the context there is nothing to forecast from
         shape = (len(ends), horizon, len(grids.LEVELS))
         grid, share = np.zeros(shape), np.zeros(shape[:2])

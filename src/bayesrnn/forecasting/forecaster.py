@@ -14,9 +14,10 @@ from bayesrnn.errors import UserError, needed_by
 from bayesrnn.forecasting import checks, decisions, grids, paths
 from bayesrnn.forecasting.bounds import Bounds
 from bayesrnn.forecasting.columns import Columns
+from bayesrnn.forecasting.fitting import fit_model
 from bayesrnn.forecasting.frames import choose_columns, described, frame_of, rows_before, used
 from bayesrnn.forecasting.growth import joined
-from bayesrnn.forecasting.model import Model, fit_model
+from bayesrnn.forecasting.model import Model
 from bayesrnn.forecasting.panel import Panel, panel_of
 from bayesrnn.forecasting.progress import Progress
 from bayesrnn.forecasting.seasons import seasons_of
@@ -150,12 +151,10 @@ class Forecaster:
     def _fit(self, panel: Panel) -> Forecaster:
         s, shapes = self.settings, self.shapes(panel)
         seconds = 60 * minutes_of(s["minutes"], len(panel.y))
+        options: dict[str, Any] = {key: s[key] for key in ("likelihood", "members", "calibrate", "holidays", "seed")}
         with Progress(s["verbose"]) as progress:
-            model = fit_model(
-                panel, shapes, Settings(**{key: s[key] for key in NETWORK}), likelihood=s["likelihood"],
-                members=s["members"], calibrate=s["calibrate"], holidays=s["holidays"], seconds=seconds,
-                seed=s["seed"], say=progress.say, progress=progress.update,
-            )  # fmt: skip
+            options |= {"say": progress.say, "progress": progress.update}
+            model = fit_model(panel, shapes, Settings(**{key: s[key] for key in NETWORK}), seconds=seconds, **options)
         return self.adopt(model, panel)  # only now: an error leaves what was fitted before
 
     def adopt(self, model: Model, panel: Panel) -> Forecaster:
@@ -258,11 +257,10 @@ class Forecaster:
         panel = self._data(data)
         first_of = partial(checks.check_windows, horizon=self.horizon, count=count, apart=apart)
         first = first_of(panel)
-        cutoffs = panel.first + (first - 1) * panel.clock.every
-        seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs.tolist(), strict=True))
+        cutoffs = (panel.first + (first - 1) * panel.clock.every).tolist()
+        seen = any(self._trained.get(name, cut) > cut for name, cut in zip(panel.ids, cutoffs, strict=True))
         if refit or (refit is None and seen):
-            other = type(self)(**self.settings)
-            given = self._frame if data is None else data
+            other, given = type(self)(**self.settings), self._frame if data is None else data
             if panel.columns.further:  # their roles and scales must not be those of later rows
                 panel = other.panel_of(used(panel if given is None else given, self.columns), first_of)
             other._fit(panel.until(first_of(panel)))
@@ -289,16 +287,16 @@ class Forecaster:
 
     def save(self, folder: str | Path) -> Path:
         """Write weights (safetensors) and settings (JSON) to a folder, with the series; nothing is pickled."""
-        from bayesrnn.forecasting.storage import write
+        from bayesrnn.forecasting import storage
 
-        return write(self, Path(folder))
+        return storage.write(self, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path) -> Forecaster:
         """Open what `save` wrote."""
-        from bayesrnn.forecasting.storage import read
+        from bayesrnn.forecasting import storage
 
-        return read(cls, Path(folder))
+        return storage.read(cls, Path(folder))
 
     def newsvendor(self, over: float, under: float, data: Any = None, *, future: Any = None) -> Any:
         """The amount with the least expected cost: ``over`` per unit too much, ``under`` per unit short.
@@ -365,15 +363,10 @@ class Forecaster:
             windows.seen = panel.lengths if seen is None else seen
         return found
 
-    def _known(self, cuts: list[Windows], series: Array, ends: Array) -> Array:
-        """Whether the context of each forecast has a value."""
-        parts = (slice(i, i + _SERIES) for i in range(0, len(ends), _SERIES))
-        return np.concatenate([cuts[0].batch(series[part], ends[part]).known.any(1) for part in parts])
-
     def _grid(self, cuts: list[Windows], series: Array, ends: Array, *, bounded: bool = True) -> tuple[Array, Array]:
         """Quantiles (B, H, Q) and epistemic shares (B, H), widths as adapted."""
         model, parts = self.fitted, []
-        for k in np.flatnonzero(~self._known(cuts, series, ends))[:1]:
+        for k in np.flatnonzero(~cuts[0].known(series, ends))[:1]:
             raise UserError(
                 f"Series {cuts[0].panel.ids[series[k]]!r} has no value in the {model.shape.context} rows before its "
                 "forecast; give it newer rows, or drop it."

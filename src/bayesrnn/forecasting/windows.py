@@ -11,6 +11,7 @@ from bayesrnn.forecasting.bounds import Past
 from bayesrnn.forecasting.panel import Panel
 
 Array = np.ndarray
+_AT_ONCE = 1024  # windows
 _LONG = 48  # steps of a season that is long
 _NEAR = 6.0  # standard deviations of a series, within which a window may be of it
 _MOVED = 0.5  # standard deviations between the halves of a series with a trend
@@ -129,6 +130,11 @@ class Windows:
     @cached_property
     def before(self) -> Past:
         return Past(self.panel)
+
+    def known(self, series: Array, ends: Array) -> Array:
+        """(B,): whether the context of each window has a value."""
+        parts = (slice(i, i + _AT_ONCE) for i in range(0, len(ends), _AT_ONCE))
+        return np.concatenate([self.batch(series[part], ends[part]).known.any(1) for part in parts])
 
     def batch(self, series: Array, ends: Array, lags: int | None = None) -> Batch:
         """Windows that end before row ``ends`` of their series, with the last ``lags`` rows of past columns, or all."""

@@ -319,7 +319,7 @@ class TestWords:
             assert "weights" not in said
 
     def test_rows_of_series_are_not_lines(self):
-        words = Words(path=Path("a.csv"), rows=72, stamps="when")
+        words = Words(path=Path("a.csv"), rows=tuple(range(72)), stamps="when")
         for message, said in (
             ("Series 'a' has 1 value (row 70); fit needs more.", "Series 'a' has 1 value; fit needs more."),
             ("Series 'a' has 5 rows (0 to 4), too few.", "Series 'a' has 5 rows, too few."),

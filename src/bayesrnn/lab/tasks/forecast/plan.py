@@ -17,10 +17,11 @@ from torch import nn
 
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import Forecaster, storage
+from bayesrnn.forecasting.fitting import Prepared, finish, likelihoods_of, member_of, prepare
 from bayesrnn.forecasting.grids import Calibration
 from bayesrnn.forecasting.integrity import check_fit, check_sizes
 from bayesrnn.forecasting.linear import LAGS, Linear, features
-from bayesrnn.forecasting.model import Model, Prepared, finish, likelihoods_of, member_of, prepare
+from bayesrnn.forecasting.model import Model
 from bayesrnn.forecasting.panel import Panel
 from bayesrnn.forecasting.selection import Base, apart, folds
 from bayesrnn.forecasting.training import NETWORK, Settings

@@ -83,8 +83,9 @@ def newer(path: Path, panel: Panel, option: str, date: str = "") -> Source:
 
 
 def _of(words: Words, path: Path, table: Any, columns: Columns, stamps: str) -> Words:
-    wide = columns.target not in table
-    return replace(words, path=path, rows=len(table), stamps=stamps, wide=wide, columns=columns)
+    wide, lines = columns.target not in table, table.index.tolist()
+    rows = tuple(lines) if all(isinstance(line, int) for line in lines) else ()  # of a Parquet file, any index
+    return replace(words, path=path, rows=rows, stamps=stamps, wide=wide, columns=columns)
 
 
 def numbered(table: Any, columns: Columns, first: Mapping[str, int] | None = None) -> Any:

@@ -23,9 +23,9 @@ class Words:
     """What a command calls things.
 
     ``spelling`` is how an option is written: "--{}" or "data.{}"; ``sets`` joins a value. ``roles``: whether options
-    name the columns; a trained model has fixed names. ``option`` names the file at ``path``, whose table has ``rows``
-    rows and the dates in column ``stamps``; a ``wide`` one has a column per series. ``threshold`` is the option with
-    the threshold.
+    name the columns; a trained model has fixed names. ``option`` names the file at ``path``, whose rows are at the
+    lines ``rows`` + 2, with the dates in column ``stamps``; a ``wide`` one has a column per series. ``threshold`` is
+    the option with the threshold.
     """
 
     spelling: str = "--{}"
@@ -34,7 +34,7 @@ class Words:
     columns: Columns = field(default_factory=Columns)
     option: str = ""
     path: Path | None = None
-    rows: int = 0
+    rows: tuple[int, ...] = ()
     stamps: str = ""
     wide: bool = False
     threshold: str = "above"
@@ -112,7 +112,8 @@ class Words:
             return message
 
         def line(row: str) -> int:
-            return int(row) % max(self.rows, 1) + 2  # columns of a wide file follow each other
+            place = int(row) % max(len(self.rows), 1)  # columns of a wide file follow each other
+            return (self.rows[place] if self.rows else int(row)) + 2
 
         message = re.sub(r"\brows (\d+) and (\d+)\b", lambda m: f"lines {line(m[1])} and {line(m[2])}", message)
         return re.sub(r"\b([Rr])ow (\d+)", lambda m: f"{'L' if m[1] == 'R' else 'l'}ine {line(m[2])}", message)
