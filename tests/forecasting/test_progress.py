@@ -20,4 +20,4 @@ def test_walking_forward_is_not_silent(capsys):
     y = np.random.default_rng(0).normal(size=60)
     model = Forecaster(3, members=0, season=1, verbose=True).fit(pd.DataFrame({"ds": np.arange(60), "y": y}))
     model.backtest(windows=3)
-    assert "walking forward: window 3 of 3 (100%" in capsys.readouterr().err
+    assert "backtest: window 3 of 3 (100%" in capsys.readouterr().err

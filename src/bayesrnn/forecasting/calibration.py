@@ -46,7 +46,7 @@ def calibrate(
     if wanted and usual is not None:
         factor = np.nanmean(np.abs(z)) / np.nanmean(np.abs(grids.scores_of(usual, held.actual)))
         model.calibration = replace(model.calibration, spread=model.calibration.spread * factor)
-        say(f"widths times {factor:.2f}: the last fold against earlier ones")
+        say(f"intervals {factor:.2f} times as wide: earlier rows were {'easier' if factor < 1 else 'harder'}")
     model.correlation = correlation_of(z, count)
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bayesrnn.checks import is_number
+from bayesrnn.checks import check_whole, is_number
 from bayesrnn.errors import UserError
 from bayesrnn.forecasting import grids
 from bayesrnn.forecasting.bounds import Bounds
-from bayesrnn.forecasting.checks import check_threshold
+from bayesrnn.forecasting.checks import check_seed, check_threshold
 from bayesrnn.forecasting.growth import joined
 from bayesrnn.forecasting.panel import Panel
+from bayesrnn.forecasting.paths import copula
 from bayesrnn.forecasting.widths import Widths, scores
 from bayesrnn.forecasting.windows import Windows
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 _AT_ONCE = 512  # windows of a backtest
+_PATHS = 64  # series whose paths are drawn at once
 _BLOCKS = 50  # horizons of new rows from which widths learn
 _JUDGES = 8  # forecasts by which each of them is judged
 
@@ -56,15 +58,25 @@ def crossing(
 ) -> Any:  # fmt: skip
     import pandas as pd
 
-    panel = forecaster._data(data)
-    limit = check_threshold(threshold, panel.ids)[:, None, None]
-    found = forecaster.sample_paths(n, data, future=future, seed=seed)
-    y = found["y"].to_numpy().reshape(-1, n, forecaster.horizon)
-    over = y > limit if above else y < limit
-    any_step = over.any(2)
-    first = np.where(any_step, over.argmax(2) + 1.0, np.nan)
-    middle = [float(np.nanmedian(row)) if some.any() else np.nan for row, some in zip(first, any_step, strict=True)]
-    return pd.DataFrame({forecaster.columns.id: panel.labels, "probability": any_step.mean(1), "first_step": middle})
+    panel, n = forecaster._data(data), check_whole("n", n, least=1, what="paths")
+    limit, rng = check_threshold(threshold, panel.ids), np.random.default_rng(check_seed(seed))
+    found = [np.empty((0, 2))]
+
+    def crossed(grid: Array, share: Array, bounds: Bounds) -> dict[str, Array]:
+        """Paths of some series at a time: those of all take too much memory."""
+        for part in (slice(i, i + _PATHS) for i in range(0, len(grid), _PATHS)):
+            y = bounds.part(part)(copula(grid[part], forecaster.fitted.correlation, n, rng))
+            end = limit[sum(map(len, found)) :][: len(y), None, None]
+            over = y > end if above else y < end
+            some = np.asarray(over.any(2))
+            first = over.argmax(2) + 1.0
+            middle = [np.median(steps[ok]) if ok.any() else np.nan for steps, ok in zip(first, some, strict=True)]
+            found.append(np.stack([some.mean(1), middle], 1))
+        return {}
+
+    forecaster._table(crossed, data, future)
+    probability, first_step = np.concatenate(found).T
+    return pd.DataFrame({forecaster.columns.id: panel.labels, "probability": probability, "first_step": first_step})
 
 
 def anomalies(forecaster: Forecaster, data: Any, false_alarms: float) -> Any:

@@ -72,7 +72,7 @@ def prepare(panel: Panel, shapes: list[Shape], *, likelihood: str, calibrate: bo
     """Choose bases."""
     rng = np.random.default_rng(seed)
     say(
-        f"{len(panel.y):,} rows of {len(panel):,} series; {shapes[0].horizon} steps ahead from the last "
+        f"{len(panel.y):,} rows of {len(panel):,} series; forecasts {shapes[0].horizon} steps from the last "
         f"{shapes[0].context}"
     )
     never, small = kinds(panel)
@@ -116,7 +116,7 @@ def with_trees(prepared: Prepared, *, year: bool, seed: int, seconds: float, pro
     started, made = time.monotonic(), list[Trees]()
     windows = Windows(panel, replace(model.shape, year=year), holidays=prepared.holidays)
     for k, cut in enumerate((fold.cut, panel.lengths)):
-        progress("trees" if k == 0 else "trees: the latest rows", k / 2)
+        progress("fitting trees" if k == 0 else "fitting trees to the latest rows", k / 2)
         one = trees.fitted(windows, cut, seed=seed + k, until=started + seconds * (k + 1) / 2)
         if one is None:
             return prepared
@@ -181,11 +181,11 @@ def _weigh(model: Model, prepared: Prepared, held: Batch, *, likelihood: str, ca
         if isinstance(part, Trees) and allowed[k]:
             model.weights = with_share(scored, model.weights, k)
     named = [
-        *(f"base {k + 1}" for k in range(learnt)),
+        *(f"linear {k + 1}" for k in range(learnt)),
         *("trees" if isinstance(part, Trees) else "past values" for part in past),
     ]
     named += [m.likelihood for m in members]
-    shown = ", ".join(f"{n} {w:.2f}" for n, w in zip(named, model.weights, strict=True))
+    shown = ", ".join(f"{n} {w:.0%}" for n, w in zip(named, model.weights, strict=True) if w)
     say(f"weights: {shown}; scaled validation CRPS {score(mixed(model.weights), held, model.shape):.4f}")
     # The base's quantiles are those of errors in all folds, the networks' of the last one.
     earlier = len(folds(prepared.panel, model.shape)) > 1 and model.weights[bases:].any()
@@ -247,7 +247,7 @@ def _refit(model: Model, prepared: Prepared, until: float, seed: int, progress: 
         member = model.members[k]
         base = model.bases[member.base]
         assert isinstance(base, Base)
-        progress(f"network {k + 1}: the latest rows", i / len(used))
+        progress(f"training network {k + 1} on the latest rows", i / len(used))
         left = until - time.monotonic()
         windows = Windows(prepared.panel, base.shape, holidays=prepared.holidays)
         with torch.random.fork_rng([]):

@@ -269,7 +269,7 @@ class Forecaster:
             return decisions.walk_forward(
                 self, panel, first, count, apart, adaptive=adaptive and len(panel) <= _POOLED,
                 summary=lambda grid, share, bounds: grids.summary(grid, share, level, quantiles, bounds),
-                progress=lambda done, of: progress.update(f"walking forward: window {done} of {of}", done / of),
+                progress=lambda done, of: progress.update(f"backtest: window {done} of {of}", done / of),
             )  # fmt: skip
 
     def update(self, data: Any) -> Forecaster:

@@ -141,17 +141,15 @@ def choose(
     for k, shape in enumerate(shapes):
         last, began = began, time.monotonic()
         if found and 2 * began - last - started > seconds:
-            say(f"out of time for {len(shapes) - k} of {len(shapes)} linear bases")
+            say(f"no time for {len(shapes) - k} of {len(shapes)} linear models")
             break
-        progress(f"linear base {k + 1} of {len(shapes)}", k / len(shapes))
+        progress(f"linear model {k + 1} of {len(shapes)}", k / len(shapes))
         windows = Windows(panel, shape, holidays=holidays)
         one = _walk(windows, folds(panel, shape), rng, began + seconds / len(shapes))
         if one is not None:
-            base = one[1]
-            about = f"{shape.scaling}" + ("" if shape.year else ", no year")
-            named = f"log {shape.log}, {about}: {base.linear.anchor}, ridge {base.linear.penalty:g}"
-            named += f", own {base.penalty:g}, {base.spread}"
-            say(f"{named}, scaled validation CRPS {one[0]:.4f}")
+            logs = {"none": "no logarithm", "all": "logarithm", "skewed": "logarithms of skewed series"}[shape.log]
+            named = f"{logs}, scaled by {shape.scaling}, from {one[1].linear.anchor}{'' if shape.year else ', no year'}"
+            say(f"linear model {k + 1} of {len(shapes)} ({named}): scaled validation CRPS {one[0]:.4f}")
             found.append(one)
     if not found:
         refuse_gaps(panel)
@@ -207,7 +205,7 @@ def structured(
         errors.append((held.target - mean) / sigma)
     count = apart([held for _, held in earlier], base.shape)
     base = structure.calibrated(base, np.concatenate(errors), count)
-    say(f"widths times {base.calibration.spread[0]:.2f}: errors of {count:.1f} windows")
+    say(f"intervals {base.calibration.spread[0]:.2f} times as wide, by the errors of {count:.0f} windows")
     return base, [(replace(before, calibration=base.calibration), held) for before, held in earlier]
 
 
