@@ -283,7 +283,7 @@ class Forecast(Task):
 
     def _parts(self) -> list[str]:
         model = self.made.fitted
-        return [*(f"linear {k + 1}" for k in range(len(model.bases))),
+        return [*(f"base {k + 1}" for k in range(len(model.bases))),
                 *(f"network {k + 1} ({m.likelihood})" for k, m in enumerate(model.members))]  # fmt: skip
 
     @classmethod
