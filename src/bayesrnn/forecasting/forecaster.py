@@ -124,8 +124,10 @@ class Forecaster:
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        self._fit(self.panel_of(data))
-        self._frame = used(data, self.columns).copy() if self.columns.further else None
+        given = isinstance(data, Panel)
+        panel = data if given else self.panel_of(data)
+        Progress(self.settings["verbose"] and not given).say(self.about)
+        self._fit(panel)._frame = used(data, self.columns).copy() if self.columns.further else None
         return self
 
     def panel_of(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
@@ -133,7 +135,6 @@ class Forecaster:
         frame, options = long_frame(data, self.columns), {key: self.settings[key] for key in ("freq", "resample")}
         checks.check_columns(frame, columns := choose_columns(frame, self.columns, self.settings))
         self.about = described(frame, panel := panel_of(frame, columns.learnt(frame), **options))
-        Progress(self.settings["verbose"]).say(self.about)
         if ends is None:
             return panel
         before = frame[rows_before(frame, panel, ends(panel), **options)]

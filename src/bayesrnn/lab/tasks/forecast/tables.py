@@ -262,7 +262,7 @@ def from_file(data: Path, asked: Asked, *, target: str | None, date: str | None,
         said = heading(source, frame, panel, made.settings["minutes"], chosen=target is not None, walk=asked.walk)
         typer.echo(said, err=True)
         asked.check_files(made, panel)
-        made.fit(frame)
+        made.fit(panel)
     if save is not None:
         try:
             made.save(save)
