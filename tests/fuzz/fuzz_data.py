@@ -109,9 +109,10 @@ def read_series(given: tuple[bytes, str, str, str], folder: Path) -> object:
     from bayesrnn.lab import recipes
     from bayesrnn.lab.tasks.forecast.plan import forecaster_of
     from bayesrnn.lab.tasks.forecast.source import Source
+    from bayesrnn.lab.tasks.forecast.words import Words
 
     data, target, covariates, date = given
-    source = Source.of(write(folder, "s.csv", data), target, date, spelling="data.{}", sets="=")
+    source = Source.of(write(folder, "s.csv", data), target, date, words=Words(spelling="data.{}", sets="="))
     recipe = recipes.load("forecast")
     section = recipe.data.model_copy(update={"target": target, "covariates": covariates})
     with source.naming():

@@ -39,15 +39,15 @@ class Past:
         known = ~np.isnan(panel.y)
         y = np.where(known, panel.y, 0.0)
         parts = [known, y < 0, y != np.floor(y), np.minimum(y, _LARGE)]
-        self._begin = panel.offsets
+        self._begin, self._end = panel.offsets[:-1], panel.offsets[1:]
         self._sums = np.concatenate([np.zeros((4, 1)), np.cumsum(np.stack(parts).astype(float), 1)], 1)
 
     def __call__(self, series: Array, ends: Array) -> tuple[Array, Array, Array]:
         """(B,) each, of rows before ``ends``: how many values there are, whether none is negative, and whether all are
         small counts."""
-        count, negative, broken, total = (
-            self._sums[:, self._begin[series] + ends] - self._sums[:, self._begin[series]]
-        )  # fmt: skip
+        begin = self._begin[series]
+        rows = np.minimum(begin + ends, self._end[series])
+        count, negative, broken, total = self._sums[:, rows] - self._sums[:, begin]
         positive = negative == 0
         return count, positive, positive & (broken == 0) & (total < SMALL * np.maximum(count, 1))
 

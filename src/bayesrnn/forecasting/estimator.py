@@ -22,13 +22,11 @@ class BayesianForecaster(RegressorMixin, BaseEstimator):
 
     Rows are in time order, and `predict` is for the rows that follow those of `fit`, up to ``horizon`` of them; for
     cross-validation use ``TimeSeriesSplit(test_size=horizon)``. The index of y or X gives the stamps; without dates the
-    rows are numbered. NaN in y is a missing value.
+    rows are numbered. NaN in y is a missing value. Arguments that are not listed here are those of `Forecaster`.
 
     Args:
         horizon: steps ahead H.
         freq: a pandas frequency such as "h" or "D"; None: found.
-        posterior, likelihood, season, context, scaling, transform, holidays, members, hidden, dropout, samples,
-            minutes: see `Forecaster`.
         random_state: seed of training and draws.
     """
 
