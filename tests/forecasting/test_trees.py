@@ -14,12 +14,6 @@ from bayesrnn.forecasting.windows import Windows
 LEVELS = np.array(grids.KNOTS)
 
 
-@pytest.fixture(autouse=True)
-def _few(monkeypatch):
-    monkeypatch.setattr(trees, "_TREES", 30)
-    monkeypatch.setattr(trees, "_RATE", 0.2)
-
-
 def panel_and_windows(y, season=24, horizon=6):
     frame = pd.DataFrame({"ds": pd.date_range("2026-01-01", periods=len(y), freq="h"), "y": y})
     panel = Forecaster(horizon, "h").panel_of(frame)

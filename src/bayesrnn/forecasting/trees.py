@@ -78,11 +78,11 @@ class Trees:
             raise ValueError("the trees look at columns that do not exist")
 
     def _boosted(self, x: Array) -> Array:
-        """(GROUPS, n, K)."""
-        found = np.repeat(self.start[:, None], len(x), 1)
+        """(GROUPS, n, K), of bins (F, n)."""
+        found = np.repeat(self.start[:, None], x.shape[1], 1)
         for total, columns, cuts, values in zip(found, self.columns, self.cuts, self.values, strict=True):
             for where, bins, steps in zip(columns, cuts, values, strict=True):
-                total += steps[_leaves(x, where, bins)]
+                total += steps.take(_leaves(x, where, bins), 0)
         return found
 
 
@@ -128,7 +128,7 @@ def fitted(windows: Windows, cut: Array, *, seed: int, until: float) -> Trees | 
     made, began = list[tuple[Array, ...]](), time.monotonic()
     for k in range(GROUPS):
         rest, ends_at = group != k, began + (until - began) * (k + 1) / GROUPS
-        made.append(_boost(bins[rest], y[rest], rng, ends_at))
+        made.append(_boost(bins[:, rest], y[rest], rng, ends_at))
     count = min(len(columns) for _, columns, _, _ in made)
     start, (columns, cuts, values) = np.stack([one[0] for one in made]), (
         np.stack([one[k][:count] for one in made]) for k in (1, 2, 3)
@@ -157,18 +157,19 @@ def _pairs(windows: Windows, series: Array, ends: Array, taken: int,
 
 
 def binned(x: Array, edges: Array) -> Array:
-    """Bins (n, F), uint8, of features (n, F)."""
-    found = np.empty(x.shape, np.uint8)
-    for column, (values, bounds) in enumerate(zip(x.T, edges, strict=True)):
-        found[:, column] = np.searchsorted(bounds, values)
+    """Bins (F, n), uint8, of features (n, F)."""
+    found = np.empty(x.shape[::-1], np.uint8)
+    for row, values, bounds in zip(found, x.T, edges, strict=True):
+        row[:] = np.searchsorted(bounds, values)
     return found
 
 
 def _leaves(bins: Array, columns: Array, cuts: Array) -> Array:
-    """(n,): which leaf each row falls into."""
-    found = np.zeros(len(bins), np.intp)
+    """(n,), uint8: which leaf each column of bins (F, n) falls into."""
+    found = np.zeros(bins.shape[1], np.uint8)
     for column, cut in zip(columns.tolist(), cuts.tolist(), strict=True):
-        found = 2 * found + (bins[:, column] > cut)
+        found += found
+        found += bins[column] > cut
     return found
 
 
@@ -180,9 +181,9 @@ def _boost(bins: Array, y: Array, rng: np.random.Generator, until: float) -> tup
     columns, cuts, values = list[Array](), list[Array](), list[Array]()
     while len(values) < _TREES and (not values or time.monotonic() < until):
         some = rng.choice(len(y), min(_SAMPLE, len(y)), replace=False)
-        allowed = rng.choice(bins.shape[1], max(1, round(_SHARE * bins.shape[1])), replace=False)
+        allowed = rng.choice(len(bins), max(1, round(_SHARE * len(bins))), replace=False)
         error = y[some, None] - now[some]
-        where, bounds, leaf = _grown(bins[some][:, allowed], np.where(error > 0, levels, levels - 1))
+        where, bounds, leaf = _grown(bins[allowed][:, some].T, np.where(error > 0, levels, levels - 1))
         where = allowed[where]
         step = _RATE * _leaf_values(error, leaf, levels)
         now += step[_leaves(bins, where, bounds)]
