@@ -58,12 +58,12 @@ class Quantiles(Distribution):
         return torch.cat([first, q, last], -1), torch.cat([p.new_zeros(1), p, p.new_ones(1)])
 
     def mean(self, output: Tensor) -> Tensor:
-        at, p = self.knots(output)
-        return ((at[..., 1:] + at[..., :-1]) / 2 * p.diff()).sum(-1)
+        return _mean(*self.knots(output))
 
     def variance(self, output: Tensor) -> Tensor:
         at, p = self.knots(output)
-        a, b = at[..., :-1] - self.mean(output).unsqueeze(-1), at[..., 1:] - self.mean(output).unsqueeze(-1)
+        off = at - _mean(at, p).unsqueeze(-1)
+        a, b = off[..., :-1], off[..., 1:]
         return ((a.square() + a * b + b.square()) / 3 * p.diff()).sum(-1)
 
     def cdf(self, output: Tensor, y: Tensor) -> Tensor:
@@ -77,3 +77,7 @@ class Quantiles(Distribution):
 
     def bends(self, output: Tensor) -> Tensor:
         return self.knots(output)[0]
+
+
+def _mean(at: Tensor, p: Tensor) -> Tensor:
+    return ((at[..., 1:] + at[..., :-1]) / 2 * p.diff()).sum(-1)
