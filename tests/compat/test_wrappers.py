@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import io
 import pickle
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ def one_process(tmp_path):
     try:
         yield
     finally:
+        # torch frees the group under the interpreter's lock and joins its thread, which may still want that lock.
+        time.sleep(0.2)
         dist.destroy_process_group()
 
 
