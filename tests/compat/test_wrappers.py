@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
 import io
 import pickle
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
