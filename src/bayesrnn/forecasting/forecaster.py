@@ -124,10 +124,10 @@ class Forecaster:
 
     def fit(self, data: Any) -> Forecaster:
         """Learn from a long or wide frame, a Series with a DatetimeIndex, or a path to CSV, CSV.gz or Parquet."""
-        given = isinstance(data, Panel)
-        panel = data if given else self.panel_of(data)
-        Progress(self.settings["verbose"] and not given).say(self.about)
-        self._fit(panel)._frame = used(data, self.columns).copy() if self.columns.further else None
+        panel = data if isinstance(data, Panel) else self.panel_of(data)
+        Progress(self.settings["verbose"] and panel is not data).say(self.about)
+        self._fit(panel)
+        self._frame = used(data, self.columns).copy() if self.columns.further else None
         return self
 
     def panel_of(self, data: Any, ends: Callable[[Panel], Array] | None = None) -> Panel:
