@@ -97,7 +97,7 @@ def empirical(panel: Panel, shape: Shape) -> list[Empirical]:
 
 
 def _best_lag(y: Array, shape: Shape) -> int:
-    """Of the last value and the last seasons, the one with the least error over the horizon."""
+    """The lag with the least error over the horizon: 1, the last value, or a season."""
     steps, errors = np.arange(shape.horizon), {}
     for lag in (1, *(season for season in shape.seasons if season < shape.context)):
         over = [k for k in lag * (steps // lag + 1) if k < len(y) // 2]

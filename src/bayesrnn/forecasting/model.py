@@ -82,12 +82,12 @@ def parts_of(
     used: list[int],
 ) -> dict[int, tuple[Array, Array]]:
     """Quantiles and epistemic shares of bases and networks, by their numbers."""
-    found = {}
-    batches = [windows.batch(series, ends) for windows in cuts]
+    found, batches = {}, dict[int, Batch]()
     for k in used:
         member = members[k - len(bases)] if k >= len(bases) else None
         i = k if member is None else member.base
-        base, batch, windows = bases[i], batches[i], cuts[i]
+        base, windows = bases[i], cuts[i]
+        batch = batches[i] = batches.get(i) or windows.batch(series, ends)
         if member is None:
             found[k] = base.levels(windows, batch)
             continue
