@@ -1,9 +1,9 @@
 """The one place that chooses between the paths of a kernel.
 
-Every file in a kernel's folder (`lstm/`, `gru/`, `rnn/`, `input/`, `gaussian/`, `update/`) may declare `PATHS`, ways to
-compute it. They are collected here and ordered by `Path.rank`. A kernel runs on the first path that does not refuse the
-case. `BAYESRNN_KERNEL=persistent`, `=cells`, `=triton`, `=compiled`, `=loop` or `=reference` starts the
-search at that path; `force` does the same inside a block.
+Every file in a kernel's folder (`lstm/`, `gru/`, `rnn/`, `input/`, `decoder/`, `gaussian/`, `update/`) may declare
+`PATHS`, ways to compute it. They are collected here and ordered by `Path.rank`. A kernel runs on the first path that
+does not refuse the case. `BAYESRNN_KERNEL=persistent`, `=cells`, `=triton`, `=compiled`, `=loop` or `=reference` starts
+the search at that path; `force` does the same inside a block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     kernel: str
     """"LSTM", "GRU", "RNN": one direction of one layer. "input": the products before it. "gaussian": drawn weights.
-    "update": clipping and a step of SGD."""
+    "update": clipping and a step of SGD. "decoder": targets' log-probabilities by a linear layer and a softmax."""
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     """dtype of the state, or of the posterior's parameters."""

@@ -204,7 +204,7 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
     def outcome(precision: str) -> list[Tensor]:
         torch.manual_seed(1)
         with _autocast(precision, device):
-            terms, (_, (h, c)) = elbo.evaluate(lambda: model(x, state), y)
+            terms, (_, (h, c)) = elbo.evaluate(lambda: model(x, state, y), y)
         grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
         return [t.detach().double() for t in (terms.loss, h, c, *(g for g in grads if g is not None))]
 

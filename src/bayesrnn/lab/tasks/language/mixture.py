@@ -1,15 +1,12 @@
 """A mixture of softmaxes over the words (arXiv 1711.03953)."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bayesrnn.kernels.shared.derivatives import once_differentiable
+from bayesrnn import kernels
 from bayesrnn.lab.modules import sequence_dropout
 
-_ROWS = 2048  # whose logits are in memory at a time
 _AT_ONCE = 1 << 24  # logits of all softmaxes
 
 
@@ -37,9 +34,7 @@ class MixtureOfSoftmaxes(nn.Module):
         logs = self.prior(hidden).log_softmax(-1)
         if targets is None:
             return mixture(latent, decoder.weight, decoder.bias, logs)
-        words = targets.clamp_min(0).unsqueeze(-1).expand_as(logs)  # below 0: words that do not count
-        found = target_logs(latent.flatten(0, -2), decoder.weight, decoder.bias, words.flatten())
-        return (logs + found.view_as(logs)).logsumexp(-1)
+        return (logs + target_logs(latent, decoder, targets.unsqueeze(-1).expand_as(logs))).logsumexp(-1)
 
 
 class TargetLogs(nn.Module):
@@ -78,37 +73,9 @@ def _logits(latent: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-def target_logs(latent: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
-    """log softmax(latent W' + b) at the targets: latent (N, E), W (V, E), b (V,), target (N,) to (N,).
-
-    Both passes take some rows at a time, and the backward pass computes their logits again: N * V numbers are never
-    in memory.
-    """
-    found: Tensor = _TargetLogs.apply(latent, weight, bias, target)
-    return found
-
-
-class _TargetLogs(torch.autograd.Function):
-    """With s = softmax(W x + b) and the one-hot target e, the gradient of log s_target by the logits is e - s."""
-
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda")
-    def forward(ctx: Any, latent: Tensor, weight: Tensor, bias: Tensor, target: Tensor) -> Tensor:
-        ctx.save_for_backward(latent, weight, bias, target)
-        pairs = zip(latent.split(_ROWS), target.split(_ROWS), strict=True)
-        return torch.cat([-F.cross_entropy(_logits(x, weight, bias), y, reduction="none") for x, y in pairs])
-
-    @staticmethod
-    @once_differentiable
-    @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        latent, weight, bias, target = ctx.saved_tensors
-        d_latent, d_weight, d_bias = torch.empty_like(latent), torch.zeros_like(weight), torch.zeros_like(bias)
-        parts = (each.split(_ROWS) for each in (latent, target.unsqueeze(1), gradient, d_latent))
-        for x, y, own, d_x in zip(*parts, strict=True):
-            error = _logits(x, weight, bias).softmax(-1)
-            error.scatter_(1, y, error.gather(1, y) - 1)  # s - e
-            d_x.copy_(error @ weight.to(error)).mul_(-own.unsqueeze(1))
-            d_weight -= error.t() @ (x.to(error) * own.unsqueeze(1))
-            d_bias -= error.t() @ own.to(error)
-        return d_latent, d_weight, d_bias, None
+def target_logs(x: Tensor, decoder: nn.Linear, target: Tensor) -> Tensor:
+    """log softmax(decoder(x)) at the targets, of whatever word where that is below 0: x (..., E), target (...)."""
+    score = kernels.kernel("decoder", x.device.type)
+    counted = target.clamp_min(0).flatten()  # below 0: words that do not count
+    found: Tensor = score(x.flatten(0, -2), decoder.weight, decoder.bias, counted)
+    return found.view_as(target)

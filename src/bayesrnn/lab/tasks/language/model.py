@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import bayesrnn as br
 from bayesrnn.kernels.explanation import RunsRecurrent
 from bayesrnn.lab.modules import sequence_dropout, word_layers
-from bayesrnn.lab.tasks.language.mixture import MixtureOfSoftmaxes
+from bayesrnn.lab.tasks.language.mixture import MixtureOfSoftmaxes, target_logs
 from bayesrnn.lab.tasks.language.mogrifier import MogrifierLSTM
 from bayesrnn.lab.tasks.language.settings import Model
 from bayesrnn.nn.routing import run_linear, run_recurrent
@@ -63,8 +63,8 @@ class LanguageModel(RunsRecurrent, nn.Module):
 
     Shape:
         tokens (T, B) and state (h, c), each (L, B, H), to logits (T, B, V) and the next state. Layers of different
-        widths or dropout rates are a :class:`LSTMStack`, with its state. A mixture returns log-probabilities; given
-        targets (T, B), it returns theirs alone (T, B).
+        widths or dropout rates are a :class:`LSTMStack`, with its state. A mixture returns log-probabilities. Given
+        targets (T, B), the model returns their log-probabilities alone (T, B).
     """
 
     def __init__(self, vocabulary: int, settings: Model) -> None:
@@ -106,6 +106,8 @@ class LanguageModel(RunsRecurrent, nn.Module):
         hidden = self.step_drop(self.drop(hidden))
         if self.mixture is not None:
             return self.mixture(hidden, self.decoder, targets), state
+        if targets is not None:
+            return target_logs(hidden, self.decoder, targets), state
         return run_linear(self.decoder, hidden), state
 
 

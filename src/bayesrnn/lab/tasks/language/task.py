@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import bayesrnn as br
 from bayesrnn import draws
 from bayesrnn.dynamic import exp_or_inf
 from bayesrnn.elbo import ELBO, Terms
@@ -48,13 +47,12 @@ def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> ELBO:
     """The published loss of a window: -log p summed over T steps and averaged over B rows, plus KL / (B C).
 
     That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch. With ``data.loss:
-    word`` it is the loss per word.
+    word`` it is the loss per word. The model is given the targets, and returns their log-probabilities.
     """
     window = recipe.data.window
     words = recipe.data.batch_size * windows * window
     units = window if recipe.data.loss == "window" else 1
-    likelihood = TargetLogs() if recipe.model.softmaxes > 1 else br.Categorical()
-    return recipe_elbo(model, likelihood, recipe.posterior, num_data=words, window=units)
+    return recipe_elbo(model, TargetLogs(), recipe.posterior, num_data=words, window=units)
 
 
 class Language(Task):
