@@ -4,7 +4,8 @@ python benchmarks/kernel_times.py RECIPE [key=value ...] [--data FOLDER] [--word
                                   [--out FILE.json] [--force]
 
 Replays the step of `bayesrnn train` under torch's profiler. Kernels are named by their functions, without template
-arguments; "calls" and milliseconds are per step, and "idle" is the time in which none runs.
+arguments; "calls" and milliseconds are per step. "beside others": the time that kernels take while another one runs;
+"idle": the time in which none does.
 """
 
 from __future__ import annotations
@@ -72,14 +73,29 @@ def times(step: Step) -> list[dict[str, Any]]:
             step()
         torch.cuda.synchronize()
     found: dict[str, list[float]] = defaultdict(list)
+    spans = []
     for event in profiler.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             found[short(event.name)].append(event.time_range.elapsed_us() / 1000)
+            spans.append((event.time_range.start, event.time_range.end))
     rows = [{"kernel": k, "calls": len(v) / REPLAYS, "milliseconds": sum(v) / REPLAYS} for k, v in found.items()]
     rows.sort(key=lambda row: -float(row["milliseconds"]))
-    busy = sum(float(row["milliseconds"]) for row in rows)
-    return [{"kernel": "the step", "calls": 1, "milliseconds": whole}, *rows,
-            {"kernel": "idle", "calls": 0, "milliseconds": whole - busy}]  # fmt: skip
+    total, busy = sum(float(row["milliseconds"]) for row in rows), covered(spans) / 1000 / REPLAYS
+    return [
+        {"kernel": "the step", "calls": 1, "milliseconds": whole},
+        *rows,
+        {"kernel": "beside others", "calls": 0, "milliseconds": total - busy},
+        {"kernel": "idle", "calls": 0, "milliseconds": whole - busy},
+    ]
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of some intervals."""
+    length, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return length
 
 
 def main() -> None:
@@ -93,14 +109,17 @@ def main() -> None:
     parser.add_argument("--force", action="store_true")
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        raise UserError("Kernels are timed on a GPU, and torch sees none here.")
-    if given.out:
-        check_out(given.out, force=given.force)
-    recipe = recipes.override(recipes.load(given.recipe), given.overrides)
-    set_precision(recipe.train.precision, torch.device("cuda"))
-    rows = times(step_of(recipe, given.data, given.words))
+        parser.error("this measures on a GPU, and torch sees no CUDA device here")
+    try:
+        if given.out:
+            check_out(given.out, force=given.force)
+        recipe = recipes.override(recipes.load(given.recipe), given.overrides)
+        set_precision(recipe.train.precision, torch.device("cuda"))
+        rows = times(step_of(recipe, given.data, given.words))
+    except UserError as error:
+        parser.error(str(error))
     print(f"{given.recipe} {' '.join(given.overrides)}")
-    for row in [rows[0], *rows[1 : given.top + 1], rows[-1]]:
+    for row in [rows[0], *rows[1:-2][: given.top], *rows[-2:]]:
         print(f"{row['milliseconds']:9.4f} ms {row['calls']:7.1f} x  {row['kernel'][:90]}")
     if given.out:
         record = {"command": " ".join(["python", *sys.argv]), "commit": commit(), **environment(torch.device("cuda"))}
@@ -108,7 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))
+    main()

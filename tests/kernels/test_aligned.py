@@ -36,11 +36,11 @@ def make(sizes, features, hidden, *, gates=4, masks="none", bias=True, device="c
 
 def filled(*given):
     """On padded copies, in the precision of the inputs."""
-    return aligned.Project.apply(*given, given[0].dtype)
+    return aligned.Project.apply(*given, given[0].dtype, None)
 
 
 def in_bfloat16(*given):
-    return aligned.Project.apply(*given, torch.bfloat16)
+    return aligned.Project.apply(*given, torch.bfloat16, None)
 
 
 def outcome(function, leaves, mask, sizes):

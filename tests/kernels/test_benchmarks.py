@@ -21,7 +21,7 @@ def program(monkeypatch):
     """A program of the folder, as a module; its neighbours can be imported by it."""
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module
-    for name in ("gradients", "comparison", "recurrent", "gaussian", "cpu", "distributed"):
+    for name in ("gradients", "comparison", "recurrent", "gaussian", "cpu", "distributed", "kernel_times"):
         sys.modules.pop(name, None)
 
 
@@ -41,10 +41,10 @@ def refused(program, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["recurrent", "gaussian"])
+@pytest.mark.parametrize("name", ["recurrent", "gaussian", "kernel_times brnn-medium"])
 def test_no_gpu(refused, name):
     pytest.importorskip("triton")
-    assert refused(name).endswith("this measures on a GPU, and torch sees no CUDA device here")
+    assert refused(*name.split()).endswith("this measures on a GPU, and torch sees no CUDA device here")
 
 
 def test_a_record_has_a_folder_before_it_is_measured(refused, tmp_path):
@@ -199,3 +199,11 @@ def test_no_row_for_a_layer_that_is_wrong(cpu, monkeypatch, cell, kind):
     monkeypatch.setattr(layer, "forward", wrong)
     with pytest.raises(AssertionError):
         cpu.check(kind, 8, 2, cell)
+
+
+def test_kernels_are_named_by_their_functions_and_may_overlap(program):
+    times = program("kernel_times")
+    assert times.short("void at::native::(anonymous namespace)::_kernel<float, 4>(int)") == "_kernel"
+    copy = "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(at::TensorIterator&)>(int)"
+    assert times.short(copy) == "elementwise_kernel direct_copy_kernel_cuda"
+    assert times.covered([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5

@@ -15,7 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available()
 TRITON = pytest.mark.skipif(not INTERPRETED and not CUDA, reason="needs Triton's interpreter or a CUDA device")
 ROWS = loop.Rows(loop._score, loop._error)
-WAYS = ["loop", pytest.param("triton", marks=TRITON)]
+WAYS = ["loop", pytest.param("triton", marks=[TRITON, pytest.mark.gpu] if CUDA else TRITON)]
 
 
 def way(name):

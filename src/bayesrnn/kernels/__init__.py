@@ -9,13 +9,12 @@ from bayesrnn.kernels.dispatch import (
     force,
     forced,
     implementation,
-    is_recording,
     kernel,
     path,
-    recording,
 )
 from bayesrnn.kernels.explanation import explain
 from bayesrnn.kernels.graphs import Windows, capture, record
+from bayesrnn.kernels.shared.beside import is_recording, recording
 from bayesrnn.kernels.shared.precision import float32_precision, round_float32, tf32
 
 __all__ = [

@@ -158,7 +158,6 @@ def implementation(kernel: str, path: str) -> Callable[..., Any]:
 
 
 _forced: ContextVar[str | None] = ContextVar("bayesrnn_kernel", default=None)
-_recording: ContextVar[bool] = ContextVar("bayesrnn_recording", default=False)
 
 
 @contextmanager
@@ -173,21 +172,6 @@ def force(path: str) -> Iterator[None]:
         yield
     finally:
         _forced.reset(token)
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """Declare that the block is recorded into a CUDA graph, or warms up for that."""
-    token = _recording.set(True)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
-
-
-def is_recording() -> bool:
-    """Whether a `recording` block is active."""
-    return _recording.get()
 
 
 def _check(path: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bayesrnn.kernels import dispatch as kernels
+from bayesrnn.kernels.shared.beside import is_recording
 
 
 class ExplainedLayer:
@@ -99,7 +100,7 @@ def _now(device: str) -> dict[str, Any]:
     """The facts that are those of the moment: recording into a graph, and the precision of autocast."""
     known = device != "meta" and torch.amp.is_autocast_available(device)
     lowered = known and torch.is_autocast_enabled(device)
-    return {"graph": kernels.is_recording(), "autocast": torch.get_autocast_dtype(device) if lowered else None}
+    return {"graph": is_recording(), "autocast": torch.get_autocast_dtype(device) if lowered else None}
 
 
 def _plain(title: str, case: kernels.Case, why: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.dispatch import recording
+from bayesrnn.kernels.shared.beside import recording
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def record(
     """
     kept = [t.detach().clone() for t in written()]
     rng, cpu_rng = torch.cuda.get_rng_state(device), torch.get_rng_state()
-    stream: Any = torch.cuda.Stream(device)
+    stream: Any = torch.cuda.Stream(device, priority=-1)  # before what is computed beside it
     stream.wait_stream(torch.cuda.current_stream(device))
     graphs = []
     try:

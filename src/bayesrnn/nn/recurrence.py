@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bayesrnn import kernels
 from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source
+from bayesrnn.kernels.shared import beside
 from bayesrnn.kernels.shared.precision import lowered
 from bayesrnn.kernels.shared.tensors import forward_mode, mapped, unwatched
 from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
@@ -307,7 +308,7 @@ def _direction(
         size = stack.hidden_size
         b_hn = b_hh[2 * size :]
         b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
-    bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+    bias = None if b_ih is None or b_hh is None else beside.run(torch.add, b_ih, b_hh)
     gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
     run = kernels.kernel(cell, x.device.type, plain=plain, **_facts(stack, state, noise, sizes))
     with _in_full(x.device.type):

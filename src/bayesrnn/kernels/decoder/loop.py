@@ -6,7 +6,7 @@ pass computes the logits again where they would take too much memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from bayesrnn.kernels.decoder import reference
 from bayesrnn.kernels.dispatch import loop_path
 from bayesrnn.kernels.shared import alignment
+from bayesrnn.kernels.shared.beside import aside, owed
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.precision import lowered
 from bayesrnn.kernels.shared.tensors import ordinary, transformed
@@ -40,24 +41,27 @@ def by_rows(rows: Rows, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor)
     if transformed() or not ordinary(x, weight, bias, target):
         return reference.target_logs(x, weight, bias, target)
     dtype = torch.get_autocast_dtype(x.device.type) if lowered(x.device.type) else x.dtype
-    found: Tensor = _TargetLogs.apply(rows, x, weight, bias, target, dtype)
+    keep = len(x) * len(weight) * dtype.itemsize <= _KEPT
+    parameters: tuple[Any, ...] = (weight, bias)
+    work = None
+    if keep:
+        parameters, work = aside(weight, bias)
+    found: Tensor = _TargetLogs.apply(rows, x, *parameters, target, dtype, keep, work)
     return found
 
 
 class _TargetLogs(OnceFunction):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        rows, x, weight, bias, target, dtype = given
+        rows, x, weight, bias, target, dtype, keep, ctx.work = given
         classes, columns = weight.shape
         inputs = alignment.masked_inputs(x, None, [len(x)], dtype)[0]
         weights = alignment.filled_weights(weight, 1, dtype)[0]
-        ones = inputs.shape[1] > columns  # columns beyond x are ones, and the bias can be their weights
-        if ones:
+        if inputs.shape[1] > columns:  # columns beyond x are ones, and the bias can be their weights
             weights[:classes, columns] = bias
             shift = None
         else:
             shift = F.pad(bias.to(dtype), (0, len(weights) - classes))
-        keep = len(x) * len(weights) * dtype.itemsize <= _KEPT
         kept, found, norms = [], [], []
         for part, own in _parts(inputs, target):
             logits = _logits(part, weights, shift)
@@ -67,40 +71,60 @@ class _TargetLogs(OnceFunction):
             if keep:
                 kept.append(logits)
         ctx.save_for_backward(inputs, weights, shift, target, torch.cat(norms), *kept)
-        ctx.params = (x, weight, bias)
-        ctx.rows, ctx.ones, ctx.kinds = rows, ones, (x.dtype, weight.dtype, bias.dtype)
-        ctx.sizes = classes, columns
+        ctx.params, ctx.rows = (x, weight, bias), rows
         return torch.cat(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         inputs, weights, shift, target, norms, *kept = ctx.saved_tensors
-        (classes, columns), (kind_x, kind_w, kind_b) = ctx.sizes, ctx.kinds
-        d_x, d_weight, d_bias = [], None, None
+        x, weight, bias = ctx.params
+        total, d_x, errors = _Gradients(weight, bias), [], []
         before = 0
         for k, (part, own) in enumerate(_parts(inputs, target)):
             here = slice(before, before + len(part))
             before += len(part)
             logits = kept[k] if kept else _logits(part, weights, shift)
-            error = ctx.rows.error(logits, own, norms[here], gradient[here], classes, bool(kept))
-            d_x.append((error @ weights)[:, :columns].to(kind_x))
-            more = _exact(error.t(), part)
-            d_weight = more if d_weight is None else d_weight.add_(more)
-            if not ctx.ones:
-                own_bias = error.sum(0, dtype=norms.dtype)
-                d_bias = own_bias if d_bias is None else d_bias.add_(own_bias)
-        assert d_weight is not None
-        if d_bias is None:
-            d_bias = d_weight[:, columns]
-        return (
-            None,
-            torch.cat(d_x),
-            d_weight[:classes, :columns].to(kind_w).contiguous(),
-            d_bias[:classes].to(kind_b).contiguous(),
-            None,
-            None,
-        )
+            error = ctx.rows.error(logits, own, norms[here], gradient[here], len(weight), bool(kept))
+            d_x.append((error @ weights)[:, : x.shape[1]].to(x.dtype))
+            if ctx.work is None:
+                total.add(error, part)
+            else:
+                errors.append((error, part))
+        if ctx.work is not None:
+            ctx.work.put(lambda: total.of(errors), inputs, *(error for error, _ in errors))
+        of_parameters = total.found() if ctx.work is None else [owed(weight), owed(bias)]
+        return None, torch.cat(d_x), *of_parameters, None, None, None, None
+
+
+class _Gradients:
+    """Those of the weights and the bias, added up over parts of the rows in float32 at least."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self._kinds, (self._classes, self._columns) = (weight.dtype, bias.dtype), weight.shape
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def add(self, error: Tensor, inputs: Tensor) -> None:
+        """Add a part: errors of its logits, and inputs, with ones in the columns beyond theirs."""
+        more = _exact(error.t(), inputs)
+        self._weight = more if self._weight is None else self._weight.add_(more)
+        if inputs.shape[1] == self._columns:
+            shift = error.sum(0, dtype=more.dtype)
+            self._bias = shift if self._bias is None else self._bias.add_(shift)
+
+    def found(self) -> list[Tensor]:
+        """The two gradients."""
+        assert self._weight is not None
+        shift = self._weight[:, self._columns] if self._bias is None else self._bias
+        both = self._weight[:, : self._columns], shift
+        return [g[: self._classes].to(kind).contiguous() for g, kind in zip(both, self._kinds, strict=True)]
+
+    def of(self, parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """The two gradients from all parts."""
+        for part in parts:
+            self.add(*part)
+        return self.found()
 
 
 def _parts(x: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

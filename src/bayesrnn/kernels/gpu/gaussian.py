@@ -33,6 +33,7 @@ from bayesrnn.kernels.gpu.tiles import (
     row_of,
     softplus,
 )
+from bayesrnn.kernels.shared import beside
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 
 _WHOLE, _BY_ROW, _BY_COLUMN = (tl.constexpr(k) for k in (planning.WHOLE, planning.BY_ROW, planning.BY_COLUMN))
@@ -323,7 +324,7 @@ def draw(
     Returns:
         The weights, those of a recurrent layer in the one piece of memory that cuDNN wants, and the KL.
     """
-    kl, *weights = _Draw.apply(seed, spec, sums, *means, *rhos)
+    kl, *weights = beside.run(_Draw.apply, seed, spec, sums, *means, *rhos)
     return Drawn(tuple(weights), kl if sums else None)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from bayesrnn.kernels.gaussian.plan import DrawSpec, plan
 from bayesrnn.kernels.gpu.launches import allocate, element_options, flat_parts, launches
 from bayesrnn.kernels.gpu.tiles import address_of, extent_of, noise_of, own_tile, places_of, pointer_to
+from bayesrnn.kernels.shared import beside
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 
 
@@ -122,5 +123,5 @@ def sharpen(
     """Like `gaussian.reference.sharpen`, with the noise of `seed`."""
     if seed is None:
         seed, sigma0 = torch.zeros(1, dtype=torch.int64, device=spec.device), 0.0
-    total, *thetas = _Sharpen.apply(seed, spec, sigma0, list(gradients), *phis, *etas)
+    total, *thetas = beside.run(_Sharpen.apply, seed, spec, sigma0, list(gradients), *phis, *etas)
     return total, thetas

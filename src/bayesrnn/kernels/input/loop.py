@@ -12,6 +12,7 @@ from bayesrnn.kernels.cpu import recurrent
 from bayesrnn.kernels.dispatch import loop_path
 from bayesrnn.kernels.input import reference
 from bayesrnn.kernels.shared import alignment
+from bayesrnn.kernels.shared.beside import aside
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.matmul import product_transposed, weight_gradient
 from bayesrnn.kernels.shared.precision import lowered
@@ -69,7 +70,8 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None,
     lower = lowered(x.device.type)
     if ordinary(x, weight, bias, mask) and alignment.serves(x, weight.shape[0]):
         dtype = torch.get_autocast_dtype(x.device.type) if lower else x.dtype
-        return alignment.Project.apply(x, weight, bias, mask, batch_sizes, dtype)  # type: ignore[no-any-return]
+        (weight, bias), work = aside(weight, bias)
+        return alignment.Project.apply(x, weight, bias, mask, batch_sizes, dtype, work)  # type: ignore[no-any-return]
     if lower or not ordinary(x, weight, bias, mask):
         return reference.project(x, weight, bias, mask, batch_sizes)
     return _Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]

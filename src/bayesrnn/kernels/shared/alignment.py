@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesrnn.kernels.shared.beside import owed
 from bayesrnn.kernels.shared.derivatives import once_differentiable
 from bayesrnn.kernels.shared.rows import is_rectangular, per_row
 
@@ -145,37 +146,66 @@ def recurrent_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_siz
 class Project(torch.autograd.Function):
     """`input.reference.project` on padded copies, which are saved for the hand-written backward.
 
-    The last argument is the precision of the products and of the result, autocast's or that of x.
+    The last arguments are the precision of the products and of the result, autocast's or that of x, and what takes
+    the gradients of the weights, if anything does.
     """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        x, weight, bias, mask, batch_sizes, dtype = given
+        x, weight, bias, mask, batch_sizes, dtype, ctx.work = given
         inputs = masked_inputs(x, mask, batch_sizes, dtype)
         gates = inputs.shape[0]
         weights = filled_weights(weight, gates, dtype)
         ctx.save_for_backward(inputs, weights, mask)
+        ctx.params = weight, bias
         ctx.batch_sizes, ctx.height, ctx.columns = batch_sizes, weight.shape[0] // gates, x.shape[1]
-        ctx.kinds = [None if t is None else t.dtype for t in (x, weight, bias)]
+        ctx.kind = x.dtype
         return outputs(inputs, weights, bias, ctx.height)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: Tensor) -> tuple[Any, ...]:
         inputs, weights, mask = ctx.saved_tensors
-        parts, (kind_x, kind_w, kind_b) = by_gate(d, inputs.shape[0]), ctx.kinds
+        (weight, bias), parts = ctx.params, by_gate(d, inputs.shape[0])
         d_x = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
-            d_x = input_gradient(parts, weights, mask, ctx.batch_sizes, ctx.columns).to(kind_x)
-        ones = inputs.shape[2] > ctx.columns
-        if ctx.needs_input_grad[1]:
-            found = weight_gradient(parts, inputs, ctx.height)
-            d_weight = _in_a_piece(found[..., : ctx.columns], kind_w).view(-1, ctx.columns)
-            if ones and ctx.needs_input_grad[2]:
-                d_bias = _in_a_piece(found[..., ctx.columns], kind_b).view(-1)
-        if d_bias is None and ctx.needs_input_grad[2]:
-            d_bias = d.sum(0, dtype=kind_b)
-        return d_x, d_weight, d_bias, None, None, None
+            d_x = input_gradient(parts, weights, mask, ctx.batch_sizes, ctx.columns).to(ctx.kind)
+        wanted = ctx.needs_input_grad[1:3]
+
+        def compute() -> tuple[Tensor | None, Tensor | None]:
+            return _parameter_gradients(d, parts, inputs, ctx.height, weight, bias, wanted)
+
+        if ctx.work is None or not any(wanted):
+            d_weight, d_bias = compute()
+        else:
+            ctx.work.put(lambda: [g for g, p in zip(compute(), (weight, bias), strict=True) if p is not None],
+                         d, parts, inputs)  # fmt: skip
+            d_weight, d_bias = owed(weight), owed(bias)
+        return d_x, d_weight, d_bias, None, None, None, None
+
+
+def _parameter_gradients(
+    d: Tensor,
+    parts: Tensor,
+    inputs: Tensor,
+    height: int,
+    weight: Tensor,
+    bias: Tensor | None,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those of the weights and of the bias; `parts` are d by gate."""
+    d_weight = d_bias = None
+    columns = weight.shape[1]
+    if wanted[0]:
+        found = weight_gradient(parts, inputs, height)
+        d_weight = _in_a_piece(found[..., :columns], weight.dtype).view(-1, columns)
+        if inputs.shape[2] > columns and wanted[1]:
+            assert bias is not None
+            d_bias = _in_a_piece(found[..., columns], bias.dtype).view(-1)
+    if d_bias is None and wanted[1]:
+        assert bias is not None
+        d_bias = d.sum(0, dtype=bias.dtype)
+    return d_weight, d_bias
 
 
 def _in_a_piece(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from bayesrnn.kernels.shared import alignment as aligned
-from bayesrnn.kernels.shared import matmul
+from bayesrnn.kernels.shared import beside, matmul
+from bayesrnn.kernels.shared.beside import Work
 from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiable
 from bayesrnn.kernels.shared.rows import is_rectangular, previous_rows, times_rows
 from bayesrnn.kernels.shared.tensors import Mapped, ordinary, transformed
@@ -171,21 +172,23 @@ class Recurrence:
                 return Mapped.apply(many, layer.gx, layer.h, layer.c, layer.w_hh, layer.b_hn)  # type: ignore[no-any-return]
             run = self.cell.reference
         elif fits:
-            return _Function.apply(self, layer, *layer[3:9])  # type: ignore[no-any-return]
+            (w_hh,), work = beside.aside(layer.w_hh)
+            layer = layer._replace(w_hh=w_hh)
+            return _Function.apply(self, layer, work, *layer[3:9])  # type: ignore[no-any-return]
         return run(*tensors, batch_sizes=batch_sizes, reverse=reverse, **options)  # type: ignore[no-any-return]
 
 
 class _Function(OnceFunction):
-    """`apply(way, layer, *tensors)`: the tensors are those of the layer that may need gradients, from gx to b_hn."""
+    """`apply(way, layer, work, *tensors)`: the tensors are the layer's that may need gradients, from gx to b_hn."""
 
     @staticmethod
-    def forward(ctx: Any, way: Recurrence, layer: Layer, *given: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, way: Recurrence, layer: Layer, work: Work | None, *given: Any) -> tuple[Tensor, ...]:
         out, states, outputs, kept = way.forward(layer)
         h_prev = None
         if outputs is None and any(ctx.needs_input_grad):  # a copy: the caller may change `out`
             h_prev = previous_rows(out, layer.h, layer.sizes, reverse=layer.reverse)
         ctx.save_for_backward(outputs, h_prev, *layer[4:], *kept)
-        ctx.way, ctx.kind, ctx.sizes, ctx.reverse = way, layer.kind, layer.sizes, layer.reverse
+        ctx.way, ctx.kind, ctx.sizes, ctx.reverse, ctx.work = way, layer.kind, layer.sizes, layer.reverse, work
         ctx.set_materialize_grads(False)
         return out, *states
 
@@ -196,14 +199,22 @@ class _Function(OnceFunction):
         layer, kept = Layer(ctx.kind, ctx.sizes, ctx.reverse, None, *saved[:7]), saved[7:]
         d_gx, d_product, first, d_w_hr = ctx.way.backward(layer, kept, h_prev, d_out, d_states)
         d_w_hh = d_b_hn = None
-        if ctx.needs_input_grad[5]:
-            if h_prev is None:
-                h_prev = previous_rows(outputs, layer.h, layer.sizes, reverse=layer.reverse)
-            d_w_hh = weight_gradient(d_product, h_prev, layer.z_h, layer.sizes)
-        if ctx.needs_input_grad[7]:
+        if ctx.needs_input_grad[6]:
+
+            def compute(h_prev: Tensor | None = h_prev) -> list[Tensor]:
+                if h_prev is None:
+                    h_prev = previous_rows(outputs, layer.h, layer.sizes, reverse=layer.reverse)
+                return [weight_gradient(d_product, h_prev, layer.z_h, layer.sizes)]
+
+            if ctx.work is None:
+                (d_w_hh,) = compute()
+            else:
+                ctx.work.put(compute, outputs, h_prev, layer.h, layer.z_h, d_product)
+                d_w_hh = beside.owed(layer.w_hh)
+        if ctx.needs_input_grad[8]:
             d_b_hn = d_product[:, 2 * layer.h.shape[1] :].sum(0)
         d_h, d_c = (*first, None)[:2]
-        return None, None, d_gx, d_h, d_c, d_w_hh, d_w_hr, d_b_hn
+        return None, None, None, d_gx, d_h, d_c, d_w_hh, d_w_hr, d_b_hn
 
 
 def weight_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesrnn import draws, kernels
+from bayesrnn.kernels.shared import beside
 from bayesrnn.lab.engine import contract
 from bayesrnn.lab.engine.ranks import Ranks, Share
 from bayesrnn.lab.recipes.schema import Train
@@ -164,11 +165,12 @@ class Step:
 
     def _gradients(self) -> list[Tensor]:
         """The gradients of the next batch; keeps its state and adds up its terms."""
-        batch = self.task.batch(self.position)
+        batch, both = self.task.batch(self.position), self.params + self.etas
+        leaves = beside.leaves(both)
         with self._precision(), self._noise():
             loss, terms, after = contract.check_objective(self.task.objective(batch, self.state), self.task)
-        both = self.params + self.etas
         found = torch.autograd.grad(loss, both, allow_unused=True)
+        del leaves
         with torch.no_grad():
             for own, new in zip(self.state, after, strict=True):
                 own.copy_(new)
