@@ -8,7 +8,6 @@ takes, in a CUDA graph or not, against the reference path in float32.
 
 from __future__ import annotations
 
-import math
 import statistics
 import tempfile
 import time
@@ -19,23 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bayesrnn as br
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
+from bayesrnn.lab.baselines import PEERS, autocast, layer_error, plain_step, worst_error
 from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.engine.provenance import commit, environment
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.tasks.language import task as language
+from bayesrnn.lab.tasks.language.model import zero_state
 from bayesrnn.lab.tasks.language.task import Language
 
 Say = Callable[[str], None]
-WINDOW = 35
+BASE = "torch.nn with dropout"
 KINDS = {
-    "torch.nn with dropout": None,
+    BASE: None,
     "plain": "unregularised-medium",
     "variational, tied": "variational-tied-medium",
     "variational, untied": "variational-untied-medium",
@@ -48,16 +48,29 @@ _STEPS_PER_TURN = 20  # on CUDA: one turn is long enough for events to be exact
 
 @dataclass(frozen=True)
 class Size:
-    """A language model of two LSTM layers and the batch it is trained with."""
+    """A language model of two LSTM layers, the batch and the windows it is trained with.
+
+    Args:
+        widths: of the embedding and of each layer, in place of two layers of ``hidden`` units.
+    """
 
     hidden: int
     batch: int
     words: int = 10_000
+    window: int = 35
+    widths: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
         name = {200: "small", 650: "medium", 1500: "large"}.get(self.hidden, "model")
-        return f"{name} ({self.hidden} units), batch {self.batch}"
+        units = "-".join(map(str, self.widths)) or str(self.hidden)
+        windows = "" if self.window == Size.window else f", windows of {self.window}"
+        return f"{'model' if self.widths else name} ({units} units), batch {self.batch}{windows}"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The width of the embedding, then of each layer."""
+        return self.widths or (self.hidden,) * 3
 
 
 @dataclass(frozen=True)
@@ -81,78 +94,32 @@ def default_sizes(device: torch.device, quick: bool = False) -> tuple[Size, ...]
 
 
 def parse_size(text: str) -> Size:
-    """ "650x20" or "650x20x10000": units, batch, words."""
+    """ "650x20" or "650x20x10000": units, batch, words; "400-1150-1150-400x20@70": widths, batch, words per window."""
     try:
-        parts = [int(part) for part in text.lower().split("x")]
-        if len(parts) not in (2, 3) or min(parts) < 1:
+        sizes, at, length = text.lower().partition("@")
+        units, *parts = sizes.split("x")
+        widths, numbers = [int(width) for width in units.split("-")], [int(part) for part in parts]
+        window = int(length) if at else Size.window
+        if len(numbers) not in (1, 2) or min(*widths, *numbers, window) < 1:
             raise ValueError
     except ValueError:
-        raise UserError(f"{text!r} is not a size: write units x batch, such as 650x20, or 650x20x10000.") from None
-    size = Size(*parts)
+        raise UserError(
+            f"{text!r} is not a size: write units x batch, such as 650x20, or 650x20x10000 with the number of words, "
+            "or 400-1150-1150-400x20@70 with the widths of the embedding and of each layer, and words per window."
+        ) from None
+    batch, *words = numbers
+    own = tuple(widths) if len(widths) > 1 else ()
+    size = Size(max(widths), batch, words[0] if words else Size.words, window, own)
     if size.words < 3:
         raise UserError(f"{text!r} has too few words: a text needs two and its end of line, such as 8x2x3.")
     return size
-
-
-class Plain(nn.Module):
-    """Embedding, LSTM and softmax weights of torch.nn, nothing of ours."""
-
-    def __init__(self, size: Size, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.embed, self.drop = nn.Embedding(size.words, size.hidden), nn.Dropout(dropout)
-        self.rnn = nn.LSTM(size.hidden, size.hidden, 2, dropout=dropout)
-        self.head = nn.Linear(size.hidden, size.words)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.05, 0.05)
-
-    def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        out, state = self.rnn(self.drop(self.embed(x)), state)
-        return self.head(self.drop(out)), state
-
-
-def plain_step(size: Size, options: Options, dropout: float = 0.0) -> Callable[[], None]:
-    """A training step in torch alone: its own clipping, its fused SGD, and a CUDA graph of all of it."""
-    torch.manual_seed(0)
-    device = torch.device(options.device)
-    model = Plain(size, dropout).to(device)
-    x, y = torch.randint(size.words, (2, WINDOW, size.batch), device=device)
-    state = tuple(torch.zeros(2, size.batch, size.hidden, device=device) for _ in range(2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=device.type == "cuda")
-
-    def work() -> None:
-        optimizer.zero_grad()
-        with _autocast(options.precision, device):
-            logits, after = model(x, state)
-            loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / size.batch
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        with torch.no_grad():
-            for own, new in zip(state, after, strict=True):
-                own.copy_(new)
-
-    return _recorded(work) if device.type == "cuda" else work
-
-
-def _autocast(precision: str, device: torch.device) -> Any:
-    lower = precision == "bf16" and device.type == "cuda"
-    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if lower else nullcontext()
-
-
-def _recorded(work: Callable[[], None]) -> Callable[[], None]:
-    (graph,) = kernels.record([work], lambda: (), warm_up=work, device=torch.device("cuda"))
-
-    def replay(kept: Callable[[], None] = work) -> None:  # the graph works on tensors that `work` alone keeps alive
-        graph.replay()
-
-    return replay
 
 
 @contextmanager
 def text(size: Size, windows: int) -> Iterator[Path]:
     """A folder with random text of exactly this many word types, enough for so many windows."""
     generator = torch.Generator().manual_seed(0)
-    count = max(size.batch * (WINDOW * windows + 1), size.words)
+    count = max(size.batch * (size.window * windows + 1), size.words)
     ids = torch.randint(size.words - 1, (count,), generator=generator)  # the last type is <eos>, the one before <unk>
     ids[: size.words - 1] = torch.arange(size.words - 1)
     with tempfile.TemporaryDirectory(prefix="bayesrnn-bench-") as folder:
@@ -165,7 +132,10 @@ def text(size: Size, windows: int) -> Iterator[Path]:
 def recipe_of(kind: str, size: Size, options: Options) -> Any:
     name = KINDS[kind]
     assert name is not None
-    sizes = [f"model.hidden={size.hidden}", f"data.batch_size={size.batch}", f"data.window={WINDOW}"]
+    sizes = [f"model.hidden={size.hidden}", f"data.batch_size={size.batch}", f"data.window={size.window}"]
+    if size.widths:
+        first, *rest = size.widths
+        sizes += [f"model.embedding={first}", f"model.units={rest}", f"model.layers={len(rest)}"]
     return recipes.override(recipes.load(name), [*sizes, f"train.precision={options.precision}"])
 
 
@@ -198,22 +168,22 @@ def check(kind: str, size: Size, options: Options, *, graph: bool = False) -> fl
     model = language.build(recipe, 200).to(device).train()
     elbo = language.window_elbo(model, recipe, windows=100)
     x, y = torch.randint(200, (2, 7, size.batch), device=device)
-    state = tuple(0.1 * torch.randn(2, size.batch, size.hidden, device=device) for _ in range(2))
+    zeros = zero_state(recipe.model, size.batch, device)
+    state = tuple(0.1 * torch.randn_like(zero) for zero in zeros)
     params = [p for p in model.parameters() if p.requires_grad]
 
     def outcome(precision: str) -> list[Tensor]:
         torch.manual_seed(1)
-        with _autocast(precision, device):
-            terms, (_, (h, c)) = elbo.evaluate(lambda: model(x, state, y), y)
+        with autocast(precision, device):
+            terms, (_, after) = elbo.evaluate(lambda: model(x, state, y), y)
         grads = torch.autograd.grad(terms.loss, params, allow_unused=True)
-        return [t.detach().double() for t in (terms.loss, h, c, *(g for g in grads if g is not None))]
+        return [t.detach().double() for t in (terms.loss, *after, *(g for g in grads if g is not None))]
 
     with kernels.recording() if graph else nullcontext():
         found = outcome(options.precision)
     with kernels.force("reference"), kernels.float32_precision(False):
         wanted = outcome("fp32")
-    errors = [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(found, wanted, strict=True)]
-    return max(errors) if all(map(math.isfinite, errors)) else math.inf
+    return worst_error(found, wanted)
 
 
 def take_turns(steps: dict[str, Callable[[], Any]], seconds: float, *, cuda: bool, each: int = 1) -> dict[str, float]:
@@ -251,14 +221,22 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
         base = plain_step(size, options)
         for kind in options.kinds:
             row: dict[str, Any] = {**asdict(size), "title": size.title, "kind": kind}
-            if KINDS[kind] is None:
+            if kind == BASE:
                 step, row["graph"] = plain_step(size, options, dropout=0.5), cuda
             else:
-                step, reason = engine_step(kind, size, options)
-                row["graph"] = cuda and not reason
-                if reason:
-                    row["note"] = reason
-                row["error"] = check(kind, size, options, graph=row["graph"])
+                if kind in PEERS:
+                    layer = PEERS[kind](options.precision)
+                    step, row["error"] = (
+                        plain_step(size, options, 0.5, layer, graph=False),
+                        layer_error(layer, size, options.precision, torch.device(options.device)),
+                    )
+                    row |= {"graph": False, "note": "it waits for streams of its own"}
+                else:
+                    step, reason = engine_step(kind, size, options)
+                    row["graph"] = cuda and not reason
+                    if reason:
+                        row["note"] = reason
+                    row["error"] = check(kind, size, options, graph=row["graph"])
                 if row["error"] > TOLERANCE[options.precision]:
                     row["failed"] = f"the check is red: relative error {row['error']:.2g} against the reference"
                     say(f"{size.title}, {kind}: {row['failed']}; not timed")
@@ -270,7 +248,7 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
                 "plain_milliseconds": took["torch.nn"],
                 "milliseconds": took[kind],
                 "ratio": took["torch.nn"] / took[kind],
-                "words_per_second": 1000 * WINDOW * size.batch / took[kind],
+                "words_per_second": 1000 * size.window * size.batch / took[kind],
             }
             say(
                 f"{size.title}, {kind}: {row['milliseconds']:.2f} ms a step, {row['ratio']:.2f}x torch.nn's speed "
@@ -286,7 +264,7 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
 def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
     """Many draws for one sequence, against one pass with one draw."""
     size, device = options.sizes[0], torch.device(options.device)
-    x = torch.randint(size.words, (WINDOW, 1), device=device)
+    x = torch.randint(size.words, (size.window, 1), device=device)
     for kind in ("variational, tied", "Bayes by Backprop"):
         if kind not in options.kinds or not options.draws:
             continue
@@ -325,7 +303,6 @@ def run(
         **environment(device),
         "threads": torch.get_num_threads(),
         "precision": options.precision if device.type == "cuda" else "fp32",
-        "steps": WINDOW,
     }
     say(f"{record['device']}, torch {torch.__version__}, {record['precision']}")
     record |= {"training": [], "prediction": []}

@@ -6,11 +6,13 @@ import stat
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from bayesrnn.errors import UserError
-from bayesrnn.lab import bench
+from bayesrnn.lab import baselines, bench
 from bayesrnn.lab.cli import app
+from bayesrnn.lab.tasks.language.model import LanguageModel
 
 SMALL = ["bench", "--device", "cpu", "--size", "8x2x60", "--seconds", "0"]
 
@@ -67,6 +69,11 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch, tmp_path):
         (["--size", "8"], "'8' is not a size"),
         (["--size", "0x2"], "'0x2' is not a size"),
         (["--size", "8x2x2"], "'8x2x2' has too few words"),
+        (["--size", "8-8x"], "'8-8x' is not a size"),
+        (["--size", "8-0-8x2"], "'8-0-8x2' is not a size"),
+        (["--size", "8x2@"], "'8x2@' is not a size"),
+        (["--size", "8x2@0"], "'8x2@0' is not a size: write units x batch, such as 650x20"),
+        (["--kind", "haste"], "There is no kind 'haste' to time"),
         (["--kind", "quantum"], 'There is no kind \'quantum\' to time; there are "torch.nn with dropout"; "plain"; '),
         (["--precision", "fp8"], "--precision must be one of fp32, tf32, bf16"),
         (["--device", "tpu"], "There is no device tpu"),
@@ -97,10 +104,59 @@ def test_what_is_no_file_is_left_alone_and_refused_before_anything_is_measured(t
 def test_sizes_and_defaults():
     assert bench.parse_size("650X20") == bench.Size(650, 20)
     assert bench.parse_size("8x2x50").words == 50
+    wide = bench.parse_size("400-1150-1150-400x20@70")
+    assert wide == bench.Size(1150, 20, window=70, widths=(400, 1150, 1150, 400))
+    assert wide.title == "model (400-1150-1150-400 units), batch 20, windows of 70"
+    assert bench.parse_size("8x2x50@7") == bench.Size(8, 2, 50, 7)
     with pytest.raises(UserError):
         bench.parse_size("a x b")
     assert bench.default_sizes(torch.device("cuda"))[0].title == "medium (650 units), batch 20"
     assert len(bench.default_sizes(torch.device("cpu"), quick=True)) == 1
+
+
+def test_layers_of_several_widths_and_windows_of_another_length(tmp_path):
+    out = tmp_path / "bench.json"
+    wide = ["--size", "6-8-8-7x2x60@9", "--seconds", "0", "--draws", "2", "--out", str(out)]
+    result = CliRunner().invoke(app, ["bench", "--device", "cpu", *wide])
+    assert result.exit_code == 0, result.output
+    record = json.loads(out.read_text())
+    assert [row["kind"] for row in record["training"]] == list(bench.KINDS)
+    assert {row["title"] for row in record["training"]} == {"model (6-8-8-7 units), batch 2, windows of 9"}
+    for row in record["training"]:
+        assert row["words_per_second"] == pytest.approx(1000 * 9 * 2 / row["milliseconds"])
+        assert row["kind"] == bench.BASE or row["error"] < 2e-3
+    size = bench.parse_size("6-8-8-7x2x60@9")
+    ours = bench.recipe_of("plain", size, bench.Options("cpu")).model
+    count = sum(p.numel() for p in LanguageModel(60, ours).parameters())
+    assert count == sum(p.numel() for p in baselines.Plain(size).parameters())
+
+
+@pytest.mark.parametrize("off", [1.0, 1.2])
+def test_another_library_s_layer_is_checked_and_timed(monkeypatch, off):
+    """A layer that is torch's own, or that times a factor, in place of one that needs a GPU."""
+
+    class Theirs(nn.Module):
+        def __init__(self, lstm):
+            super().__init__()
+            self.lstm = lstm
+
+        def forward(self, x, state):
+            out, (h, c) = self.lstm(x, state)
+            return out * off, (h[0], c)
+
+    monkeypatch.setitem(baselines.PEERS, "haste", lambda precision: lambda lstm, batch: Theirs(lstm))
+    options = bench.Options("cpu", "fp32", 0.0, (bench.Size(8, 2, 60),), ("haste",))
+    (row,) = bench.training(options, lambda text: None)
+    assert (row["graph"], row["note"]) == (False, "it waits for streams of its own")
+    assert ("ratio" in row) is (off == 1.0)
+    assert ("failed" in row) is (off != 1.0)
+
+
+def test_other_libraries_are_rows_where_they_are_installed(monkeypatch):
+    assert baselines.installed_peers(torch.device("cpu")) == []
+    for there, wanted in ((None, []), (object(), ["FlashRNN", "haste"])):
+        monkeypatch.setattr(baselines, "find_spec", lambda name, there=there: there)
+        assert baselines.installed_peers(torch.device("cuda")) == wanted
 
 
 def test_turns_are_shared_and_the_median_counts():

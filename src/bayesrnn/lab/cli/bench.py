@@ -16,11 +16,18 @@ def command(
     device: Device = None,
     precision: Annotated[str, typer.Option(help="On CUDA: tf32, fp32 or bf16.")] = "tf32",
     size: Annotated[
-        list[str] | None, typer.Option(help="Units x batch, such as 650x20, or 650x20x10000 with words; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Units x batch, such as 650x20; 650x20x10000 with the number of words; 400-1150-1150-400x20@70 with "
+            "the widths of the embedding and of each layer, and words per window; repeatable."
+        ),
     ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="plain, variational, bayes, sharpened: part of a row's name; repeatable. Default: all."),
+        typer.Option(
+            help="plain, variational, bayes, sharpened, or FlashRNN and haste where installed: part of a row's name; "
+            "repeatable. Default: all."
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row.")] = 3.0,
     draws: Annotated[int, typer.Option(min=0, help="Draws of the prediction row; 0: no such row.")] = 100,
@@ -32,6 +39,7 @@ def command(
     from rich.table import Table
 
     from bayesrnn.lab import bench
+    from bayesrnn.lab.baselines import installed_peers
     from bayesrnn.lab.console.output import command_line, plain_console
     from bayesrnn.lab.engine.launch import device_of
     from bayesrnn.lab.runs.files import check_out, write_file
@@ -47,7 +55,7 @@ def command(
         precision=precision if where.type == "cuda" else "fp32",
         seconds=min(seconds, 0.5) if quick else seconds,
         sizes=tuple(map(bench.parse_size, size)) if size else bench.default_sizes(where, quick),
-        kinds=_kinds(kind, list(bench.KINDS)),
+        kinds=_kinds(kind, [*bench.KINDS, *installed_peers(where)]),
         draws=min(draws, 20) if quick else draws,
     )
 
