@@ -104,6 +104,25 @@ def test_gradient_of_recurrent_weights(sizes, features, hidden, gates, masks):
 
 
 @pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("large", [True, False])
+def test_gates_in_autocast_s_precision(masks, large, monkeypatch):
+    """The recurrence runs in that of the state; its weights' gradient comes from products in the lower one."""
+    monkeypatch.setattr(aligned, "serves", lambda x, height: large)
+    (h, w, _), mask = make([3], 5, 5, masks=masks, dtype=torch.float32)
+    gx = torch.randn(4 * 3, 20).bfloat16().requires_grad_()
+    run = kernels.implementation("LSTM", "loop")
+    outcomes = []
+    for gates in (gx, gx.detach().float().requires_grad_()):
+        out, last, cells = run(gates, h, torch.zeros_like(h), w, None, mask, None, batch_sizes=[3] * 4)
+        outcomes.append([out, last, cells, *torch.autograd.grad(out.square().sum(), [gates, w, h])])
+    (*states, d_gx, d_w, d_h), (*wanted, d_gx_, d_w_, d_h_) = outcomes
+    assert_close([*states, d_h], [*wanted, d_h_], rtol=0, atol=0)
+    assert torch.equal(d_gx, d_gx_.bfloat16())
+    assert d_w.dtype == torch.float32
+    assert_close(d_w, d_w_, rtol=0 if not large else 2e-2, atol=0 if not large else 2e-2 * float(d_w_.abs().max()))
+
+
+@pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("sizes", [[2, 2], [3, 2, 1]], ids=["equal", "ragged"])
 def test_backward_agrees_with_finite_differences(masks, sizes):
     leaves, mask = make(sizes, 3, 2, masks=masks)
@@ -152,8 +171,8 @@ def test_every_matrix_of_a_product_begins_its_rows_on_16_bytes(masks, kind, numb
     seen = []
     real = aligned.product
 
-    def watched(a, b):
-        out = real(a, b)
+    def watched(a, b, *dtype):
+        out = real(a, b, *dtype)
         for t in (a, b, out):
             seen.append([s for s in t.stride()[1:] if s != 1] + ([t.stride(0)] if t.shape[0] > 1 else []))
         return out

@@ -129,7 +129,7 @@ def _direction_noise(
         w_hh, noise = out.w_hh, Noise(rates.weight_dropout, rates.noise)
         single = torch.empty(0, device=w_hh.device, dtype=torch.float32)  # the same draw in any dtype
         mask = source.weights(f"weight{suffix}", lambda g: noise.sample(w_hh.shape, single, g), w_hh.device)
-        out.w_hh = beside.run(torch.mul, w_hh, mask.to(w_hh))
+        out.w_hh = beside.run(torch.mul, w_hh, mask.to(w_hh), like=[w_hh])
     if rates.input_dropout > 0:
         z, own = units("input", rates.input_dropout, (*gates, out.w_ih.shape[1]))
         out.z_x, out.w_ih = (z, out.w_ih) if own else (None, _scaled(out.w_ih, z))

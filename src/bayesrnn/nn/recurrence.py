@@ -15,6 +15,7 @@ from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source
 from bayesrnn.kernels.shared import beside
 from bayesrnn.kernels.shared.precision import lowered
+from bayesrnn.kernels.shared.recurrent import Recurrence
 from bayesrnn.kernels.shared.tensors import forward_mode, mapped, unwatched
 from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
 
@@ -308,12 +309,12 @@ def _direction(
         size = stack.hidden_size
         b_hn = b_hh[2 * size :]
         b_hh = torch.cat([b_hh[: 2 * size], torch.zeros_like(b_hn)])
-    bias = None if b_ih is None or b_hh is None else beside.run(torch.add, b_ih, b_hh)
+    bias = None if b_ih is None or b_hh is None else beside.run(torch.add, b_ih, b_hh, like=[noise.w_ih])
     gx = kernels.kernel("input", x.device.type)(x, noise.w_ih, bias, noise.z_x, sizes)
     run = kernels.kernel(cell, x.device.type, plain=plain, **_facts(stack, state, noise, sizes))
     with _in_full(x.device.type):
         kind = state[0].dtype
-        gx, w_hh = gx.to(kind), noise.w_hh.to(kind)
+        gx, w_hh = gx if isinstance(run, Recurrence) else gx.to(kind), noise.w_hh.to(kind)
         z_h, z_c = (None if z is None else z.to(kind) for z in (noise.z_h, noise.z_c))
         if cell == "LSTM":
             w_hr = weights[f"weight_hr{suffix}"].to(kind) if stack.proj_size else None

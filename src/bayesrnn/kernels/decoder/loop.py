@@ -56,12 +56,9 @@ class _TargetLogs(OnceFunction):
         rows, x, weight, bias, target, dtype, keep, ctx.work = given
         classes, columns = weight.shape
         inputs = alignment.masked_inputs(x, None, [len(x)], dtype)[0]
-        weights = alignment.filled_weights(weight, 1, dtype)[0]
-        if inputs.shape[1] > columns:  # columns beyond x are ones, and the bias can be their weights
-            weights[:classes, columns] = bias
-            shift = None
-        else:
-            shift = F.pad(bias.to(dtype), (0, len(weights) - classes))
+        weights = alignment.filled_weights(weight, 1, dtype, bias)[0]
+        # columns beyond x are ones, and the bias their weights
+        shift = None if inputs.shape[1] > columns else F.pad(bias.to(dtype), (0, len(weights) - classes))
         kept, found, norms = [], [], []
         for part, own in _parts(inputs, target):
             logits = _logits(part, weights, shift)

@@ -324,7 +324,7 @@ def draw(
     Returns:
         The weights, those of a recurrent layer in the one piece of memory that cuDNN wants, and the KL.
     """
-    kl, *weights = beside.run(_Draw.apply, seed, spec, sums, *means, *rhos)
+    kl, *weights = beside.run(_Draw.apply, seed, spec, sums, *means, *rhos, like=means)
     return Drawn(tuple(weights), kl if sums else None)
 
 

@@ -123,5 +123,5 @@ def sharpen(
     """Like `gaussian.reference.sharpen`, with the noise of `seed`."""
     if seed is None:
         seed, sigma0 = torch.zeros(1, dtype=torch.int64, device=spec.device), 0.0
-    total, *thetas = beside.run(_Sharpen.apply, seed, spec, sigma0, list(gradients), *phis, *etas)
+    total, *thetas = beside.run(_Sharpen.apply, seed, spec, sigma0, list(gradients), *phis, *etas, like=phis)
     return total, thetas

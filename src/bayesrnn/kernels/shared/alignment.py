@@ -9,7 +9,9 @@ the bias, which needs no sum of its own. Nothing here is recorded by autograd, e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -55,6 +57,10 @@ def masked_inputs(
     dtype = dtype or x.dtype
     if mask is None and not _missing(columns, dtype):
         return x.to(dtype).contiguous().unsqueeze(0)
+    launch = _launch(x)
+    if launch is not None and (mask is None or is_rectangular(batch_sizes)):
+        found: Tensor = launch(x, (gates, rows, columns + _missing(columns, dtype)), dtype, mask=mask, tail=1.0)
+        return found
     made, inside = _space(x, gates, rows, columns=columns, tail=1.0, dtype=dtype)
     if mask is None:
         inside[0].copy_(x)
@@ -68,21 +74,46 @@ def masked_inputs(
     return made
 
 
-def filled_weights(weight: Tensor, gates: int, dtype: torch.dtype) -> Tensor:
-    """(G, H', F'): the gates' matrices (G*H, F), padded with zeros; a view if neither padding nor a cast is needed."""
+def filled_weights(weight: Tensor, gates: int, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
+    """(G, H', F'): the gates' matrices (G*H, F), padded with zeros; a view if neither padding nor a cast is needed.
+
+    Args:
+        bias: (G*H,) for the first column beyond F, where there is one: the weights of ones.
+    """
     columns = weight.shape[1]
     parts = weight.reshape(gates, -1, columns)
     height = parts.shape[1]
     below, beside = _missing(height, dtype), _missing(columns, dtype)
     if not below and not beside:
         return parts.to(dtype)
+    bias = bias if beside else None
+    launch = _launch(weight)
+    if launch is not None:
+        found: Tensor = launch(weight, (gates, height + below, columns + beside), dtype, by_gate=True, beside=bias)
+        return found
     if not below:
         made, inside = _space(weight, gates, height, columns=columns, tail=0.0, dtype=dtype)
     else:
         made = weight.new_zeros(gates, height + below, columns + beside, dtype=dtype)
         inside = made[:, :height, :columns]
     inside.copy_(parts)
+    if bias is not None:
+        made[:, :height, columns] = bias.view(gates, height)
     return made
+
+
+def _launch(x: Tensor) -> Callable[..., Tensor] | None:
+    """Makes such a copy in one launch."""
+    return _triton() if x.is_cuda else None
+
+
+@functools.cache
+def _triton() -> Callable[..., Tensor] | None:
+    try:
+        found: Callable[..., Tensor] = import_module("bayesrnn.kernels.gpu.filling").filled
+    except ImportError:  # Triton is not installed
+        return None
+    return found
 
 
 def by_gate(d: Tensor, gates: int) -> Tensor:
@@ -95,9 +126,15 @@ def by_gate(d: Tensor, gates: int) -> Tensor:
     return made
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """(G, N, K) times (G, K, M)."""
-    return torch.bmm(a, b) if a.shape[0] > 1 else torch.mm(a[0], b[0]).unsqueeze(0)
+def product(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """(G, N, K) times (G, K, M), in the factors' precision or another."""
+    if dtype is None or dtype == a.dtype:
+        return torch.bmm(a, b) if a.shape[0] > 1 else torch.mm(a[0], b[0]).unsqueeze(0)
+    if not a.is_cuda:
+        return torch.bmm(a, b).to(dtype)
+    if a.shape[0] > 1:
+        return torch.bmm(a, b, out_dtype=dtype)
+    return torch.mm(a[0], b[0], out_dtype=dtype).unsqueeze(0)
 
 
 def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, height: int) -> Tensor:
@@ -130,16 +167,19 @@ def input_gradient(d: Tensor, weight: Tensor, mask: Tensor | None, batch_sizes: 
     return out.reshape(rows, columns)
 
 
-def weight_gradient(d: Tensor, x: Tensor, height: int) -> Tensor:
+def weight_gradient(d: Tensor, x: Tensor, height: int, dtype: torch.dtype | None = None) -> Tensor:
     """(G, H, F') from d (G, N, H') and x (G, N, F'): the weights' gradient; columns of ones give the bias's."""
-    return product(d.transpose(1, 2), x)[:, :height]
+    return product(d.transpose(1, 2), x, dtype)[:, :height]
 
 
 def recurrent_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
-    """Gradient (G*H, P) of weights from that of their products, d (N, G*H), and masked inputs h_prev (N, P)."""
-    inputs, columns = masked_inputs(h_prev, mask, batch_sizes), h_prev.shape[1]
+    """Gradient (G*H, P) of weights from that of their products, d (N, G*H), and masked inputs h_prev (N, P).
+
+    The product has the precision of d, and is added up in that of h_prev.
+    """
+    inputs, columns = masked_inputs(h_prev, mask, batch_sizes, d.dtype), h_prev.shape[1]
     gates = inputs.shape[0]
-    found = weight_gradient(by_gate(d, gates), inputs, d.shape[1] // gates)
+    found = weight_gradient(by_gate(d, gates), inputs, d.shape[1] // gates, h_prev.dtype)
     return found[..., :columns].reshape(-1, columns).contiguous()
 
 
@@ -155,12 +195,14 @@ class Project(torch.autograd.Function):
         x, weight, bias, mask, batch_sizes, dtype, ctx.work = given
         inputs = masked_inputs(x, mask, batch_sizes, dtype)
         gates = inputs.shape[0]
-        weights = filled_weights(weight, gates, dtype)
+        # in 16 bits, where there are columns of ones, the bias is their weights
+        joined = bias if dtype.itemsize == 2 and inputs.shape[2] > x.shape[1] else None
+        weights = filled_weights(weight, gates, dtype, joined)
         ctx.save_for_backward(inputs, weights, mask)
         ctx.params = weight, bias
         ctx.batch_sizes, ctx.height, ctx.columns = batch_sizes, weight.shape[0] // gates, x.shape[1]
         ctx.kind = x.dtype
-        return outputs(inputs, weights, bias, ctx.height)
+        return outputs(inputs, weights, bias if joined is None else None, ctx.height)
 
     @staticmethod
     @once_differentiable

@@ -1,15 +1,20 @@
 """In a CUDA graph, gradients of weights are computed beside the rest of the backward pass.
 
 A layer's backward owes the gradient of its input to the layer before it, and those of its weights to nobody until the
-update. A recurrence leaves many processors idle, and the products for the weights fit there. Autograd runs a function's
+update. A recurrence leaves some processors idle, and the products for the weights fit there. Autograd runs a function's
 backward on the stream of its forward, and lets streams wait for one another where a gradient crosses. So weights pass
 through `aside` on a second stream, and what else is done to weights before a layer uses them is done in `run`.
+
+This pays where a program of the recurrence fills the memory of its processor. Beside smaller ones the products run on
+the same processors too, and every step waits for the slowest: on an H200 a step of training became 6% faster with 1500
+units, and 8% slower with 650.
 
 Without a recording nothing is put aside. On a CPU there is one stream, and the same code.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -61,14 +66,26 @@ class Work:
         return compute()
 
 
+def pays(*weights: Tensor) -> bool:
+    """Whether these are recorded, and wide enough: the columns are the units of the layer that runs meanwhile."""
+    columns = max((w.shape[1] for w in weights if w.ndim == 2), default=0)
+    return is_recording() and not transformed() and columns > _narrow(weights[0].device)
+
+
+@functools.cache
+def _narrow(device: torch.device) -> int:
+    """Units of a layer of which a program has 8, the fewest."""
+    return 8 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
 def aside(*weights: Tensor | None) -> tuple[tuple[Any, ...], Work | None]:
     """The weights for a function to use, and what takes their gradients; None: it returns them itself.
 
     Where there is work, the function's backward calls `Work.put`, and returns `owed` for each of the weights.
     """
     given = [w for w in weights if w is not None]
-    wanted = is_recording() and torch.is_grad_enabled() and any(w.requires_grad for w in given)
-    if not wanted or transformed() or not ordinary(*given):
+    wanted = torch.is_grad_enabled() and any(w.requires_grad for w in given)
+    if not wanted or not pays(*given) or not ordinary(*given):
         return weights, None
     work = Work()
     with _on_second(given[0].device):
@@ -93,12 +110,12 @@ class _Aside(OnceFunction):
         return None, *ctx.work.do()
 
 
-def run(function: Callable[..., Any], *given: Any) -> Any:
-    """`function(*given)`, a tensor or several; under a recording its backward is beside the rest too."""
-    reads = [t for t in torch.utils._pytree.tree_leaves(given) if isinstance(t, Tensor)]
-    device = reads[0].device
-    if not is_recording() or device.type != "cuda" or transformed():
+def run(function: Callable[..., Any], *given: Any, like: Sequence[Tensor]) -> Any:
+    """`function(*given)`, a tensor or several; its backward is beside the rest too where that pays for `like`."""
+    device = like[0].device
+    if device.type != "cuda" or not pays(*like):
         return function(*given)
+    reads = [t for t in torch.utils._pytree.tree_leaves(given) if isinstance(t, Tensor)]
     main: Any = torch.cuda.current_stream(device)
     side = _second(device)
     side.wait_stream(main)
@@ -113,8 +130,8 @@ def run(function: Callable[..., Any], *given: Any) -> Any:
 
 
 def leaves(parameters: Sequence[Tensor]) -> list[Any]:
-    """While these are kept, autograd gathers the parameters' gradients beside the rest; without a recording, none."""
-    if not is_recording() or not parameters:
+    """While these are kept, autograd gathers the parameters' gradients beside the rest, where that pays."""
+    if not parameters or not pays(*parameters):
         return []
     with _on_second(parameters[0].device):
         return [torch.autograd.graph.get_gradient_edge(p) for p in parameters]
@@ -133,4 +150,5 @@ def _second(device: torch.device) -> Any:
     """A stream of low priority: the first does what others wait for."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # they differ on purpose
     return _streams[device]

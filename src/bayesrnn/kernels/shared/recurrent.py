@@ -133,6 +133,8 @@ class Cell(NamedTuple):
 class Recurrence:
     """One way to compute a cell, called like its reference. `gx` is used as scratch: do not read it afterwards.
 
+    It may be in autocast's lower precision; then the product for the recurrent weights' gradient is too.
+
     Args:
         forward: `forward(layer)` gives the outputs, the last states, the outputs in memory that no caller can change
             (or None), and tensors for the backward.
@@ -163,6 +165,9 @@ class Recurrence:
     ) -> tuple[Tensor, ...]:
         kind = options.get("nonlinearity", "tanh") if self.cell.name == "RNN" else self.cell.name
         layer = Layer(kind, batch_sizes, reverse, *self.cell.arguments(*tensors))
+        given = layer.gx
+        if given.dtype != layer.h.dtype:
+            layer = layer._replace(gx=given.to(layer.h.dtype))
         fits = ordinary(*tensors) if self.serves is None else self.serves(layer)
         run = self.otherwise
         if transformed():
@@ -174,8 +179,8 @@ class Recurrence:
         elif fits:
             (w_hh,), work = beside.aside(layer.w_hh)
             layer = layer._replace(w_hh=w_hh)
-            return _Function.apply(self, layer, work, *layer[3:9])  # type: ignore[no-any-return]
-        return run(*tensors, batch_sizes=batch_sizes, reverse=reverse, **options)  # type: ignore[no-any-return]
+            return _Function.apply(self, layer, work, given, *layer[4:9])  # type: ignore[no-any-return]
+        return run(layer.gx, *tensors[1:], batch_sizes=batch_sizes, reverse=reverse, **options)  # type: ignore[no-any-return]
 
 
 class _Function(OnceFunction):
@@ -189,6 +194,7 @@ class _Function(OnceFunction):
             h_prev = previous_rows(out, layer.h, layer.sizes, reverse=layer.reverse)
         ctx.save_for_backward(outputs, h_prev, *layer[4:], *kept)
         ctx.way, ctx.kind, ctx.sizes, ctx.reverse, ctx.work = way, layer.kind, layer.sizes, layer.reverse, work
+        ctx.low = given[0].dtype
         ctx.set_materialize_grads(False)
         return out, *states
 
@@ -199,17 +205,21 @@ class _Function(OnceFunction):
         layer, kept = Layer(ctx.kind, ctx.sizes, ctx.reverse, None, *saved[:7]), saved[7:]
         d_gx, d_product, first, d_w_hr = ctx.way.backward(layer, kept, h_prev, d_out, d_states)
         d_w_hh = d_b_hn = None
+        low = None
+        if d_gx.dtype != ctx.low:
+            lowered = d_gx.to(ctx.low)
+            low, d_gx = lowered if d_product is d_gx else None, lowered
         if ctx.needs_input_grad[6]:
 
             def compute(h_prev: Tensor | None = h_prev) -> list[Tensor]:
                 if h_prev is None:
                     h_prev = previous_rows(outputs, layer.h, layer.sizes, reverse=layer.reverse)
-                return [weight_gradient(d_product, h_prev, layer.z_h, layer.sizes)]
+                return [weight_gradient(d_product, h_prev, layer.z_h, layer.sizes, low)]
 
             if ctx.work is None:
                 (d_w_hh,) = compute()
             else:
-                ctx.work.put(compute, outputs, h_prev, layer.h, layer.z_h, d_product)
+                ctx.work.put(compute, outputs, h_prev, layer.h, layer.z_h, d_product, low)
                 d_w_hh = beside.owed(layer.w_hh)
         if ctx.needs_input_grad[8]:
             d_b_hn = d_product[:, 2 * layer.h.shape[1] :].sum(0)
@@ -217,10 +227,16 @@ class _Function(OnceFunction):
         return None, None, None, d_gx, d_h, d_c, d_w_hh, d_w_hr, d_b_hn
 
 
-def weight_gradient(d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int]) -> Tensor:
-    """Gradient (G*H, P) of the recurrent weights: one GEMM over all time-major rows (one per gate if untied)."""
+def weight_gradient(
+    d: Tensor, h_prev: Tensor, mask: Tensor | None, batch_sizes: Sequence[int], low: Tensor | None = None
+) -> Tensor:
+    """Gradient (G*H, P) of the recurrent weights: one GEMM over all time-major rows (one per gate if untied).
+
+    Args:
+        low: d in a lower precision, for large products on a GPU.
+    """
     if aligned.serves(h_prev, d.shape[1]):
-        return aligned.recurrent_gradient(d, h_prev, mask, batch_sizes)
+        return aligned.recurrent_gradient(d if low is None else low, h_prev, mask, batch_sizes)
     if mask is None:
         return matmul.weight_gradient(d, h_prev)
     if mask.ndim == 2:
