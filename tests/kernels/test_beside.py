@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -140,20 +142,23 @@ def test_in_a_graph_gradients_are_those_of_eager_steps(monkeypatch, name, precis
     recipe = recipes.override(recipes.load(SETTINGS[name][0]), ["model.hidden=1096", *SETTINGS[name][1:]])
     torch.manual_seed(0)
     model = language.build(recipe, 2000).cuda().train()
-    elbo = language.window_elbo(model, recipe, windows=100)
+    twin = copy.deepcopy(model)  # whose graph may stay alive, on the default stream
     x, y = torch.randint(2000, (2, 35, 20), device="cuda")
     parameters = [p for p in model.parameters() if p.requires_grad]
     kept, streams, second = [], [], beside._second
     monkeypatch.setattr(beside, "_second", lambda device: streams.append(device) or second(device))
 
-    def work():
+    def work(model=model, parameters=parameters):
+        elbo = language.window_elbo(model, recipe, windows=100)
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
             terms, _ = elbo.evaluate(lambda: model(x, None, y), y)
         kept[:] = torch.autograd.grad(terms.loss, parameters, allow_unused=True)
 
-    with draws.bind(model, draws.HeldNoise()):
-        work()
+    noise = draws.HeldNoise()
+    with draws.bind(twin, noise):
+        work(twin, [p for p in twin.parameters() if p.requires_grad])
         wanted = [None if g is None else g.clone() for g in kept]
+    with draws.bind(model, noise):
         (graph,) = kernels.record([work], lambda: parameters, warm_up=work, device=torch.device("cuda"))
         assert streams
         for _ in range(3):
