@@ -76,11 +76,17 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     """Our values: for a sharpened model the bound; dynamic evaluation by every rule."""
     key = "test_perplexity_bound" if recipe.posterior.kind == "sharpened" else "test_perplexity"
     metrics = [record.metrics for record in records]
+    drawn = recipe.paper.test_mc or not recipe.paper.source
     return {
         "ours": mean(_numbers(metrics, key), _PLACES),
-        "ours_mc": _some(metrics, "test_perplexity_mc") if recipe.paper.test_mc or not recipe.paper.source else None,
+        "ours_mc": _some(metrics, f"test_perplexity_mc{_draws(recipe)}") if drawn else None,
         **{rule: _dynamic([by_rule(m).get(rule, {}) for m in metrics], key) for rule in ("sgd", "rms")},
     }
+
+
+def _draws(recipe: Recipe) -> str:
+    """The end of the names of metrics of the recipe's draws."""
+    return "_units" if recipe.evaluate.keep_weights else ""
 
 
 def _dynamic(metrics: Sequence[Mapping[str, Any]], key: str) -> str | None:
@@ -101,7 +107,10 @@ def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [value for each in records if isinstance(value := each.get(key), float)]
 
 
-_PREDICTIONS = {"": "mean", "_tempered": "mean at the best temperature", "_mc": "average of draws"}
+_PREDICTIONS = {
+    "": "mean", "_tempered": "mean at the best temperature", "_mc": "average of draws",
+    "_mc_units": "average of draws of unit masks",
+}  # fmt: skip
 _CALIBRATION = (
     Column("recipe", "recipe"), Column("predictions", "predictions"), Column("perplexity", "test perplexity", _PLACES),
     Column("error", "calibration error", "{:.2%}"), Column("surest", "-log p, surest tenth", "{:.3f}"),
@@ -113,16 +122,15 @@ def calibration(results: Path) -> str:
     """How far probabilities can be trusted: of the mean, of the mean at a temperature, and of averaged draws."""
     rows = []
     for name, records in load(results).items():
-        for record in (each for each in records[:1] if "test_deciles" in each.metrics):
-            for kind, label in _PREDICTIONS.items():
-                own, tenths = record.metrics, record.metrics.get(f"test_deciles{kind}")
-                if tenths:
-                    nll = [tenth["nll"] for tenth in tenths]
-                    rows.append({
-                        "recipe": name, "predictions": label, "perplexity": own[f"test_perplexity{kind}"],
-                        "error": own[f"test_calibration_error{kind}"], "surest": nll[0], "middle": nll[len(nll) // 2],
-                        "doubtful": nll[-1],
-                    })  # fmt: skip
+        own = records[0].metrics
+        kinds = [kind for kind in _PREDICTIONS if f"test_calibration_error{kind}" in own]
+        for kind in kinds if len(kinds) > 1 else ():
+            nll = [tenth["nll"] for tenth in own.get(f"test_deciles{kind}") or [{"nll": None}]]
+            rows.append({
+                "recipe": name, "predictions": _PREDICTIONS[kind], "perplexity": own[f"test_perplexity{kind}"],
+                "error": own[f"test_calibration_error{kind}"], "surest": nll[0], "middle": nll[len(nll) // 2],
+                "doubtful": nll[-1],
+            })  # fmt: skip
     return markdown_table(rows, _CALIBRATION)
 
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import bayesrnn as br
 from bayesrnn import draws, kernels
+from bayesrnn.kernels import graphs
 from bayesrnn.kernels.decoder import loop
 from bayesrnn.kernels.shared import alignment, beside
 from bayesrnn.lab import recipes
@@ -121,6 +122,28 @@ def test_work_is_put_once():
     work.put(list)
     with pytest.raises(RuntimeError, match="owed already"):
         work.put(list)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_what_cannot_be_recorded_with_two_streams_is_tried_with_one(monkeypatch, used):
+    tried = []
+
+    def recorded(*given):
+        with kernels.recording():
+            tried.append(beside.pays(torch.zeros(3, 3)))
+        if tried[-1]:
+            raise RuntimeError("no")
+        return []
+
+    monkeypatch.setattr(graphs, "_recorded", recorded)
+    monkeypatch.setattr(beside, "_streams", {torch.device("cuda", 0): None} if used else {})
+    options = {"warm_up": lambda: None, "device": torch.device("cuda")}
+    if used:
+        assert kernels.record([], list, **options) == []
+        assert tried == [True, False]
+    else:
+        with pytest.raises(RuntimeError, match="no"):
+            kernels.record([], list, **options)
 
 
 SETTINGS = {

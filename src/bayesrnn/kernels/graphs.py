@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesrnn.kernels.shared.beside import recording
+from bayesrnn.kernels.shared.beside import nothing_aside, recording, second_stream_exists
 
 
 @contextmanager
@@ -76,9 +76,26 @@ def record(
         warm_up: called a few times before, so that kernels are compiled and memory is taken outside the graphs.
         device: a CUDA device; its random state and the CPU's are restored.
 
+    Where that fails with work on a second stream (`shared/beside.py`), it is tried once more without.
+
     Raises:
         RuntimeError: a part does something that cannot be recorded, such as reading a value.
     """
+    try:
+        return _recorded(parts, written, warm_up, device)
+    except RuntimeError:
+        if not second_stream_exists(device):
+            raise
+        with nothing_aside():
+            return _recorded(parts, written, warm_up, device)
+
+
+def _recorded(
+    parts: Sequence[Callable[[], object]],
+    written: Callable[[], Iterable[Tensor]],
+    warm_up: Callable[[], object],
+    device: torch.device,
+) -> list[torch.cuda.CUDAGraph]:
     kept = [t.detach().clone() for t in written()]
     rng, cpu_rng = torch.cuda.get_rng_state(device), torch.get_rng_state()
     stream: Any = torch.cuda.Stream(device, priority=-1)  # before what is computed beside it

@@ -27,6 +27,7 @@ from bayesrnn.kernels.shared.derivatives import OnceFunction, once_differentiabl
 from bayesrnn.kernels.shared.tensors import ordinary, transformed
 
 _recording: ContextVar[bool] = ContextVar("bayesrnn_recording", default=False)
+_allowed: ContextVar[bool] = ContextVar("bayesrnn_aside", default=True)
 _streams: dict[torch.device, Any] = {}
 
 
@@ -43,6 +44,21 @@ def recording() -> Iterator[None]:
 def is_recording() -> bool:
     """Whether a `recording` block is active."""
     return _recording.get()
+
+
+@contextmanager
+def nothing_aside() -> Iterator[None]:
+    """One stream for all inside the block."""
+    token = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def second_stream_exists(device: torch.device) -> bool:
+    """Whether anything was put aside on such a device."""
+    return any(known.type == device.type for known in _streams)
 
 
 class Work:
@@ -69,7 +85,7 @@ class Work:
 def pays(*weights: Tensor) -> bool:
     """Whether these are recorded, and wide enough: the columns are the units of the layer that runs meanwhile."""
     columns = max((w.shape[1] for w in weights if w.ndim == 2), default=0)
-    return is_recording() and not transformed() and columns > _narrow(weights[0].device)
+    return is_recording() and _allowed.get() and not transformed() and columns > _narrow(weights[0].device)
 
 
 @functools.cache

@@ -93,7 +93,7 @@ def test_draws_that_drop_words_have_figures_of_their_own(text_folder):
 
 def test_draws_may_keep_all_weights(text_folder):
     """Weight dropout is off in draws and units are still dropped: the very draws of the model without the former."""
-    task = task_of("awd-24m", text_folder, "embedding=6", "hidden=8")
+    task = task_of("awd-24m", text_folder, "embedding=6", "hidden=8", "keep_weights=false")
     usual = task.evaluate(samples=2, seed=3)
     found = task.evaluate(samples=2, seed=3, keep_weights=True, reversed_text=True, entropy_samples=2)
     assert found["samples_units"] == 2
@@ -106,8 +106,22 @@ def test_draws_may_keep_all_weights(text_folder):
     assert task.evaluate(samples=2, seed=3)["test_perplexity_mc"] == found["test_perplexity_mc_units"]
 
 
+def test_a_recipe_may_keep_all_weights_in_draws(text_folder):
+    """As the option does; other draws are those that are asked for."""
+    settings = ["embedding=6", "hidden=8"]
+    task = task_of("awd-24m", text_folder, *settings, "keep_weights=true")
+    found = task.evaluate(samples=2, seed=3, reversed_text=True, entropy_samples=2)
+    other = task_of("awd-24m", text_folder, *settings, "keep_weights=false")
+    asked = {"reversed_text": True, "entropy_samples": 2, "keep_weights": True}
+    assert found == other.evaluate(samples=2, seed=3, **asked)
+    for own in ({"noise": "1"}, {"drop_words": True}):
+        assert task.evaluate(samples=2, seed=3, **own) == other.evaluate(samples=2, seed=3, **own)
+    plain = task_of("awd-24m", text_folder, *settings, "keep_weights=true", "weight_dropout=0")
+    assert "test_perplexity_mc" in plain.evaluate(samples=2, seed=3)
+
+
 def test_noise_of_draws_is_scaled_by_the_best_factor_on_validation(text_folder):
-    settings = ["embedding=6", "hidden=8", "softmaxes=2", "latent_dropout=0.4"]
+    settings = ["embedding=6", "hidden=8", "softmaxes=2", "latent_dropout=0.4", "keep_weights=false"]
     task = task_of("awd-24m", text_folder, *settings)
     usual, options = task.evaluate(samples=2, seed=3), {"samples": 2, "seed": 3}
     found = task.evaluate(**options, noise="0.5,1", reversed_text=True, entropy_samples=2)

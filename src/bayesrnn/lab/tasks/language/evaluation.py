@@ -28,6 +28,7 @@ def evaluate(task: "Language", options: EvaluateOptions, *, say: Say) -> dict[st
     """
     recipe, streams = task.recipe, task.streams
     options.check(recipe, in_memory=not streams.on_disk)
+    options = options.completed(recipe)
     rates, decays = options.rates(recipe), options.decays()
     metrics = _sound(_mean(task, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:

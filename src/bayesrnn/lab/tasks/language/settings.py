@@ -146,6 +146,9 @@ class Evaluate(Section):
     samples: Draws = Field(50, description="draws to average over")
     dynamic_lr: Positive = Field(0.1, description="learning rate of dynamic evaluation")
     dynamic_window: Count = Field(35, description="words per step of dynamic evaluation")
+    keep_weights: bool = Field(
+        False, description="draws keep all weights and drop units alone, as with --keep-weights; --noise 1 drops both"
+    )
 
 
 SECTIONS = Sections(paper=Paper, model=Model, data=Data, evaluate=Evaluate)
