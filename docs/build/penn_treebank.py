@@ -76,17 +76,17 @@ def _measured(recipe: Recipe, records: Sequence[Record]) -> dict[str, Any]:
     """Our values: for a sharpened model the bound; dynamic evaluation by every rule."""
     key = "test_perplexity_bound" if recipe.posterior.kind == "sharpened" else "test_perplexity"
     metrics = [record.metrics for record in records]
-    drawn = recipe.paper.test_mc or not recipe.paper.source
     return {
         "ours": mean(_numbers(metrics, key), _PLACES),
-        "ours_mc": _some(metrics, f"test_perplexity_mc{_draws(recipe)}") if drawn else None,
+        "ours_mc": _drawn(recipe, metrics) if recipe.paper.test_mc or not recipe.paper.source else None,
         **{rule: _dynamic([by_rule(m).get(rule, {}) for m in metrics], key) for rule in ("sgd", "rms")},
     }
 
 
-def _draws(recipe: Recipe) -> str:
-    """The end of the names of metrics of the recipe's draws."""
-    return "_units" if recipe.evaluate.keep_weights else ""
+def _drawn(recipe: Recipe, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """Of draws; where a recipe's own keep all weights, those that were asked to are the same."""
+    found = _some(metrics, "test_perplexity_mc")
+    return _some(metrics, "test_perplexity_mc_units") if found is None and recipe.evaluate.keep_weights else found
 
 
 def _dynamic(metrics: Sequence[Mapping[str, Any]], key: str) -> str | None:

@@ -50,7 +50,7 @@ def explain(
 
     Args:
         what: a model (its recurrent layers and posteriors are looked up, in the mode it is in), or the name of a
-            kernel: "LSTM", "GRU", "RNN", "input", "gaussian" or "update".
+            kernel: "LSTM", "GRU", "RNN", "input", "decoder", "gaussian" or "update".
         device: None: the model's own; for a name the CPU.
         dtype: None: the model's own; for a name float32.
         batch: sequences side by side; None: not known.

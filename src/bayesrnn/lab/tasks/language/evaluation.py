@@ -28,7 +28,6 @@ def evaluate(task: "Language", options: EvaluateOptions, *, say: Say) -> dict[st
     """
     recipe, streams = task.recipe, task.streams
     options.check(recipe, in_memory=not streams.on_disk)
-    options = options.completed(recipe)
     rates, decays = options.rates(recipe), options.decays()
     metrics = _sound(_mean(task, say))  # first: the rest takes long, and would blame its own rates
     if options.temperature:
@@ -114,7 +113,8 @@ def _monte_carlo(task: "Language", options: EvaluateOptions, samples: int, say: 
 
 
 def _noise(task: "Language", options: EvaluateOptions, scale: float) -> AbstractContextManager[None]:
-    return noise_of_draws(task.model, words=options.drop_words, weights=not options.keep_weights, scale=scale)
+    keep = options.keep_weights or (task.recipe.evaluate.keep_weights and not options.suffix)
+    return noise_of_draws(task.model, words=options.drop_words, weights=not keep, scale=scale)
 
 
 def _bounds(task: "Language", say: Say) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Options of ``bayesrnn evaluate`` for language models. ``--help`` shows them without importing the task."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,11 +81,6 @@ class EvaluateOptions:
         if self.entropy_samples is not None and not self.reversed_text:
             raise UserError("--entropy-samples is for the entropy on reversed text; add --reversed.")
         self._check_draws(recipe)
-
-    def completed(self, recipe: "Recipe") -> "EvaluateOptions":
-        """With the recipe's kind of draws, where none is named."""
-        keep = recipe.evaluate.keep_weights and recipe.model.weight_dropout and not self.suffix
-        return replace(self, keep_weights=True) if keep else self
 
     def _check_draws(self, recipe: "Recipe") -> None:
         from bayesrnn.lab.tasks.base import is_random

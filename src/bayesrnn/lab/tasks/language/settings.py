@@ -147,7 +147,7 @@ class Evaluate(Section):
     dynamic_lr: Positive = Field(0.1, description="learning rate of dynamic evaluation")
     dynamic_window: Count = Field(35, description="words per step of dynamic evaluation")
     keep_weights: bool = Field(
-        False, description="draws keep all weights and drop units alone, as with --keep-weights; --noise 1 drops both"
+        False, description="draws keep all weights and drop units alone; with --noise 1 they drop both"
     )
 
 
