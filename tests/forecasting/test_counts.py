@@ -36,7 +36,7 @@ def test_intervals_of_intermittent_demand(kind, count, rows):
 
 @pytest.mark.parametrize("members", [0, 1])
 def test_forecasts_of_counts_are_whole_numbers(members, tmp_path):
-    frame = panel("counts", 8, 150)
+    frame = panel("counts", 3, 120)
     likelihood = "negative_binomial" if members else "auto"
     made = Forecaster(7, "D", members=members, minutes=0.05, hidden=8, samples=2, likelihood=likelihood).fit(frame)
     made.save(tmp_path / "f")

@@ -34,10 +34,9 @@ if INTERPRETED or CUDA:
         monkeypatch.setattr(alignment, "_launch", lambda x: None)
         return found, function(*given)
 
-    @pytest.mark.parametrize("dtype", TYPES)
-    @pytest.mark.parametrize("kind", TYPES)
+    @pytest.mark.parametrize(("kind", "dtype"), [(TYPES[0], TYPES[0]), (TYPES[0], TYPES[1]), (TYPES[1], TYPES[1])])
     @pytest.mark.parametrize("masks", ["none", "tied", "untied"])
-    @pytest.mark.parametrize(("steps", "batch", "columns"), [(3, 5, 6), (2, 1, 257), (1, 7, 261), (5, 2, 8)])
+    @pytest.mark.parametrize(("steps", "batch", "columns"), [(3, 5, 6), (1, 7, 261)])
     def test_inputs(monkeypatch, dtype, kind, masks, steps, batch, columns):
         x = torch.randn(steps * batch, columns, device=WHERE).to(kind)
         shape = {"none": (), "tied": (batch, columns), "untied": (batch, 3, columns)}[masks]
@@ -49,8 +48,7 @@ if INTERPRETED or CUDA:
 
     @pytest.mark.parametrize("dtype", TYPES)
     @pytest.mark.parametrize("gates", [1, 4])
-    @pytest.mark.parametrize(("rows", "columns"), [(5, 6), (3, 8), (8, 6), (8, 255), (4, 8)])
-    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize(("rows", "columns", "bias"), [(5, 6, True), (3, 8, True), (8, 255, False), (4, 8, False)])
     def test_weights(monkeypatch, dtype, gates, rows, columns, bias):
         weight = torch.randn(gates * rows, columns, device=WHERE)
         shift = torch.randn(gates * rows, device=WHERE) if bias else None
