@@ -156,6 +156,35 @@ SETTINGS = {
 }
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_whole_models_have_the_same_gradients(name, everywhere):
+    """Drawn, sharpened and dropped weights, and a decoder that shares the embedding's."""
+    sizes = ["model.units=[9,8,7]", "model.embedding=5"] if name == "mixture" else ["model.hidden=9"]
+    settings = [word for word in SETTINGS[name][1:] if "embedding" not in word and "units" not in word]
+    more = ["model.embedding=8"] if "shared" in name else []
+    recipe = recipes.override(recipes.load(SETTINGS[name][0]), [*settings, *sizes, *more])
+    torch.manual_seed(0)
+    model = language.build(recipe, 50).train()
+    elbo = language.window_elbo(model, recipe, windows=100)
+    x, y = torch.randint(50, (2, 6, 4))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def gradients():
+        leaves = beside.leaves(parameters)
+        terms, _ = elbo.evaluate(lambda: model(x, None, y), y)
+        found = torch.autograd.grad(terms.loss, parameters, allow_unused=True)
+        assert len(leaves) == kernels.is_recording() * len(parameters)
+        return found
+
+    with draws.bind(model, draws.HeldNoise()), kernels.force("loop"):
+        wanted = gradients()
+        assert not everywhere
+        with kernels.recording():
+            found = gradients()
+    assert everywhere
+    assert all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
