@@ -42,6 +42,7 @@ KINDS = {
     "Bayes by Backprop": "brnn-medium",
     "sharpened": "brnn-sharpened-medium",
 }
+_LARGEST = 10_000_000
 TOLERANCE = {"fp32": 2e-3, "tf32": 3e-2, "bf16": 1e-1}
 _STEPS_PER_TURN = 20  # on CUDA: one turn is long enough for events to be exact
 
@@ -63,9 +64,13 @@ class Size:
     @property
     def title(self) -> str:
         name = {200: "small", 650: "medium", 1500: "large"}.get(self.hidden, "model")
-        units = "-".join(map(str, self.widths)) or str(self.hidden)
         windows = "" if self.window == Size.window else f", windows of {self.window}"
-        return f"{'model' if self.widths else name} ({units} units), batch {self.batch}{windows}"
+        return f"{'model' if self.widths else name} ({self.units} units), batch {self.batch}{windows}"
+
+    @property
+    def units(self) -> str:
+        """In words: 650, or 400-1150-1150-400."""
+        return "-".join(map(str, self.widths)) or str(self.hidden)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -102,6 +107,8 @@ def parse_size(text: str) -> Size:
         window = int(length) if at else Size.window
         if len(numbers) not in (1, 2) or min(*widths, *numbers, window) < 1:
             raise ValueError
+        if max(*widths, *numbers, window) > _LARGEST:
+            raise UserError(f"{text!r} is too large: a size has numbers up to {_LARGEST:,}.")
     except ValueError:
         raise UserError(
             f"{text!r} is not a size: write units x batch, such as 650x20, or 650x20x10000 with the number of words, "
@@ -284,7 +291,7 @@ def prediction(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             "milliseconds": took["many"], "passes": took["many"] / took["one"],
         }  # fmt: skip
         say(
-            f"prediction, {kind}, {size.hidden} units, one sequence: {options.draws} draws take {took['many']:.1f} ms, "
+            f"prediction, {kind}, {size.units} units, one sequence: {options.draws} draws take {took['many']:.1f} ms, "
             f"as long as {row['passes']:.1f} passes with one draw ({took['one']:.2f} ms)"
         )
         yield row

@@ -1,4 +1,4 @@
-"""Targets' log-probabilities some rows at a time: N * V numbers are never in memory.
+"""Targets' log-probabilities some rows at a time: of many logits few are in memory at once.
 
 With s = softmax(x W' + b) and the one-hot target e, the gradient of log s_target by the logits is e - s. The backward
 pass computes the logits again where they would take too much memory.

@@ -25,8 +25,8 @@ def command(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="plain, variational, bayes, sharpened, or FlashRNN and haste where installed: part of a row's name; "
-            "repeatable. Default: all."
+            help="plain, variational, bayes, sharpened, or FlashRNN and haste, if installed, on a GPU: part of a row's "
+            "name; repeatable. Default: all."
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row.")] = 3.0,
@@ -79,9 +79,14 @@ def command(
 
 
 def _kinds(asked: list[str] | None, known: list[str]) -> tuple[str, ...]:
+    from bayesrnn.lab.baselines import PEERS
+
     found = {word: [name for name in known if word.strip() and word.lower() in name.lower()] for word in asked or []}
     wrong = next((word for word, names in found.items() if not names), None)
     if wrong is not None:
         names = "; ".join(f'"{name}"' for name in known)
+        peers = [name for name in PEERS if name not in known and wrong.strip() and wrong.lower() in name.lower()]
+        if peers:
+            raise UserError(f"{peers[0]} cannot be timed here: it must be installed, and needs a GPU.")
         raise UserError(f"There is no kind {wrong!r} to time; there are {names}. Part of a name is enough.")
     return tuple(name for name in known if not asked or any(name in names for names in found.values()))

@@ -16,6 +16,7 @@ from bayesrnn.lab.tasks.language import task as language
 from bayesrnn.lab.tasks.language.dynamic import DynamicEvaluation
 from bayesrnn.lab.tasks.language.dynamic_metrics import OF_A_RULE, merged
 from bayesrnn.lab.tasks.language.options import RMS_LR
+from bayesrnn.lab.tasks.language.words import scored_words
 from bayesrnn.lab.text import windows
 
 CPU = torch.device("cpu")
@@ -115,10 +116,28 @@ def test_a_recipe_may_keep_all_weights_in_draws(text_folder):
     asked = {"reversed_text": True, "entropy_samples": 2, "keep_weights": True}
     kept = other.evaluate(samples=2, seed=3, **asked)
     assert found == {key.removesuffix("_units"): value for key, value in kept.items()}
-    for own in ({"noise": "1"}, {"drop_words": True}):
-        assert task.evaluate(samples=2, seed=3, **own) == other.evaluate(samples=2, seed=3, **own)
+    assert task.evaluate(samples=2, seed=3, noise="1") == other.evaluate(samples=2, seed=3, noise="1")
+    words = task.evaluate(samples=2, seed=3, drop_words=True)["test_perplexity_mc_words"]
+    assert words not in (found["test_perplexity_mc"], kept["test_perplexity_mc_units"])
+    assert words != other.evaluate(samples=2, seed=3, drop_words=True)["test_perplexity_mc_words"]
     plain = task_of("awd-24m", text_folder, *settings, "keep_weights=true", "weight_dropout=0")
     assert "test_perplexity_mc" in plain.evaluate(samples=2, seed=3)
+
+
+def test_words_are_scored_by_the_same_draws(text_folder):
+    task = task_of("awd-24m", text_folder, "embedding=6", "hidden=8")
+    stream = task.streams.test[:12]
+
+    def scored(keep):
+        words = scored_words(task.model, stream, ["w"] * 11, samples=3, seed=1, reset=None, keep_weights=keep)
+        return [word.surprisal for word in words]
+
+    both, kept = scored(False), scored(True)
+    assert both != kept
+    for layer in task.model.modules():
+        if isinstance(layer, br.LSTM):
+            layer.weight_dropout = 0.0
+    assert scored(False) == kept
 
 
 def test_noise_of_draws_is_scaled_by_the_best_factor_on_validation(text_folder):

@@ -32,7 +32,8 @@ def _sentences(run: OpenedRun, stream: Tensor) -> list[list[ScoredWord]]:
     """Sentences of 6 to 24 words, evenly spread over the first part of the test text, each in its context."""
     ids = stream[: WORDS + 1]
     tokens = vocabulary_of(run.files).decode(ids[1:, 0])
-    words = list(scored_words(run.model, ids, tokens, samples=10, seed=1, reset=reset_of(run.recipe)))
+    reset, keep = reset_of(run.recipe), run.recipe.evaluate.keep_weights
+    words = list(scored_words(run.model, ids, tokens, samples=10, seed=1, reset=reset, keep_weights=keep))
     ends = [-1, *(i for i, token in enumerate(tokens) if token == EOS)]
     spans = [(a + 1, b) for a, b in itertools.pairwise(ends) if 6 <= b - a - 1 <= 24]
     if not spans:  # a text without ends of sentences

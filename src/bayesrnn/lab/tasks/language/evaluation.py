@@ -113,7 +113,7 @@ def _monte_carlo(task: "Language", options: EvaluateOptions, samples: int, say: 
 
 
 def _noise(task: "Language", options: EvaluateOptions, scale: float) -> AbstractContextManager[None]:
-    keep = options.keep_weights or (task.recipe.evaluate.keep_weights and not options.suffix)
+    keep = options.keep_weights or (task.recipe.evaluate.keep_weights and options.noise is None)
     return noise_of_draws(task.model, words=options.drop_words, weights=not keep, scale=scale)
 
 

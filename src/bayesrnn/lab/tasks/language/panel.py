@@ -177,7 +177,8 @@ class LanguagePanel(Panel):
     def _probabilities(self, before: list[str], draws: int) -> Tensor:
         """(draws, V) of the word after these; without draws (1, V), of the mean weights."""
         stream = self.vocabulary.encode([EOS, *before, UNK]).unsqueeze(1).to(self.device)
-        with noise_of_draws(self.run.model), torch.no_grad():
+        keep = self.run.recipe.evaluate.keep_weights
+        with noise_of_draws(self.run.model, weights=not keep), torch.no_grad():
             for _, logs in log_probabilities(
                 self.run.model, stream, samples=draws, seed=1, reset=reset_of(self.run.recipe),
                 models=self.models[:draws],

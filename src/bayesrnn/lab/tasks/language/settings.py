@@ -141,13 +141,13 @@ class Data(Section):
 
 
 class Evaluate(Section):
-    """Defaults of ``bayesrnn evaluate``."""
+    """Defaults of ``bayesrnn evaluate``, and what a draw is."""
 
     samples: Draws = Field(50, description="draws to average over")
     dynamic_lr: Positive = Field(0.1, description="learning rate of dynamic evaluation")
     dynamic_window: Count = Field(35, description="words per step of dynamic evaluation")
     keep_weights: bool = Field(
-        False, description="draws keep all weights and drop units alone; with --noise 1 they drop both"
+        False, description="draws keep all weights and drop units alone; evaluate's --noise brings weight dropout back"
     )
 
 

@@ -32,16 +32,16 @@ class ScoredWord:
 
 def scored_words(
     model: nn.Module, stream: Tensor, words: Sequence[str], *, samples: int, seed: int, reset: int | None,
-    models: Sequence[nn.Module] = (),
+    models: Sequence[nn.Module] = (), keep_weights: bool = False,
 ) -> Iterator[ScoredWord]:  # fmt: skip
     """Score the words that follow the first one of a stream (N + 1, 1); ``words`` are these N words as text.
 
     Probabilities are averaged over ``samples`` draws (0: the posterior mean). The mutual information of a word and the
     weights is the entropy of that average less the average entropy of the draws. The state starts from zero every
-    ``reset`` words; None: never. ``models``: see :func:`log_probabilities`.
+    ``reset`` words; None: never. ``models``: see :func:`log_probabilities`. ``keep_weights``: draws drop no weights.
     """
     texts = iter(words)
-    with noise_of_draws(model):
+    with noise_of_draws(model, weights=not keep_weights):
         for y, logs in log_probabilities(model, stream, samples=samples, seed=seed, reset=reset, models=models):
             mean = logs.logsumexp(0) - math.log(len(logs))
             surprisal = -mean.gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -86,8 +86,10 @@ def score_text(
     """
     vocabulary = vocabulary_of(run.files)
     stream = vocabulary.encode([EOS, *words]).unsqueeze(1).to(next(run.model.parameters()).device)
-    reset = reset_of(run.recipe)
-    for word in scored_words(run.model, stream, words, samples=samples, seed=seed, reset=reset, models=models):
+    reset, keep = reset_of(run.recipe), run.recipe.evaluate.keep_weights
+    for word in scored_words(
+        run.model, stream, words, samples=samples, seed=seed, reset=reset, models=models, keep_weights=keep
+    ):
         yield {
             "word": word.text,
             "known": word.text in vocabulary,
