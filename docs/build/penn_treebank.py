@@ -108,8 +108,8 @@ def _numbers(records: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 _PREDICTIONS = {
-    "": "mean", "_tempered": "mean at the best temperature", "_mc": "average of draws",
-    "_mc_units": "average of draws of unit masks",
+    "": "mean", "_tempered": "mean at the best temperature", "_mc": "average of {} draws",
+    "_mc_units": "average of {} draws of unit masks",
 }  # fmt: skip
 _CALIBRATION = (
     Column("recipe", "recipe"), Column("predictions", "predictions"), Column("perplexity", "test perplexity", _PLACES),
@@ -126,12 +126,23 @@ def calibration(results: Path) -> str:
         kinds = [kind for kind in _PREDICTIONS if f"test_calibration_error{kind}" in own]
         for kind in kinds if len(kinds) > 1 else ():
             nll = [tenth["nll"] for tenth in own.get(f"test_deciles{kind}") or [{"nll": None}]]
+            draws = own.get(f"entropy_samples{kind.removeprefix('_mc')}")
             rows.append({
-                "recipe": name, "predictions": _PREDICTIONS[kind], "perplexity": own[f"test_perplexity{kind}"],
+                "recipe": name, "predictions": _PREDICTIONS[kind].format(draws),
+                "perplexity": _of_draws(own, kind, draws) if "_mc" in kind else own[f"test_perplexity{kind}"],
                 "error": own[f"test_calibration_error{kind}"], "surest": nll[0], "middle": nll[len(nll) // 2],
                 "doubtful": nll[-1],
             })  # fmt: skip
     return markdown_table(rows, _CALIBRATION)
+
+
+def _of_draws(metrics: Mapping[str, Any], kind: str, draws: int | None) -> float | None:
+    """The test perplexity of as many draws as the calibration error is of, if it was measured."""
+    suffix = kind.removeprefix("_mc")
+    if metrics.get(f"samples{suffix}") == draws:
+        return metrics.get(f"test_perplexity{kind}")
+    by_draws = {each["draws"]: each["perplexity"] for each in metrics.get(f"test_perplexity_by_draws{suffix}", ())}
+    return by_draws.get(draws)
 
 
 def _small(results: Path) -> dict[str, Record]:

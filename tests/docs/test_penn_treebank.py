@@ -57,15 +57,26 @@ def test_calibration_of_mean_and_draws(tmp_path):
         found = {"perplexity": perplexity, "calibration_error": error, "deciles": tenths}
         return {f"test_{key}{kind}": value for key, value in found.items()}
 
-    written(tmp_path, "best-medium", 1, {**scored("", 65.0, 0.02), **scored("_mc", 64.0, 0.01)})
+    drawn = {"samples": 50, "entropy_samples": 50}
+    written(tmp_path, "best-medium", 1, {**scored("", 65.0, 0.02), **scored("_mc", 64.0, 0.01), **drawn})
     written(tmp_path, "brnn-medium", 1, {"test_perplexity": 76.0, "test_calibration_error": 0.02})
-    printed = {**scored("", 60.0, 0.03), **scored("_mc_units", 58.0, 0.01)}
+    printed = {
+        **scored("", 60.0, 0.03),
+        **scored("_mc_units", 58.0, 0.01),
+        "samples_units": 50,
+        "entropy_samples_units": 20,
+    }
+    printed["test_perplexity_by_draws_units"] = [{"draws": 20, "perplexity": 59.0}, {"draws": 50, "perplexity": 58.0}]
+    other = {**scored("", 76.0, 0.05), **scored("_mc", 75.0, 0.01), "samples": 200, "entropy_samples": 10}
+    written(tmp_path, "brnn-sharpened-medium", 1, other)
     written(tmp_path, "awd-24m", 1, {key: value for key, value in printed.items() if "deciles" not in key})
     assert cells(penn_treebank.calibration(tmp_path)) == [
         ["awd-24m", "mean", "60.00", "3.00%", "–", "–", "–"],
-        ["awd-24m", "average of draws of unit masks", "58.00", "1.00%", "–", "–", "–"],
+        ["awd-24m", "average of 20 draws of unit masks", "59.00", "1.00%", "–", "–", "–"],
         ["best-medium", "mean", "65.00", "2.00%", "0.000", "2.500", "4.500"],
-        ["best-medium", "average of draws", "64.00", "1.00%", "0.000", "2.500", "4.500"],
+        ["best-medium", "average of 50 draws", "64.00", "1.00%", "0.000", "2.500", "4.500"],
+        ["brnn-sharpened-medium", "mean", "76.00", "5.00%", "0.000", "2.500", "4.500"],
+        ["brnn-sharpened-medium", "average of 10 draws", "–", "1.00%", "0.000", "2.500", "4.500"],
     ]
 
 

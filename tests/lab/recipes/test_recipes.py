@@ -119,10 +119,7 @@ def test_published_settings_of_the_bayesian_row():
         ("nope.x=1", "There is no key nope.x; sections are paper, model, posterior, data, train, evaluate.$"),
         ("modl.nope=1", "There is no key modl.nope; sections are paper, model"),
         ("nope=1", "There is no key nope; keys are written SECTION.KEY, and sections are paper, model"),
-        (
-            "evaluate.x=1",
-            "There is no key evaluate.x; evaluate has samples, dynamic_lr, dynamic_window,",
-        ),
+        ("evaluate.x=1", "There is no key evaluate.x; evaluate has samples, dynamic_lr, dynamic_window, keep_weights."),
         ("train=1", "There is no key train; it is a section, and has epochs, optimizer, lr"),
         ("=1", "'=1' is not an override"),
         ("hidden=a", "model.hidden must be a whole number"),
@@ -173,10 +170,7 @@ def test_overrides():
     [
         ("modle: {hidden: 3}", "there is no key modle; did you mean model"),
         ("qqq: 3", "there is no key qqq; a recipe has description, table, task, paper, model"),
-        (
-            "evaluate: {qqq: 3}",
-            "there is no key evaluate.qqq; evaluate has samples, dynamic_lr, dynamic_window,",
-        ),
+        ("evaluate: {qqq: 3}", "there is no key evaluate.qqq; evaluate has samples, dynamic_lr, dynamic_window"),
         ("model: 3", "model must be a set of keys"),
         ("a: b: c", "is not YAML"),
         ("", "must be a set of keys"),

@@ -21,7 +21,7 @@ _BLOCK = 4096
 
 @triton.jit
 def _score_rows(logits, targets, logs, norms, V, stride, B: tl.constexpr, COMPUTE: tl.constexpr):
-    """Of a row: log sum exp over its V logits, and the target's log-probability."""
+    """Write the log-sum-exp of one row's V logits, and its target's log-probability."""
     row = tl.program_id(0).to(tl.int64)
     own = logits + row * stride
     largest = tl.full((), -float("inf"), COMPUTE)
@@ -39,7 +39,7 @@ def _score_rows(logits, targets, logs, norms, V, stride, B: tl.constexpr, COMPUT
 
 @triton.jit
 def _error_rows(logits, targets, norms, gradients, out, V, stride, B: tl.constexpr):
-    """A block of a row of gradient * (one-hot target - softmax)."""
+    """Write a block of one row of gradient * (one-hot target - softmax)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * B + tl.arange(0, B)
     norm = tl.load(norms + row)
