@@ -27,24 +27,17 @@ from bayesrnn.lab.engine.loop import set_precision
 from bayesrnn.lab.engine.provenance import commit, environment
 from bayesrnn.lab.engine.step import Step
 from bayesrnn.lab.runs.files import check_out, write_file
-from bayesrnn.lab.tasks.language.task import Language
 
 REPLAYS = 20
 
 
 def step_of(recipe: Any, data: str | None, words: int) -> Step:
     """The recorded step of a recipe, on a text or on random words."""
-    size = bench.Size(recipe.model.hidden, recipe.data.batch_size, words)
-    folder = nullcontext(data) if data else bench.text(size, windows=4 * recipe.data.window)
-    with folder as found:
-        task = Language(recipe, str(found), torch.device("cuda"))
-    torch.manual_seed(0)
-    task.attach(Language.build(recipe, task.files()).to(task.device))
-    task.model.train()
-    step = Step(task, recipe.train)
+    size = bench.Size(recipe.model.hidden, recipe.data.batch_size, words, recipe.data.window)
+    with nullcontext(Path(data)) if data else bench.text(size, windows=100) as folder:
+        _, step = bench.step_of(recipe, folder, torch.device("cuda"))
     if step.reason:
         raise UserError(f"The step is no CUDA graph: {step.reason}.")
-    step.lr.fill_(1e-3)
     return step
 
 

@@ -15,9 +15,8 @@ from docs.build.pictures import drawn, tidy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RECORDS = tuple(
-    f"gpu-{size}{precision}" for precision in ("", "-bf16") for size in ("650x20", "1500x20", "650x128", "650x256")
-)
+_SIZES = ("650x20", "1500x20", "650x128", "650x256", "400-1150-1150-400x20")
+RECORDS = tuple(f"gpu-{size}{precision}" for precision in ("", "-bf16") for size in _SIZES)
 BASE = "torch.nn with dropout"
 WITHOUT = "torch.nn without dropout"
 _SHOWN = {"plain": "ours, no noise"}
@@ -45,6 +44,11 @@ def _size(title: str, precision: str) -> str:
     """Without the name: "medium (650 units), batch 20" is "650 units, batch 20, tf32"."""
     size = re.sub(r"^.*?\((.*?)\)", r"\1", title)
     return f"{size}, {precision}"
+
+
+def _named(row: dict[str, Any]) -> str:
+    """The size as `bayesrnn bench` reads it, without words and windows."""
+    return f"{'-'.join(map(str, row.get('widths') or [row['hidden']]))}x{row['batch']}"
 
 
 def _training(found: list[GpuBench]) -> str:
@@ -118,7 +122,7 @@ def gpu(results: Path) -> str:
     lines += said.values()
     graphs = all(row.get("graph", True) for record in found for row in record.training)
     versions = {f"{r.made_on}, bayesrnn {r.versions['bayesrnn']}" for r in found}
-    sizes = " ".join(dict.fromkeys(f"{row['hidden']}x{row['batch']}" for r in found for row in r.training))
+    sizes = " ".join(dict.fromkeys(_named(row) for record in found for row in record.training))
     written = f"Written by `bayesrnn bench --out` for the sizes {sizes} ({'; '.join(sorted(versions))})."
     return "\n".join([*lines, "", f"{'Every step is one CUDA graph. ' if graphs else ''}{written}"])
 

@@ -152,7 +152,7 @@ SETTINGS = {
     "Bayes by Backprop": ("brnn-medium",),
     "sharpened": ("brnn-sharpened-medium",),
     "weights dropped, decoder shared": ("awd-24m", "model.embedding=1064"),
-    "mixture": ("frontier-24m", "model.units=[1096,1064,200]", "model.softmaxes=3", "model.weight_dropout=0.5"),
+    "mixture": ("frontier-24m", "model.units=[1096,1064,200]", "model.softmaxes=3"),
 }
 
 

@@ -146,16 +146,21 @@ def recipe_of(kind: str, size: Size, options: Options) -> Any:
     return recipes.override(recipes.load(name), [*sizes, f"train.precision={options.precision}"])
 
 
-def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], None], str]:
-    """The step that `bayesrnn train` runs for a recipe of this kind, and why it is no CUDA graph, if so."""
-    recipe = recipe_of(kind, size, options)
-    with text(size, windows=100) as folder:
-        task = Language(recipe, str(folder), torch.device(options.device))
+def step_of(recipe: Any, folder: Path, device: torch.device) -> tuple[Language, Step]:
+    """A language recipe's task on a text, and its training step."""
+    task = Language(recipe, str(folder), device)
     torch.manual_seed(0)
     task.attach(Language.build(recipe, task.files()).to(task.device))
     task.model.train()
     step = Step(task, recipe.train)
     step.lr.fill_(1e-3)
+    return task, step
+
+
+def engine_step(kind: str, size: Size, options: Options) -> tuple[Callable[[], None], str]:
+    """The step that `bayesrnn train` runs for a recipe of this kind, and why it is no CUDA graph, if so."""
+    with text(size, windows=100) as folder:
+        task, step = step_of(recipe_of(kind, size, options), folder, torch.device(options.device))
     done = 0
 
     def work() -> None:
@@ -233,11 +238,15 @@ def training(options: Options, say: Say) -> Iterator[dict[str, Any]]:
             else:
                 if kind in PEERS:
                     layer = PEERS[kind](options.precision)
-                    step, row["error"] = (
-                        plain_step(size, options, 0.5, layer, graph=False),
-                        layer_error(layer, size, options.precision, torch.device(options.device)),
-                    )
                     row |= {"graph": False, "note": "it waits for streams of its own"}
+                    try:
+                        row["error"] = layer_error(layer, size, options.precision, torch.device(options.device))
+                        step = plain_step(size, options, 0.5, layer, graph=False)
+                    except Exception as error:  # whatever another library's compilation raises
+                        row["failed"] = f"it does not run here: {str(error).strip().partition(chr(10))[0]}"
+                        say(f"{size.title}, {kind}: {row['failed']}; not timed")
+                        yield row
+                        continue
                 else:
                     step, reason = engine_step(kind, size, options)
                     row["graph"] = cuda and not reason

@@ -15,7 +15,6 @@ from bayesrnn.compilation import uncompiled
 from bayesrnn.draws import Noise, Source
 from bayesrnn.kernels.shared import beside
 from bayesrnn.kernels.shared.precision import lowered
-from bayesrnn.kernels.shared.recurrent import Recurrence
 from bayesrnn.kernels.shared.tensors import forward_mode, mapped, unwatched
 from bayesrnn.nn.masks import LayerNoise, cell_of, names, weights_of
 
@@ -314,7 +313,7 @@ def _direction(
     run = kernels.kernel(cell, x.device.type, plain=plain, **_facts(stack, state, noise, sizes))
     with _in_full(x.device.type):
         kind = state[0].dtype
-        gx, w_hh = gx if isinstance(run, Recurrence) else gx.to(kind), noise.w_hh.to(kind)
+        w_hh = noise.w_hh.to(kind)
         z_h, z_c = (None if z is None else z.to(kind) for z in (noise.z_h, noise.z_c))
         if cell == "LSTM":
             w_hr = weights[f"weight_hr{suffix}"].to(kind) if stack.proj_size else None

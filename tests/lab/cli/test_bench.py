@@ -154,6 +154,21 @@ def test_another_library_s_layer_is_checked_and_timed(monkeypatch, off):
     assert ("failed" in row) is (off != 1.0)
 
 
+def test_a_library_that_does_not_run_here_is_left_out(monkeypatch, tmp_path):
+    def broken(lstm, batch):
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setitem(baselines.PEERS, "haste", lambda precision: broken)
+    monkeypatch.setattr(baselines, "installed_peers", lambda device: ["haste"])
+    out = tmp_path / "bench.json"
+    result = run("--kind", "haste", "--kind", "plain", "--draws", "0", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "haste: it does not run here: no compiler; not timed" in result.output
+    rows = {row["kind"]: row for row in json.loads(out.read_text())["training"]}
+    assert "ratio" in rows["plain"]
+    assert "ratio" not in rows["haste"]
+
+
 def test_other_libraries_are_rows_where_they_are_installed(monkeypatch):
     assert baselines.installed_peers(torch.device("cpu")) == []
     for there, wanted in ((None, []), (object(), ["FlashRNN", "haste"])):

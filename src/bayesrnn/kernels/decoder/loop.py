@@ -6,7 +6,7 @@ pass computes the logits again where they would take too much memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -42,10 +42,7 @@ def by_rows(rows: Rows, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor)
         return reference.target_logs(x, weight, bias, target)
     dtype = torch.get_autocast_dtype(x.device.type) if lowered(x.device.type) else x.dtype
     keep = len(x) * len(weight) * dtype.itemsize <= _KEPT
-    parameters: tuple[Any, ...] = (weight, bias)
-    work = None
-    if keep:
-        parameters, work = aside(weight, bias)
+    parameters, work = aside(weight, bias) if keep else ((weight, bias), None)
     found: Tensor = _TargetLogs.apply(rows, x, *parameters, target, dtype, keep, work)
     return found
 
@@ -76,52 +73,41 @@ class _TargetLogs(OnceFunction):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         inputs, weights, shift, target, norms, *kept = ctx.saved_tensors
         x, weight, bias = ctx.params
-        total, d_x, errors = _Gradients(weight, bias), [], []
-        before = 0
-        for k, (part, own) in enumerate(_parts(inputs, target)):
-            here = slice(before, before + len(part))
-            before += len(part)
-            logits = kept[k] if kept else _logits(part, weights, shift)
-            error = ctx.rows.error(logits, own, norms[here], gradient[here], len(weight), bool(kept))
-            d_x.append((error @ weights)[:, : x.shape[1]].to(x.dtype))
-            if ctx.work is None:
-                total.add(error, part)
-            else:
-                errors.append((error, part))
-        if ctx.work is not None:
-            ctx.work.put(lambda: total.of(errors), inputs, *(error for error, _ in errors))
-        of_parameters = total.found() if ctx.work is None else [owed(weight), owed(bias)]
+        d_x = []
+
+        def errors() -> Iterator[tuple[Tensor, Tensor]]:
+            before = 0
+            for k, (part, own) in enumerate(_parts(inputs, target)):
+                here = slice(before, before + len(part))
+                before += len(part)
+                logits = kept[k] if kept else _logits(part, weights, shift)
+                error = ctx.rows.error(logits, own, norms[here], gradient[here], len(weight), bool(kept))
+                d_x.append((error @ weights)[:, : x.shape[1]].to(x.dtype))
+                yield error, part
+
+        if ctx.work is None:
+            of_parameters = _parameter_gradients(errors(), weight, bias)
+        else:
+            every = list(errors())
+            ctx.work.put(lambda: _parameter_gradients(every, weight, bias), inputs, *(error for error, _ in every))
+            of_parameters = [owed(weight), owed(bias)]
         return None, torch.cat(d_x), *of_parameters, None, None, None, None
 
 
-class _Gradients:
-    """Those of the weights and the bias, added up over parts of the rows in float32 at least."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self._kinds, (self._classes, self._columns) = (weight.dtype, bias.dtype), weight.shape
-        self._weight: Tensor | None = None
-        self._bias: Tensor | None = None
-
-    def add(self, error: Tensor, inputs: Tensor) -> None:
-        """Add a part: errors of its logits, and inputs, with ones in the columns beyond theirs."""
-        more = _exact(error.t(), inputs)
-        self._weight = more if self._weight is None else self._weight.add_(more)
-        if inputs.shape[1] == self._columns:
-            shift = error.sum(0, dtype=more.dtype)
-            self._bias = shift if self._bias is None else self._bias.add_(shift)
-
-    def found(self) -> list[Tensor]:
-        """The two gradients."""
-        assert self._weight is not None
-        shift = self._weight[:, self._columns] if self._bias is None else self._bias
-        both = self._weight[:, : self._columns], shift
-        return [g[: self._classes].to(kind).contiguous() for g, kind in zip(both, self._kinds, strict=True)]
-
-    def of(self, parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """The two gradients from all parts."""
-        for part in parts:
-            self.add(*part)
-        return self.found()
+def _parameter_gradients(parts: Iterable[tuple[Tensor, Tensor]], weight: Tensor, bias: Tensor) -> list[Tensor | None]:
+    """Of weights and bias, from the errors of some rows' logits and their inputs; added up in float32 at least."""
+    classes, columns = weight.shape
+    d_weight, d_bias = None, None
+    for error, inputs in parts:
+        kind = torch.promote_types(error.dtype, torch.float32)
+        more = alignment.product(error.t().unsqueeze(0), inputs.unsqueeze(0), kind)[0]
+        d_weight = more if d_weight is None else d_weight.add_(more)
+        if inputs.shape[1] == columns:  # no ones beyond x, whose weights' gradient is the bias's
+            shift = error.sum(0, dtype=kind)
+            d_bias = shift if d_bias is None else d_bias.add_(shift)
+    assert d_weight is not None
+    both = (d_weight[:, :columns], weight), (d_weight[:, columns] if d_bias is None else d_bias, bias)
+    return [g[:classes].to(p.dtype).contiguous() for g, p in both]
 
 
 def _parts(x: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -130,13 +116,6 @@ def _parts(x: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
-
-
-def _exact(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, in float32 at least."""
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).to(torch.promote_types(a.dtype, torch.float32))
 
 
 def _score(logits: Tensor, target: Tensor, classes: int) -> tuple[Tensor, Tensor]:

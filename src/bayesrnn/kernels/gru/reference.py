@@ -34,6 +34,7 @@ def gru(
         out (N, H), h_n (B, H).
     """
     blocks: dict[int, Tensor] = {}
+    gx = gx.to(h.dtype)  # it may have autocast's
     for start, n in order(batch_sizes, reverse=reverse):
         mask = None if z_h is None else z_h[:n]
         x_r, x_z, x_n = gx[start : start + n].chunk(3, dim=-1)

@@ -77,4 +77,5 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None,
     return _Project.apply(x, weight, bias, mask, batch_sizes)  # type: ignore[no-any-return]
 
 
-PATHS = (loop_path("input", project, mapped=True),)
+_WHAT = "torch operations with a hand-written backward; on a GPU large ones work on copies, made in one launch each"
+PATHS = (loop_path("input", project, what=_WHAT, mapped=True),)

@@ -54,6 +54,7 @@ def lstm(
         out (N, P), h_n (B, P), c_n (B, H).
     """
     blocks: dict[int, Tensor] = {}
+    gx = gx.to(h.dtype)  # it may have autocast's
     for start, n in order(batch_sizes, reverse=reverse):
         mask = None if z_h is None else z_h[:n]
         gates = gx[start : start + n] + recurrent_product(h[:n], w_hh, mask)

@@ -33,6 +33,7 @@ def rnn(
         out (N, H), h_n (B, H).
     """
     blocks: dict[int, Tensor] = {}
+    gx = gx.to(h.dtype)  # it may have autocast's
     for start, n in order(batch_sizes, reverse=reverse):
         mask = None if z_h is None else z_h[:n]
         total = gx[start : start + n] + recurrent_product(h[:n], w_hh, mask)

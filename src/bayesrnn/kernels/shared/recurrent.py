@@ -180,7 +180,7 @@ class Recurrence:
             (w_hh,), work = beside.aside(layer.w_hh)
             layer = layer._replace(w_hh=w_hh)
             return _Function.apply(self, layer, work, given, *layer[4:9])  # type: ignore[no-any-return]
-        return run(layer.gx, *tensors[1:], batch_sizes=batch_sizes, reverse=reverse, **options)  # type: ignore[no-any-return]
+        return run(*tensors, batch_sizes=batch_sizes, reverse=reverse, **options)  # type: ignore[no-any-return]
 
 
 class _Function(OnceFunction):
