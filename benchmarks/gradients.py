@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comparison import CASES, above, interval
+from same_training import CASES, above, interval
 from torch import Tensor
 
 import bayesrnn as br

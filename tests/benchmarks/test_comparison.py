@@ -1,4 +1,4 @@
-"""benchmarks/comparison.py: runs that differ in one ingredient, or in the path of a kernel."""
+"""benchmarks/comparison.py: runs that differ in one ingredient."""
 
 import importlib.util
 import json
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bayesrnn import kernels
 from bayesrnn.errors import UserError
 from bayesrnn.lab import recipes
 from bayesrnn.lab.engine.loop import Diverged
-from bayesrnn.lab.runs.record import Record, read
+from bayesrnn.lab.runs.record import read
 from bayesrnn.lab.tasks.language.model import LanguageModel
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks/comparison.py"
@@ -88,7 +87,7 @@ def test_other_widths_have_no_more_weights(script, recipe, names):
 
 
 def test_ingredients_and_their_records(script, text, tmp_path, capsys):
-    words = ["ingredients", *SMALL, "--recipe", "best-medium", "--data", text, "--epochs", "4", "--device", "cpu"]
+    words = [*SMALL, "--recipe", "best-medium", "--data", text, "--epochs", "4", "--device", "cpu"]
     words += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--only", "all", "no-averaging"]
     script.main(words)
     records = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "out").glob("*.json")}
@@ -101,72 +100,23 @@ def test_ingredients_and_their_records(script, text, tmp_path, capsys):
     assert "epoch" not in capsys.readouterr().out  # nothing is trained again
     for other in (["--epochs", "5"], ["model.init=0.1"]):
         with pytest.raises(UserError, match=r"all-1.json has other settings or another text .*; use --out or --force"):
-            script.main([words[0], *other, *words[1:]] if "=" in other[0] else [*words, *other])
+            script.main([*other, *words] if "=" in other[0] else [*words, *other])
 
 
-def test_pairs_stop_when_the_time_is_over_and_continue(script, text, tmp_path, capsys):
-    kernels.path("cpu", name="LSTM")  # builds the compiled kernel
-    words = ["paths", *SMALL, "--data", text, "--epochs", "4", "--device", "cpu", "--seeds", "2", "--only", "brnn-200"]
+def test_a_run_stops_when_the_time_is_over_and_continues(script, text, tmp_path, capsys, monkeypatch):
+    words = [*SMALL, "--recipe", "best-medium", "--data", text, "--epochs", "4", "--device", "cpu", "--only", "all"]
     words += ["--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")]
-    script.main([*words, "--minutes", "0.00001"])
-    assert capsys.readouterr().out.endswith("The time is over; the same command continues.\n")
-    ended = [*words, "--minutes", "0"]
-    options = script.arguments(ended)
-    options.end = options.end + 1e9  # the first run begins, and stops after its first epoch
-    with pytest.raises(script.OutOfTime):
-        stopped_after_an_epoch(script, options)
+    script.main([*words, "--minutes", "0"])
+    assert capsys.readouterr().out == "The time is over; the same command continues.\n"
+    options = script.arguments(words)
+    with monkeypatch.context() as patched, pytest.raises(script.OutOfTime):
+        patched.setattr(script, "Reporter", lambda name, end, own=script.Reporter: own(name, 0.0))
+        script.ingredients(options)
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "state.json").read_text())["epoch"] == 2
-    script.main([*words, "--path", "reference"])  # as another process would
-    assert not (tmp_path / "out/brnn-200.json").exists()
     script.main(words)
-    said = capsys.readouterr().out
-    assert "Resumed in epoch 2" in said
-    assert said.count("epoch 1/4") == 4  # of four runs, the one before the stop included
-    found, runs = read(tmp_path / "out/brnn-200.json"), {}
-    for path in ("compiled", "reference"):
-        runs[path] = [read(tmp_path / f"out/brnn-200-{path}-{seed}.json") for seed in (1, 2)]
-        assert {run.kernel for run in runs[path]} == {path}
-    assert found.kernel == "compiled over reference"
-    each = [
-        100 * (a.metrics["valid_perplexity"] / b.metrics["valid_perplexity"] - 1)
-        for a, b in zip(*runs.values(), strict=True)
-    ]
-    assert found.metrics["valid_each"] == pytest.approx(each)
-    assert all(abs(difference) < 0.5 for difference in each)  # the two paths compute the same
-    assert found.metrics["pairs"] == 2
-    assert "test_perplexity" not in runs["compiled"][0].metrics
-    assert len(found.curves["valid_percent"]) == 4
-
-
-def stopped_after_an_epoch(script, options):
-    class Once(script.Reporter):
-        def __init__(self, name, end):
-            super().__init__(name, 0.0)
-
-    kept, script.Reporter = script.Reporter, Once
-    try:
-        script.paths(options)
-    finally:
-        script.Reporter = kept
-
-
-def test_the_interval_is_student_s(script):
-    def run(valid, **more):
-        metrics, curve = {"valid_perplexity": valid, **more}, [2 * valid, valid]
-        return Record(
-            recipe="r", kernel="k", metrics=metrics, curves={"valid_perplexity": curve, "train_perplexity": curve}
-        )
-
-    pairs = [[run(101.0), run(100.0)], [run(102.0), run(100.0)], [run(103.0), run(100.0)], [run(104.0), run(100.0)]]
-    found = script.difference("case", [*pairs, [run(1.0, diverged="The loss"), run(100.0)]], {}).metrics
-    assert (found["pairs"], found["diverged"]) == (4, 1)
-    for split in ("valid", "train"):
-        assert found[f"{split}_percent"] == pytest.approx(2.5)
-        assert found[f"{split}_high"] - 2.5 == pytest.approx(3.182 * 1.290994 / 2, rel=1e-4)
-        assert found[f"{split}_low"] == pytest.approx(5 - found[f"{split}_high"])
-    assert "valid_low" not in script.difference("case", pairs[:1], {}).metrics
-    assert script.difference("case", pairs[2:], {}).curves["valid_percent"] == pytest.approx([3.5, 3.5])
+    assert "Resumed in epoch 2" in capsys.readouterr().out
+    assert len(read(tmp_path / "out/all-1.json").curve("valid_perplexity")) == 4
 
 
 def test_a_run_that_diverges_is_recorded(script, text, tmp_path, monkeypatch):
@@ -176,7 +126,7 @@ def test_a_run_that_diverges_is_recorded(script, text, tmp_path, monkeypatch):
         raise Diverged("The loss diverged in epoch 2.")
 
     monkeypatch.setattr(script, "launch", launch)
-    words = ["ingredients", *SMALL, "--data", text, "--epochs", "4", "--only", "all", "--out", str(tmp_path / "out")]
+    words = [*SMALL, "--data", text, "--epochs", "4", "--only", "all", "--out", str(tmp_path / "out")]
     script.main([*words, "--runs", str(tmp_path / "runs")])
     record = read(tmp_path / "out/all-1.json")
     assert record.metrics == {"diverged": "The loss diverged in epoch 2."}
@@ -192,5 +142,5 @@ def test_a_run_that_diverges_is_recorded(script, text, tmp_path, monkeypatch):
 )
 def test_wrong_options(script, words, message, capsys):
     with pytest.raises(SystemExit):
-        script.main(["ingredients", "--data", "ptb", *words])
+        script.main(["--data", "ptb", *words])
     assert message in capsys.readouterr().err
