@@ -72,6 +72,7 @@ class Model(schema.WordLayers):
     activation_change: NotNegative = Field(
         0.0, description="penalty on jumps of that output: factor of the mean square of its change in the loss per word"
     )
+    kl_weight: schema.KLWeight = 1.0
 
     @property
     def stacked(self) -> bool:

@@ -44,7 +44,7 @@ def build(recipe: Recipe, vocabulary: int) -> nn.Module:
 
 
 def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> ELBO:
-    """The published loss of a window: -log p summed over T steps and averaged over B rows, plus KL / (B C).
+    """The published loss of a window: -log p summed over T steps and averaged over B rows, plus kl_weight KL / (B C).
 
     That is T times the loss per word, with B * C * T words in C = ``windows`` windows per epoch. With ``data.loss:
     word`` it is the loss per word. The model is given the targets, and returns their log-probabilities.
@@ -52,7 +52,8 @@ def window_elbo(model: nn.Module, recipe: Recipe, windows: int) -> ELBO:
     window = recipe.data.window
     words = recipe.data.batch_size * windows * window
     units = window if recipe.data.loss == "window" else 1
-    return recipe_elbo(model, TargetLogs(), recipe.posterior, num_data=words, window=units)
+    weight = recipe.model.kl_weight
+    return recipe_elbo(model, TargetLogs(), recipe.posterior, num_data=words, window=units, kl_weight=weight)
 
 
 class Language(Task):
