@@ -18,6 +18,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         # The interpreter computes a check of every sum and product of integers, a third of its time, and drops the
         # result unless TRITON_DEBUG is set. Compiled kernels have no such checks.
         _builder.options = replace(_builder.options, sanitize_overflow=False)
+    from tests.kernels import bounds
+
+    bounds.install()
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 

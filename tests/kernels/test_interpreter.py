@@ -13,7 +13,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
-FILES = ("decoder", "draws_at_once", "filling", "gaussian_triton", "masks", "persistent", "update")
+FILES = ("decoder", "draws_at_once", "filling", "gaussian_triton", "kernel_bounds", "masks", "persistent", "update")
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
-from bayesrnn.kernels.shared.tensors import in_one_piece, transformed
 from bayesrnn.nn.routing import fast_recurrence
 from bayesrnn.posteriors.weights import Places
 
@@ -71,15 +70,17 @@ def put(places: Places, weights: Mapping[str, Tensor]) -> None:
 def _refresh(layer: nn.RNNBase) -> None:
     """Tell a recurrent layer of torch's about the weights in its slots.
 
-    Parametrised layers are left to torch, which asks for their weights at every call. So are weights on a GPU that do
-    not lie in one piece of memory: torch copies them into one. Under vmap they have no memory to copy.
+    With weak references that fit, torch does not call `flatten_parameters`, which on a GPU would move all of the
+    layer's weights to one new piece of memory: also parameters that are not drawn. A CUDA graph of the call would then
+    read those where they were before, in memory that has been given back. cuDNN copies weights itself.
+
+    Parametrised layers are left to torch, which asks for their weights at every call.
     """
     if any(name not in layer._parameters for name in layer._flat_weights_names):
         return
     flat: list[Any] = [layer._parameters[name] for name in layer._flat_weights_names]
     layer._flat_weights = flat
-    if transformed() or in_one_piece(flat) or not any(w is not None and w.is_cuda for w in flat):
-        layer._flat_weight_refs = [None if w is None else weakref.ref(w) for w in flat]
+    layer._flat_weight_refs = [None if w is None else weakref.ref(w) for w in flat]
 
 
 _NO_CHECKPOINT = (

@@ -1,9 +1,16 @@
 """Runs on a CUDA device: one step is one graph, and the graph does what the steps do."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
+import bayesrnn as br
+from bayesrnn.lab import recipes
+from bayesrnn.lab.engine import contract
 from bayesrnn.lab.engine.launch import launch
+from bayesrnn.lab.engine.step import Step
+from bayesrnn.lab.registry import task_class
 from bayesrnn.lab.runs import checkpoint
 
 pytestmark = [
@@ -77,3 +84,63 @@ def test_language_models_too(text_folder, tmp_path, name):
     assert records[True].curves["valid_perplexity"] == pytest.approx(
         records[False].curves["valid_perplexity"], rel=1e-2
     )
+
+
+def step_of(name, text, overrides):
+    recipe = recipes.override(recipes.load(name), overrides)
+    task = task_class(recipe.task)(recipe, str(text), torch.device("cuda"))
+    torch.manual_seed(1)
+    contract.attach(task, task.build(recipe, task.files()))
+    return Step(task, recipe.train)
+
+
+def overwritten():
+    """Take all memory that torch holds free outside of graphs, and fill it with NaN."""
+    torch.cuda.synchronize()
+    taken = []
+    for segment in torch.cuda.memory_snapshot():
+        if tuple(segment["segment_pool_id"]) != (0, 0):
+            continue
+        with torch.cuda.stream(torch.cuda.ExternalStream(segment["stream"])):
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    taken.append(torch.full((block["size"],), 255, dtype=torch.uint8, device="cuda"))
+    torch.cuda.synchronize()
+    return taken
+
+
+@pytest.mark.parametrize(
+    "name", ["small-plain", "variational-tied-medium", "brnn-medium", "brnn-sharpened-medium", "awd-24m", "brnn-24m"]
+)
+def test_a_graph_reads_no_memory_that_was_given_back(text_folder, name):
+    """A recorded step gives the same totals whatever lies in the memory that its warm-up used."""
+    overrides = ["hidden=24", "batch_size=4", "window=6", "precision=tf32", *["embedding=16"] * ("24m" in name)]
+    step = step_of(name, text_folder, overrides)
+    assert step.graph
+    written = [t.clone() for t in step._written()]
+    random = torch.cuda.get_rng_state()
+    totals = []
+    for taken in (list, overwritten):
+        kept = taken()
+        torch.cuda.set_rng_state(random)
+        with torch.no_grad():
+            for tensor, before in zip(step._written(), written, strict=True):
+                tensor.copy_(before)
+        step.start_epoch()
+        for _ in range(3):
+            step()
+        totals.append(step.read_totals())
+    assert len(kept) > 0
+    assert totals[0] == pytest.approx(totals[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("include", ["*weight*", None])
+def test_parameters_that_are_not_drawn_stay_where_they_are(include):
+    """torch would move them to new memory at every call, and a graph would go on reading the old one."""
+    q = br.BayesByBackprop(torch.nn.LSTM(5, 7, 2), include=include, init_sigma=0.1).cuda()
+    places = {name: p.data_ptr() for name, p in q.named_parameters()}
+    x = torch.randn(4, 3, 5, device="cuda")
+    for path in (None, "persistent", "cells", "triton"):
+        with br.kernels.force(path) if path else nullcontext():
+            (q(x)[0].sum() + br.kl(q)).backward()
+        assert {name: p.data_ptr() for name, p in q.named_parameters()} == places

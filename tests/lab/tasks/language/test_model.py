@@ -156,7 +156,7 @@ def test_windows_of_random_length(name, folder):
             nll = nn.functional.cross_entropy(
                 logits.flatten(0, 1), batch[1 : lengths[-1] + 1].flatten(), reduction="sum"
             )
-            kl = br.kl(task.model) if name == "brnn-24m" else 0.0
+            kl = task.recipe.model.kl_weight * br.kl(task.model) if name == "brnn-24m" else 0.0
         torch.testing.assert_close(terms.nll, nll)
         torch.testing.assert_close(after, expected)
         units = 4 if task.recipe.data.loss == "window" else 1
@@ -182,12 +182,14 @@ def test_posterior_over_layers_of_different_widths(folder):
     assert "decoder.weight" not in posteriors  # the embedding's
     assert {"embed.weight", "rnn.0.weight_ih_l0", "rnn.2.bias_ih_l0"} <= posteriors.keys()
     assert not any("bias_hh" in name or name == "decoder.bias" for name in posteriors)
-    prior = task.model.posterior.prior.sigma
-    assert (
-        float(posteriors["rnn.1.weight_hh_l0"].detach().max())
-        <= 0.501 * prior
-        < float(posteriors["embed.weight"].detach().max())
-    )
+    prior, settings = task.model.posterior.prior.sigma, task.recipe.posterior
+    for name, (low, high) in {
+        "rnn.1.weight_hh_l0": (settings.lstm_low, settings.lstm_high),
+        "embed.weight": (settings.other_low, settings.other_high),
+    }.items():
+        found = posteriors[name].detach() / prior
+        assert low - 1e-3 <= float(found.min()) < 1.1 * low
+        assert 0.9 * high < float(found.max()) <= high + 1e-3
 
 
 @pytest.mark.parametrize("name", ["awd-24m", "brnn-24m"])
