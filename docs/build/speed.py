@@ -1,6 +1,7 @@
 """Speed on a GPU, from results/gpu-*.json: whole training steps beside torch.nn, and single layers beside cuDNN."""
 
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def _named(row: dict[str, Any]) -> str:
 
 def _training(found: list[GpuBench]) -> str:
     rows: dict[str, dict[str, Any]] = {}
-    columns = [Column("kind", "training step, T = 35")]
+    columns = [Column("kind", "training step, 35 words")]
     for record in found:
         for title in dict.fromkeys(row["title"] for row in record.training):
             own = [row for row in record.training if row["title"] == title]
@@ -120,16 +121,50 @@ def gpu(results: Path) -> str:
         for row in record.prediction:
             said.setdefault((row["kind"], row["hidden"], record.precision), _prediction(row, record.precision))
     lines += said.values()
-    graphs = all(row.get("graph", True) for record in found for row in record.training)
+    lines += _dynamic(results) + _pairs(results)
+    eager = {row["kind"] for record in found for row in record.training if not row.get("graph", True)}
+    kinds = {row["kind"] for record in found for row in record.training}
+    but = f", but for {' and '.join(sorted(eager))}" if eager else ""
     versions = {f"{r.made_on}, bayesrnn {r.versions['bayesrnn']}" for r in found}
     sizes = " ".join(dict.fromkeys(_named(row) for record in found for row in record.training))
     written = f"Written by `bayesrnn bench --out` for the sizes {sizes} ({'; '.join(sorted(versions))})."
-    return "\n".join([*lines, "", f"{'Every step is one CUDA graph. ' if graphs else ''}{written}"])
+    return "\n".join([*lines, "", f"{f'Every step is one CUDA graph{but}. ' if kinds - eager else ''}{written}"])
+
+
+def _dynamic(results: Path) -> list[str]:
+    """benchmarks/dynamic.py: a window of dynamic evaluation as one CUDA graph."""
+    found = []
+    for record in archive.records(results / "dynamic"):
+        m = record.metrics
+        text = m["test_words"] / m["window"] / 1000
+        found.append(
+            f"- Dynamic evaluation with {record.recipe}'s widths, windows of {m['window']} words: "
+            f"{m['milliseconds_graph']:.2f} ms a window as one CUDA graph, {m['milliseconds_eager']:.2f} ms eagerly "
+            f"({m['times_as_fast']:.1f} times as long). For {record.data}'s test text that is "
+            f"{m['milliseconds_graph'] * text:.0f} s and {m['milliseconds_eager'] * text:.0f} s."
+        )
+    return found
+
+
+def _pairs(results: Path) -> list[str]:
+    """benchmarks/same_training.py: what the launch of a whole layer costs in perplexity."""
+    found = []
+    for record in archive.records(results / "same-training"):
+        m = record.metrics
+        if "valid_low" in m:
+            case = (record.note or "").partition(":")[0]
+            found.append(
+                f"- Perplexity after training with a layer in one launch over that step by step, {case}, "
+                f"{m['pairs']} pairs of runs: {m['valid_percent']:+.2f}% in validation, 95% interval "
+                f"{m['valid_low']:+.2f}% to {m['valid_high']:+.2f}%; {m['train_percent']:+.2f}% in training, "
+                f"{m['train_low']:+.2f}% to {m['train_high']:+.2f}%."
+            )
+    return found
 
 
 def figures(results: Path) -> dict[str, bytes]:
     found = records(results)
-    return {"speed-gpu.png": drawn(lambda figure: _draw(figure, found), (8.0, 3.4))} if found else {}
+    return {"speed-gpu.png": drawn(lambda figure: _draw(figure, found), (8.0, 3.8))} if found else {}
 
 
 def _draw(figure: "Figure", found: list[GpuBench]) -> None:
@@ -138,8 +173,9 @@ def _draw(figure: "Figure", found: list[GpuBench]) -> None:
     for record in found:
         for row in record.training:
             base = next((r for r in record.training if r["title"] == row["title"] and r["kind"] == BASE), None)
-            if base is not None and row["kind"] not in (BASE, "plain") and "ratio" in row:
-                title = _size(row["title"], record.precision).replace(", batch", "\nbatch")
+            if base is not None and row["kind"] not in (BASE, "plain") and "ratio" in row and row.get("graph", True):
+                parts = _size(row["title"], record.precision).split(", ")
+                title = "\n".join(line for part in parts for line in textwrap.wrap(part, 14))
                 groups.setdefault(title, {})[row["kind"]] = row["ratio"] / base["ratio"]
     kinds = list(dict.fromkeys(kind for group in groups.values() for kind in group))
     axes, width = figure.add_subplot(), 0.8 / len(kinds)

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from bayesrnn.errors import UserError
+from bayesrnn.lab.runs.record import Record
 from docs.build.speed import BLOCKS, RECORDS
 
 
@@ -33,7 +34,7 @@ def test_the_table_has_a_column_for_each_record_and_ratios_to_dropout(tmp_path):
     rows = [training("torch.nn with dropout", 4, 4, large), training("plain", 4, None, large)]
     write(tmp_path, RECORDS[4], rows, precision="bf16")
     lines = BLOCKS["gpu-speed"](tmp_path).splitlines()
-    assert lines[0] == "| training step, T = 35 | 650 units, batch 20, tf32 | 1500 units, batch 20, bf16 |"
+    assert lines[0] == "| training step, 35 words | 650 units, batch 20, tf32 | 1500 units, batch 20, bf16 |"
     assert lines[2:6] == [
         f"| torch.nn without dropout | 3.00 ms, {3.1 / 3:.2f}x | 4.00 ms, 1.00x |",
         "| torch.nn with dropout | 3.10 ms, 1.00x | 4.00 ms, 1.00x |",
@@ -52,6 +53,34 @@ def test_without_a_base_there_are_no_ratios_and_eager_steps_are_not_called_graph
     lines = BLOCKS["gpu-speed"](tmp_path).splitlines()
     assert lines[2] == "| ours, no noise | 1.50 ms |"
     assert lines[-1].startswith("Every step") is graph
+
+
+def test_rows_that_are_no_graphs_are_named(tmp_path):
+    rows = [training("plain", 3.0, 1.5), training("haste", 3.0, 6.0, graph=False)]
+    write(tmp_path, RECORDS[0], [training("torch.nn with dropout", 3.0, 3.0), *rows])
+    lines = BLOCKS["gpu-speed"](tmp_path).splitlines()
+    assert "| haste | 6.00 ms, 0.50x |" in lines
+    assert lines[-1].startswith("Every step is one CUDA graph, but for haste. Written")
+
+
+def test_dynamic_evaluation_and_pairs_of_paths_have_a_line_each(tmp_path):
+    write(tmp_path, RECORDS[0], [training("plain", 3.0, 1.5)])
+    for folder, name, values in (
+        ("dynamic", "awd-24m", {"milliseconds_graph": 1.0, "milliseconds_eager": 4.5, "times_as_fast": 4.5,
+                                "windows": 10, "window": 5, "test_words": 50_000}),
+        ("same-training", "brnn-200", {"pairs": 8, **{f"{split}_{end}": value for split in ("valid", "train")
+                                       for end, value in (("percent", 0.1), ("low", -0.4), ("high", 0.6))}}),
+        ("same-training", "one", {"pairs": 1}),
+    ):  # fmt: skip
+        (tmp_path / folder).mkdir(exist_ok=True)
+        note = f"{name}: perplexities"
+        record = Record(recipe="brnn-medium" if folder != "dynamic" else name, data="ptb", metrics=values, note=note)
+        record.write(tmp_path / folder / f"{name}.json")
+    lines = BLOCKS["gpu-speed"](tmp_path).splitlines()
+    (dynamic,) = (line for line in lines if "Dynamic evaluation" in line)
+    assert dynamic.endswith("(4.5 times as long). For ptb's test text that is 10 s and 45 s.")
+    (pairs,) = (line for line in lines if "pairs of runs" in line)
+    assert "brnn-200, 8 pairs of runs: +0.10% in validation, 95% interval -0.40% to +0.60%" in pairs
 
 
 def test_the_verdict_has_the_range_of_every_kind(tmp_path):
