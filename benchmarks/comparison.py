@@ -124,14 +124,22 @@ def trained(recipe: str, name: str, overrides: list[str], options: Any) -> Recor
         curves = {"valid_perplexity": [line["valid_perplexity"] for line in lines]}
         about = {"recipe": recipe, "data": data_name(options.data), "commit": commit(), **known}
         record = Record(**about, curves=curves, metrics={"diverged": str(error)})
-    options.out.mkdir(parents=True, exist_ok=True)
     record.write(file)
     shutil.rmtree(folder)
     return record
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder for records, before the work that they are about."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be made ({error.strerror}); choose another --out.") from None
+
+
 def ingredients(options: argparse.Namespace) -> None:
     names = INGREDIENTS[options.recipe]
+    make_folder(options.out)
     for name in options.only or names:
         more = [*squeezed(options.recipe, options.epochs, averaging=name != "no-averaging"), *names[name].split()]
         found = trained(options.recipe, name, more, options).metrics
@@ -151,9 +159,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="run also what has a record")
     parser.add_argument("--out", type=Path, help="default: results/ablation/RECIPE")
     parser.add_argument("--runs", type=Path, default=Path("runs/comparison"), help="of runs that are not finished")
-    options = parser.parse_args(words)
+    options = parser.parse_intermixed_args(words)
     if options.epochs < 4:
         parser.error(f"--epochs is {options.epochs}; averaging needs at least 4")
+    if not options.minutes >= 0 or options.seed < 0:
+        parser.error("--minutes and --seed must be numbers of at least 0")
     if unknown := set(options.only or ()) - INGREDIENTS[options.recipe].keys():
         parser.error(f"--only has no {min(unknown)}; there are {', '.join(INGREDIENTS[options.recipe])}")
     options.out = options.out or ROOT / "results/ablation" / options.recipe

@@ -9,6 +9,7 @@ test text are scored by both ways in turn, from the same weights; the shortest t
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import time
@@ -65,6 +66,8 @@ def measure(options: argparse.Namespace) -> Record:
         for name, graph in ways.items():
             took, perplexity[name] = score(stream, graph)
             seconds[name].append(took)
+    if not all(map(math.isfinite, perplexity.values())):
+        raise UserError(f"Learning diverged (perplexities {perplexity}), so its time says nothing.")
     each = {f"milliseconds_{name}": 1000 * min(took) / options.windows for name, took in seconds.items()}
     metrics = {
         **each, "times_as_fast": each["milliseconds_eager"] / each["milliseconds_graph"], "windows": options.windows,
@@ -86,7 +89,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--out", type=Path, help="write the record here")
     parser.add_argument("--force", action="store_true", help="replace that file")
-    options = parser.parse_args(words)
+    options = parser.parse_intermixed_args(words)
     options.words = sys.argv[1:] if words is None else words
     if options.windows < 1:
         parser.error(f"--windows is {options.windows}; it must be at least 1")

@@ -7,8 +7,8 @@ The runs of a pair begin with the same weights, and see the same text and the sa
 layer in one launch, the other goes step by step. All seeds train side by side; on a GPU one CUDA graph holds a step of
 each, and the small kernels of the step-by-step runs overlap in it. The recipe's learning rates are squeezed into the
 epochs. A record has the perplexities of every run and the paired difference with its 95% interval (Student's t): in the
-validation text after the last epoch, and, with less chance in it, in the training text of that epoch. Both runs are
-validated by the library's usual path. The test text is not read.
+validation text after the last epoch, and in the training text of that epoch. Rounding alone drives the runs of a pair
+apart, by about as much as another seed. Both are validated by the library's usual path. The test text is not read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comparison import squeezed
+from comparison import make_folder, squeezed
 
 from bayesrnn import kernels
 from bayesrnn.errors import UserError
@@ -39,6 +39,7 @@ from bayesrnn.lab.modules import evaluating
 from bayesrnn.lab.reading import data_name
 from bayesrnn.lab.recipes import Recipe
 from bayesrnn.lab.registry import task_class
+from bayesrnn.lab.runs.files import check_out
 from bayesrnn.lab.runs.record import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,16 +130,27 @@ class Arm:
             self.train[k].append(own["train_perplexity"])
 
 
+def settings(name: str, overrides: list[str], epochs: int) -> tuple[Recipe, list[str]]:
+    """The recipe with its schedule squeezed into the epochs, and other sizes."""
+    first = recipes.override(recipes.load(name), squeezed(name, epochs))
+    recipe: Recipe = recipes.override(first, overrides)
+    before = recipes.flatten(first)
+    changed = [key for key, value in recipes.flatten(recipe).items() if value != before[key]]
+    for key in changed:
+        if not key.startswith(("model.", "data.")) or key in ("data.shift", "data.vary"):
+            raise UserError(
+                f"{key} is not to be changed here; settings are those of model and data, with fixed windows."
+            )
+    return recipe, [*squeezed(name, epochs), *overrides]
+
+
 def compared(case: str, options: argparse.Namespace) -> Record:
     """Train the pairs of a case, and write their record."""
     name, overrides, pairs = CASES[case]
-    overrides = [*squeezed(name, options.epochs), *overrides, *options.setting]
-    recipe: Recipe = recipes.override(recipes.load(name), overrides)
+    recipe, overrides = settings(name, [*overrides, *options.setting], options.epochs)
     device = device_of(options.device)
     set_precision(recipe.train.precision, device)
     task = task_class(recipe.task)(recipe, options.data, device)
-    if recipe.data.shift or recipe.train.averages:
-        raise UserError(f"{name} shifts its windows or averages its weights, which is not compared here.")
     for path in PATHS[device.type]:
         if not kernels.able(path, kernels.Case("LSTM", device.type)):
             raise UserError(f"The path {path} cannot run on this {device.type}, and would be replaced by another.")
@@ -152,15 +164,17 @@ def compared(case: str, options: argparse.Namespace) -> Record:
             for arm in arms
         )
         print(f"{case}: epoch {epoch}/{options.epochs}, validation {means}", flush=True)
+    found = differences(arms)
+    if not found["pairs"]:
+        raise UserError(f"{case}: a run of every pair diverged, so there is nothing to compare; nothing was written.")
     record = Record(
         recipe=name, data=data_name(options.data), overrides=overrides, commit=commit(), **environment(device),
         command=shlex.join(["python", "benchmarks/same_training.py", *options.words]), cuda_graph=device.type == "cuda",
-        kernel=" over ".join(arm.path for arm in arms), metrics=differences(arms),
+        kernel=" over ".join(arm.path for arm in arms), metrics=found,
         note=f"{case}: perplexities of the first path over those of the second, in percent",
         curves={"valid_percent": _by_epoch(arms, "valid"), "train_percent": _by_epoch(arms, "train")},
         runs={arm.path: {"valid": arm.valid, "train": arm.train, "seconds": arm.seconds} for arm in arms},
     )  # fmt: skip
-    options.out.mkdir(parents=True, exist_ok=True)
     record.write(options.out / f"{case}.json")
     return record
 
@@ -188,9 +202,17 @@ def interval(name: str, each: list[float]) -> dict[str, Any]:
     """Differences, and from two on their mean with the 95% interval of Student's t."""
     found: dict[str, Any] = {f"{name}_each": each}
     if free := max(len(each) - 1, 0):
-        half, mean = _T[min(free, len(_T)) - 1] * statistics.stdev(each) / len(each) ** 0.5, statistics.fmean(each)
+        half, mean = _quantile(free) * statistics.stdev(each) / len(each) ** 0.5, statistics.fmean(each)
         found |= {f"{name}_percent": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
     return found
+
+
+def _quantile(free: int) -> float:
+    """The 97.5% quantile of Student's t; beyond the table by its expansion around the normal one."""
+    if free <= len(_T):
+        return _T[free - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
 
 
 def above(pairs: Iterable[Iterable[float]]) -> list[float]:
@@ -206,7 +228,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="pairs; default: 8 at 200 units, 4 at 650")
     parser.add_argument("--device", help="cpu or cuda; default: cuda where there is one")
     parser.add_argument("--out", type=Path, default=ROOT / "results/same-training", help="folder of the records")
-    options = parser.parse_args(words)
+    parser.add_argument("--force", action="store_true", help="replace records")
+    options = parser.parse_intermixed_args(words)
     for name in ("epochs", "seeds"):
         if (given := getattr(options, name)) is not None and given < 1:
             parser.error(f"--{name} is {given}; it must be at least 1")
@@ -217,6 +240,10 @@ def arguments(words: list[str]) -> argparse.Namespace:
 @kernels.float32_precision()
 def main(words: list[str] | None = None) -> None:
     options = arguments(sys.argv[1:] if words is None else words)
+    make_folder(options.out)
+    for case in options.only:
+        check_out(options.out / f"{case}.json", force=options.force)
+        settings(CASES[case][0], [*CASES[case][1], *options.setting], options.epochs)
     for case in options.only:
         found = compared(case, options).metrics
         print(f"{case}: {found}", flush=True)

@@ -1,6 +1,7 @@
-"""In Triton's interpreter: every address that a kernel reads or writes lies inside one of its arguments.
+"""In Triton's interpreter: every address that a kernel reads or writes lies between the ends of one of its arguments.
 
-A read beyond the end mostly goes unnoticed on a GPU, where a neighbour's memory follows.
+A read beyond the end mostly goes unnoticed on a GPU, where a neighbour's memory follows. What lands in another
+argument, or in a gap of a strided view, is not found here either.
 """
 
 from __future__ import annotations
@@ -59,6 +60,14 @@ class Checked:
     def store(self, addresses: Any, values: Any, mask: Any) -> Any:
         self._check("writes", addresses, mask, np.asarray(values).dtype.itemsize)
         return self._real.store(addresses, values, mask)
+
+    def atomic_rmw(self, operation: Any, addresses: Any, values: Any, mask: Any, order: Any) -> Any:
+        self._check("updates", addresses, mask, np.asarray(values).dtype.itemsize)
+        return self._real.atomic_rmw(operation, addresses, values, mask, order)
+
+    def atomic_cas(self, addresses: Any, expected: Any, values: Any, order: Any) -> Any:
+        self._check("updates", addresses, True, np.asarray(values).dtype.itemsize)
+        return self._real.atomic_cas(addresses, expected, values, order)
 
 
 def install() -> None:
