@@ -7,8 +7,8 @@ The runs of a pair begin with the same weights, and see the same text and the sa
 layer in one launch, the other goes step by step. All seeds train side by side; on a GPU one CUDA graph holds a step of
 each, and the small kernels of the step-by-step runs overlap in it. The recipe's learning rates are squeezed into the
 epochs. A record has the perplexities of every run and the paired difference with its 95% interval (Student's t): in the
-validation text after the last epoch, and in the training text of that epoch. Rounding alone drives the runs of a pair
-apart, by about as much as another seed. Both are validated by the library's usual path. The test text is not read.
+validation text after the last epoch, and in the training text of that epoch. Rounding drives the runs of a pair apart,
+so that some chance is left. Both are validated by the library's usual path. The test text is not read.
 """
 
 from __future__ import annotations

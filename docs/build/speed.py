@@ -54,7 +54,7 @@ def _named(row: dict[str, Any]) -> str:
 
 def _training(found: list[GpuBench]) -> str:
     rows: dict[str, dict[str, Any]] = {}
-    columns = [Column("kind", "training step, 35 words")]
+    columns = [Column("kind", "training step")]
     for record in found:
         for title in dict.fromkeys(row["title"] for row in record.training):
             own = [row for row in record.training if row["title"] == title]
